@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import latelier
+from latelier.indexes.base import SearchKeywords
 
 
 def own_names(modules: Iterable[ModuleType]) -> dict[str, object]:
@@ -45,7 +46,10 @@ def described(function: object) -> set[str]:
 
 
 def taken(function: object) -> set[str]:
-    return set(inspect.signature(function).parameters) - {"self", "cls"}
+    parameters = inspect.signature(function).parameters
+    unpacked = [name for name, each in parameters.items() if each.annotation == "Unpack[SearchKeywords]"]
+    options = SearchKeywords.__annotations__ if unpacked else ()
+    return {*parameters, *options} - {"self", "cls"}
 
 
 def test_public_names_have_a_docstring():

@@ -11,9 +11,9 @@ def test_recall_is_measured_not_assumed():
     """An index whose search leaves out the best document, or returns the worst ones, is found out."""
 
     class Lossy(indexes.Flat):
-        def _search(self, snapshot, parts, queries, best):
+        def _search(self, snapshot, parts, queries, best, options):
             parts = [Part(part.segment, part.positions[1::2]) for part in parts]
-            super()._search(snapshot, parts, queries, best)
+            super()._search(snapshot, parts, queries, best, options)
 
     index = Lossy()
     index.add(range(40), matrices([3] * 40))

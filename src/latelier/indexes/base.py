@@ -12,74 +12,129 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.results import CheckReport, Hit, Id, VerifyReport, WhyNotReport
+from latelier.indexes.results import CheckReport, Hit, Id, StageLoss, VerifyReport, WhyNotReport
 from latelier.indexes.values import as_prefixes, is_unicode
 from latelier.utils.checks import check_choice, check_count, describe, short
 from latelier.utils.misc import NotCopied
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
-__all__ = ["Fusion", "Index", "Mode", "Parameters", "PathLike", "SearchMode", "Tokenizer"]
+__all__ = [
+    "Effort",
+    "EffortName",
+    "Fusion",
+    "Index",
+    "Mode",
+    "Parameters",
+    "PathLike",
+    "SearchKeywords",
+    "SearchOptions",
+    "Tokenizer",
+]
 
 Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]
 Fusion: TypeAlias = Literal["relative", "rrf"]
 Tokenizer: TypeAlias = Literal["porter", "unicode61", "trigram"]
 
+EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
+Effort: TypeAlias = "EffortName | float"
+
+Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+"""The values of a filter's placeholders: a list for ``?``, a dict for ``:name``."""
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+"""A path, as a str or as an object such as `pathlib.Path`."""
+
 # Documents that each side contributes to a fusion, or that keywords pass on to MaxSim: at least this many, and a
 # multiple of k, so that the last hits are chosen among others too.
 _DEPTH = 100
 _DEPTH_PER_HIT = 2
+_EFFORT_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
+# Options that an index accepts only if its `search_options` name them; every index accepts the others.
+_OF_SOME_INDEXES = ("effort", "nprobe", "candidates", "rerank")
 
 
-class SearchMode(NamedTuple):
-    """The checked arguments of a search that say how it uses vectors and keywords.
+class SearchKeywords(TypedDict, total=False):
+    """The keywords of `Index.search`: the fields of `SearchOptions`."""
 
-    `name`: ``"vectors"``, ``"keywords"``, ``"hybrid"`` or ``"rerank"``. `texts`: the text of each query; empty for
-    ``"vectors"``. `fusion`: ``"relative"`` or ``"rrf"``. `depth`: documents that each side contributes.
-    """
-
-    name: str
-    texts: list[str]
-    fusion: str
-    weights: tuple[float, float]
-    depth: int
-
-    @classmethod
-    def checked(
-        cls, k: object, *, mode: object, texts: object, fusion: object, weights: object, depth: object
-    ) -> SearchMode:
-        """Check the arguments of users, see `latelier.indexes.Index.search`.
-
-        Raises `InvalidArgumentError` if one of them is not accepted, or if texts are missing.
-
-        Examples
-        --------
-        >>> SearchMode.checked(
-        ...     10, mode="hybrid", texts="fruit", fusion="rrf", weights=(1, 1),
-        ...     depth=None
-        ... )
-        SearchMode(name='hybrid', texts=['fruit'], fusion='rrf', weights=(1.0, 1.0), depth=100)
-        """
-        k = check_count("k", k)
-        check_choice("mode", mode, get_args(Mode))
-        check_choice("fusion", fusion, get_args(Fusion))
-        most = max(_DEPTH, _DEPTH_PER_HIT * k) if depth is None else max(k, check_count("depth", depth))
-        given = [] if mode == "vectors" else _check_texts(texts, str(mode))
-        return cls(str(mode), given, str(fusion), _check_weights(weights), most)
+    mode: Mode
+    fusion: Fusion
+    weights: Sequence[float]
+    depth: int | None
+    filter: str | Sequence[str] | None
+    parameters: Parameters
+    filter_timeout: float | None
+    effort: Effort | None
+    nprobe: int | None
+    candidates: int | None
+    rerank: int | None
 
 
-def _check_texts(texts: Any, mode: str) -> list[str]:
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options of a search, checked, see `Index.search`; all searches have the same defaults, which stand here."""
+
+    mode: Mode = "vectors"
+    fusion: Fusion = "relative"
+    weights: Sequence[float] = (0.5, 0.5)
+    depth: int | None = None
+    filter: str | Sequence[str] | None = None
+    parameters: Parameters = ()
+    filter_timeout: float | None = 10.0
+    effort: Effort | None = None
+    nprobe: int | None = None
+    candidates: int | None = None
+    rerank: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("fusion", self.fusion, get_args(Fusion))
+        object.__setattr__(self, "weights", _check_weights(self.weights))
+        for name in ("depth", "nprobe", "candidates", "rerank"):
+            check_count(name, getattr(self, name), optional=True)
+        if self.filter is None and not (
+            self.parameters is None or (isinstance(self.parameters, Sized) and not len(self.parameters))
+        ):
+            raise InvalidArgumentError(
+                f"received parameters={short(self.parameters)} without a filter; give both, or neither."
+            )
+        if self.filter_timeout is not None:
+            object.__setattr__(self, "filter_timeout", _check_timeout(self.filter_timeout))
+        effort_factor(self.effort)
+
+    def depth_for(self, k: int) -> int:
+        """Return how many documents each side of a fusion contributes, or keywords pass on, to a search of `k` hits."""
+        return max(_DEPTH, _DEPTH_PER_HIT * k) if self.depth is None else max(k, self.depth)
+
+
+def effort_factor(effort: object) -> float:
+    """Return the number that an effort stands for; 1.0 for None, and for ``"exact"``, which needs none."""
+    factor = 1.0 if effort is None else _EFFORT_FACTORS.get(effort) if isinstance(effort, str) else effort
+    is_number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
+    if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
+        raise InvalidArgumentError(
+            f"received effort={short(effort)}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is "
+            "'balanced')."
+        )
+    return float(factor)  # type: ignore[arg-type]
+
+
+def check_texts(texts: Any, mode: str) -> list[str]:
+    """Return the texts of queries as a list; empty for ``"vectors"``, which uses none."""
+    if mode == "vectors":
+        return []
     if texts is None:
         raise InvalidArgumentError(f"mode={mode!r} searches for words: give the text of each query as texts=[...].")
     given = [texts] if isinstance(texts, str) else texts
@@ -105,11 +160,12 @@ def _check_weights(weights: Any) -> tuple[float, float]:
     return float(numbers[0]), float(numbers[1])
 
 
-Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
-"""The values of a filter's placeholders: a list for ``?``, a dict for ``:name``."""
-
-PathLike: TypeAlias = "str | os.PathLike[str]"
-"""A path, as a str or as an object such as `pathlib.Path`."""
+def _check_timeout(timeout: Any) -> float:
+    if isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool) and timeout > 0:
+        return float(min(timeout, 1e9))  # an integer may be larger than any float
+    raise InvalidArgumentError(
+        f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
+    )
 
 
 class Index(NotCopied, ABC):
@@ -138,6 +194,8 @@ class Index(NotCopied, ABC):
     """
 
     path: Path | None
+    search_options: tuple[str, ...] = ()
+    """The options of `search` that this index has and not every other: of `effort` and those that follow."""
 
     def add(
         self,
@@ -229,20 +287,13 @@ class Index(NotCopied, ABC):
             If an id is not in the index.
         """
 
-    @abstractmethod
     def search(
         self,
         queries: Any = None,
         k: int = 10,
         *,
-        mode: Mode = "vectors",
         texts: str | Sequence[str] | None = None,
-        fusion: Fusion = "relative",
-        weights: Sequence[float] = (0.5, 0.5),
-        depth: int | None = None,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
+        **options: Unpack[SearchKeywords],
     ) -> list[list[Hit]]:
         """Return the `k` best documents of each query.
 
@@ -253,19 +304,19 @@ class Index(NotCopied, ABC):
             except ``"keywords"``.
         k
             Maximum number of hits per query; there are fewer hits if fewer documents can be searched.
-        mode
-            ``"vectors"``: MaxSim. ``"keywords"``: BM25 of the words of `texts`. ``"hybrid"``: both, fused.
-            ``"rerank"``: the best `depth` documents by keywords, ordered by MaxSim.
         texts
             The text of each query, or one text for one query; every mode needs them except ``"vectors"``. They are
             plain text: a document is found if it has at least one of the first 256 distinct words. A query without a
             word finds nothing by keywords.
+        mode
+            ``"vectors"`` (the default): MaxSim. ``"keywords"``: BM25 of the words of `texts`. ``"hybrid"``: both,
+            fused. ``"rerank"``: the best `depth` documents by keywords, ordered by MaxSim.
         fusion
-            For ``"hybrid"``: ``"relative"``, the weighted sum of both scores, scaled to the range from 0 to 1
-            (`latelier.indexes.hybrid.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
+            For ``"hybrid"``: ``"relative"`` (the default), the weighted sum of both scores, scaled to the range from 0
+            to 1 (`latelier.indexes.hybrid.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
             (`latelier.indexes.hybrid.fuse_ranks`).
         weights
-            For ``"hybrid"``: the weights of vectors and keywords.
+            For ``"hybrid"``: the weights of vectors and keywords, by default 0.5 and 0.5.
         depth
             For ``"hybrid"``: documents that each side contributes. For ``"rerank"``: documents that keywords find. At
             least `k`; by default ``max(100, 2 * k)``. Documents that only keywords contribute are scored by MaxSim too;
@@ -278,7 +329,21 @@ class Index(NotCopied, ABC):
         parameters
             A sequence with the value of each ``?`` of the filter, or a dict with the value of each ``:name``.
         filter_timeout
-            Maximum time for evaluating the filter, in seconds; ``None`` for no limit.
+            Maximum time for evaluating the filter, in seconds, by default 10; ``None`` for no limit.
+        effort
+            Of an approximate index: a factor that raises or lowers `nprobe`, `candidates` and the number of reranked
+            documents. ``"balanced"`` (the default) is 1.0, ``"fast"`` is 0.5, and any other positive number is allowed.
+            ``"exact"`` scores all documents. `check` measures the recall of several efforts.
+        nprobe
+            Of `IVF`: number of inverted lists probed per query token.
+        candidates
+            Of `IVF`: number of documents from the probed lists that enter the sign stage, which scores them by their
+            sign codes. By default, these are at most 500 whose imputed score is not far below that of the k-th; more
+            for k > 25, fewer than 128 dims, higher efforts or more than ten million tokens. Of `Qdrant`: number of
+            documents that are scored by MaxSim for each query; by default ``max(200, 10 * k) * effort``.
+        rerank
+            Of `IVF`: number of documents that leave the sign stage and are scored by their codes. By default, these are
+            all documents that may be among the `k` best according to their sign codes.
 
         Returns
         -------
@@ -293,12 +358,31 @@ class Index(NotCopied, ABC):
         EmbeddingsError
             If a query has no token, holds NaN or infinity, or has another dim than the index.
         InvalidArgumentError
-            If `k` is not a positive integer, or the filter is rejected or cannot be evaluated.
+            If `k` is not a positive integer, the index does not have an option, or the filter is rejected or cannot be
+            evaluated.
         FilterTimeoutError
             If the filter takes too long.
         LatelierError
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
+        chosen = self.checked_options(options)
+        return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen)
+
+    def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
+        """Return the options of a search, checked, as this index accepts them; None stands for a default everywhere."""
+        known = [field.name for field in fields(SearchOptions)]
+        accepted = [name for name in known if name not in _OF_SOME_INDEXES or name in self.search_options]
+        for name, value in keywords.items():
+            if name not in accepted and (value is not None or name not in known):
+                raise InvalidArgumentError(
+                    f"a search of {type(self).__name__} has no option {short(name)}; its options are "
+                    f"{', '.join(accepted)}."
+                )
+        return SearchOptions(**keywords)
+
+    @abstractmethod
+    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+        """Search with checked options; see `search`, which calls it. `texts`: empty for ``mode="vectors"``."""
 
     @abstractmethod
     def get(self, ids: Id | Iterable[Id]) -> Any:
@@ -440,16 +524,7 @@ class Index(NotCopied, ABC):
             The recall; prints as one line.
         """
 
-    def why_not(
-        self,
-        query: Any,
-        id: Id,
-        k: int = 10,
-        *,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-    ) -> WhyNotReport:
+    def why_not(self, query: Any, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and what would find it.
 
         The changes are found by searching with them, which takes up to a hundred searches. The report shows metadata of
@@ -461,8 +536,8 @@ class Index(NotCopied, ABC):
             One query: a ``(tokens, dim)`` matrix.
         id
             The document.
-        k, filter, parameters, filter_timeout
-            Those of the search, see `search`.
+        k, **options
+            Those of the search, see `search`; ``mode="vectors"`` only.
 
         Returns
         -------
@@ -476,9 +551,21 @@ class Index(NotCopied, ABC):
         """
         from latelier.indexes.why_not import find_causes  # imports this module, to search any index
 
-        arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
+        chosen = self.checked_options(options)
+        if chosen.mode != "vectors":
+            raise InvalidArgumentError(
+                f"received mode={chosen.mode!r}; why_not of an index examines mode='vectors', and that of a Retriever "
+                "every mode."
+            )
         with self.snapshot():
-            return find_causes(self, query, id, arguments)
+            return find_causes(self, query, id, check_count("k", k), chosen)
+
+    def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
+        """Return the stage in which an approximate search loses a document that the filter selects.
+
+        None if the search scores the document.
+        """
+        return None
 
     @abstractmethod
     def verify(self) -> VerifyReport:

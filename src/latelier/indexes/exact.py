@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,7 +15,15 @@ from latelier.indexes.results import CheckReport, Hit
 from latelier.scores.topk import TopK
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
-__all__ = ["BlockSize", "SearchCall", "exact_scores", "measure_recall", "score_blocks", "split_positions"]
+__all__ = [
+    "BlockSize",
+    "SearchCall",
+    "check_efforts",
+    "exact_scores",
+    "measure_recall",
+    "score_blocks",
+    "split_positions",
+]
 
 
 class BlockSize(NamedTuple):
@@ -103,6 +113,41 @@ def measure_recall(index: Index, k: int, queries: int, searches: Sequence[Search
         chunk = ids[first : first + _CHUNK]
         exact.add(exact_scores(sample, index.get_embeddings(chunk)), np.arange(first, first + len(chunk)))
     return [_compare(index, sample, exact, search(sample, k), k, len(ids)) for search in searches]
+
+
+# Efforts that `check_efforts` measures besides the default, and the recall that the recommended one has at least.
+_EFFORTS, _ENOUGH = (0.5, 2.0, 4.0), 0.97
+
+
+def check_efforts(index: Index, k: int, queries: int) -> CheckReport:
+    """Measure the recall of the default effort of an index whose search has efforts, and recommend one."""
+    ways = [partial(index.search, effort=effort) for effort in (1.0, *_EFFORTS)]
+    report, *others = measure_recall(index, k, queries, ways)
+    recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
+    return replace(report, advice=advise(recalls)) if report.queries else report
+
+
+def advise(recalls: Mapping[float, float]) -> str:
+    """Return a recommendation for `effort`, given the recall at several efforts, which include 1.0.
+
+    Examples
+    --------
+    >>> advise({1.0: 0.95, 2.0: 0.981, 4.0: 0.99})
+    'search with effort=2.0 to find 0.981'
+    >>> advise({0.5: 0.94, 1.0: 0.98})
+    ''
+    >>> advise({0.5: 0.99, 1.0: 1.0})
+    "effort='fast' finds 0.990 in about half the time"
+    >>> print(advise({1.0: 0.2, 2.0: 0.3}))
+    approximate recall stays below 0.97 at every effort tried; use effort='exact'
+    """
+    enough = sorted(effort for effort, recall in recalls.items() if recall >= _ENOUGH)
+    if not enough:
+        return f"approximate recall stays below {_ENOUGH} at every effort tried; use effort='exact'"
+    effort = enough[0]
+    if effort > 1:
+        return f"search with effort={effort} to find {recalls[effort]:.3f}"
+    return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
 
 
 def _compare(

@@ -13,7 +13,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import PathLike, Tokenizer
+from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
 from latelier.indexes.exact import BlockSize, score_blocks
 from latelier.indexes.store.files import release_memory
 from latelier.indexes.store.segments import Part, TokenArray
@@ -137,7 +137,9 @@ class Flat(StoredIndex):
     def _decode(self, part: Part) -> TokenEmbeddings:
         return TokenEmbeddings(part.rows("vectors"), lengths_to_offsets(part.lengths))
 
-    def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+    def _search(
+        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
+    ) -> None:
         tokens = sum(part.tokens for part in parts)
         by_kernels = self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
         score = maxsim if by_kernels else maxsim_numpy

@@ -14,7 +14,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import Parameters, SearchMode
+from latelier.indexes.base import SearchOptions
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.results import Hit, Ranking
 from latelier.indexes.store.segments import Part
@@ -83,43 +83,34 @@ SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, To
 
 
 def rank_with_keywords(
-    storage: Storage,
-    search: SearchParts,
-    queries: Any,
-    k: int,
-    mode: SearchMode,
-    filter: str | Sequence[str] | None,
-    parameters: Parameters,
-    timeout: float | None,
+    storage: Storage, search: SearchParts, queries: Any, k: int, texts: list[str], options: SearchOptions
 ) -> tuple[Snapshot, list[Ranking]]:
-    """Search in one of the modes that use keywords.
+    """Search in one of the modes that use keywords: return the snapshot that was searched, and the best of each query.
 
-    `search`: searches by vectors; it scores every document of its parts if `TopK.k` is their number. `queries`: the
-    vectors of the queries, as users gave them; not used for ``"keywords"``. `k`: maximum number of documents per query.
-    `filter`, `parameters`, `timeout`: see `Storage.select`. Returns: the snapshot that was searched, and the best
-    documents of each query.
+    `search`: searches by vectors; it scores every document of its parts if `TopK.k` is their number.
     """
     # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the vectors.
     with storage.held():
-        snapshot = storage.snapshot()
-        vectors = check_queries(queries, snapshot.dim, mode)
-        allowed = None if filter is None else storage.select(filter, parameters, timeout)[1]
-        depth = k if vectors is None else mode.depth
-        by_keywords = storage.rank_by_keywords(mode.texts, depth, allowed)
+        snapshot, allowed = storage.snapshot(), None
+        vectors = check_queries(queries, snapshot.dim, texts, options.mode)
+        if options.filter is not None:
+            allowed = storage.select(options.filter, options.parameters, options.filter_timeout)[1]
+        depth = k if vectors is None else options.depth_for(k)
+        by_keywords = storage.rank_by_keywords(texts, depth, allowed)
     if vectors is None or not by_keywords:
         return snapshot, by_keywords
-    best = TopK(len(vectors), min(mode.depth, max(1, snapshot.documents)))
-    if mode.name == "hybrid":
+    best = TopK(len(vectors), min(depth, max(1, snapshot.documents)))
+    if options.mode == "hybrid":
         search(snapshot, snapshot.parts(allowed), vectors, best)
     rankings = []
     for i, own in enumerate(by_keywords):
         score = partial(score_documents, search, snapshot, vectors[i : i + 1])
-        rankings.append(combine_sides(mode, Ranking(best.numbers[i], best.scores[i]), own, score, k))
+        rankings.append(combine_sides(options, Ranking(best.numbers[i], best.scores[i]), own, score, k))
     return snapshot, rankings
 
 
 def combine_sides(
-    mode: SearchMode,
+    options: SearchOptions,
     by_vectors: Ranking,
     by_keywords: Ranking,
     score: Callable[[np.ndarray], Ranking],
@@ -127,15 +118,15 @@ def combine_sides(
 ) -> Ranking:
     """Return the best documents of one query from those that vectors and those that keywords have found.
 
-    `by_vectors`, `by_keywords`: up to `mode.depth` documents each; ``"rerank"`` needs none by vectors.
+    `by_vectors`, `by_keywords`: up to `depth` documents each; ``"rerank"`` needs none by vectors.
     """
-    if mode.name == "rerank":
+    if options.mode == "rerank":
         return Ranking.sorted(*score(by_keywords.numbers), k)
-    if mode.fusion == "rrf":
-        return fuse_ranks([by_vectors, by_keywords], mode.weights, k)
+    if options.fusion == "rrf":
+        return fuse_ranks([by_vectors, by_keywords], options.weights, k)
     scored = score(np.setdiff1d(by_keywords.numbers, by_vectors.numbers))
     every = Ranking(*(np.concatenate(pair) for pair in zip(by_vectors, scored, strict=True)))
-    return fuse_scores([every, by_keywords], mode.weights, k)
+    return fuse_scores([every, by_keywords], options.weights, k)
 
 
 def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
@@ -146,21 +137,19 @@ def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     return [list(islice(hits, len(ranking.numbers))) for ranking in rankings]
 
 
-def check_queries(queries: Any, dim: int | None, mode: SearchMode) -> TokenEmbeddings | None:
+def check_queries(queries: Any, dim: int | None, texts: list[str], mode: str) -> TokenEmbeddings | None:
     """Return the vectors of the queries of a search, packed; None for ``"keywords"``, which uses none.
 
     Raises `EmbeddingsError`: see `latelier.indexes.documents.prepare_queries`.
     """
-    if mode.name == "keywords":
+    if mode == "keywords":
         return None
-    if queries is None and mode.name != "vectors":
-        raise InvalidArgumentError(
-            f"mode={mode.name!r} needs the vectors of the queries too; only 'keywords' does not."
-        )
+    if queries is None and mode != "vectors":
+        raise InvalidArgumentError(f"mode={mode!r} needs the vectors of the queries too; only 'keywords' does not.")
     vectors = prepare_queries(queries, dim)
-    if mode.name != "vectors" and len(vectors) != len(mode.texts):
+    if mode != "vectors" and len(vectors) != len(texts):
         raise InvalidArgumentError(
-            f"received {len(vectors)} queries and {len(mode.texts)} texts; give one text for each query."
+            f"received {len(vectors)} queries and {len(texts)} texts; give one text for each query."
         )
     return vectors
 

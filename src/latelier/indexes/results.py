@@ -350,6 +350,19 @@ class Cause:
         return f"{self.kind}: {self.text}"
 
 
+class StageLoss(NamedTuple):
+    """Where an approximate search lost a document.
+
+    `cause`: the stage, as a cause; `parameter`, `value`, `most`: the search parameter of that stage, its value in this
+    search, and the highest one that makes a difference.
+    """
+
+    cause: Cause
+    parameter: str
+    value: int
+    most: int
+
+
 @dataclass(frozen=True)
 class Change:
     """A change with which the document is found; it was tested by really searching.

@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Fusion, Index, Mode, Parameters, PathLike, SearchMode, Tokenizer
+from latelier.indexes.base import Index, PathLike, SearchOptions, Tokenizer
 from latelier.indexes.documents import DocumentBatch, DocumentBatches, prepare_queries
 from latelier.indexes.exact import measure_recall
-from latelier.indexes.filters.evaluation import check_limits
-from latelier.indexes.hybrid import SearchParts, hits_of, rank_with_keywords
+from latelier.indexes.hybrid import hits_of, rank_with_keywords
 from latelier.indexes.results import (
     CheckReport,
     Hit,
@@ -205,8 +205,8 @@ class StoredIndex(Index):
     It can also override ``after_write`` (maintenance of ANN data), ``_are_finite``, ``_gpu_dtype`` and ``_describe``.
 
     A write calls ``add -> _write -> DocumentBatches -> encode -> Transaction.insert`` and returns after its commit. A
-    search calls ``search -> _find -> _search``; `_find` evaluates the filter first, and makes hits of the found
-    documents last. `path`: folder of the index; ``None`` keeps it in memory. `configuration`: configuration of a new
+    search calls ``search -> find -> search_parts -> _search``; `find` evaluates the filter
+    first, and makes hits last. `path`: folder of the index; ``None`` keeps it in memory. `configuration`: that of a new
     index; an existing index keeps its own, ``self._storage.configuration``. `read_only`: never write. `max_memory`: the
     memory budget, as bytes or a text with a unit; see `latelier.indexes.stored`. `keywords`, `tokenizer`: whether a new
     index has a keyword index of its texts, and with which tokenizer; see `check_options`. `device`: device to search
@@ -285,7 +285,9 @@ class StoredIndex(Index):
         """Return the vectors of stored documents."""
 
     @abstractmethod
-    def _search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+    def _search(
+        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
+    ) -> None:
         """Search the documents in `parts`, and add those with the highest scores to `best`."""
 
     @abstractmethod
@@ -345,13 +347,14 @@ class StoredIndex(Index):
         most = self._max_segment_tokens(batch.dim)
         transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
 
-    def searcher(self, **options: Any) -> SearchParts:
-        """Return the function that searches, with options of this index's own `search`."""
-        if options:
-            raise InvalidArgumentError(
-                f"received {', '.join(options)}, but the search of {type(self).__name__} has no such option."
-            )
-        return self._search
+    def search_parts(
+        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
+    ) -> None:
+        """Search the documents in `parts`, and add those with the highest scores to `best`."""
+        if self._gpu is not None:
+            self._gpu.search(snapshot, parts, queries, best)
+        else:
+            self._search(snapshot, parts, queries, best, options)
 
     def search_by_kernels(self) -> None:
         """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
@@ -405,23 +408,19 @@ class StoredIndex(Index):
             transaction.remove(known)
             transaction.remove_prefixed(begins)
 
-    def search(
-        self,
-        queries: Any = None,
-        k: int = 10,
-        *,
-        mode: Mode = "vectors",
-        texts: str | Sequence[str] | None = None,
-        fusion: Fusion = "relative",
-        weights: Sequence[float] = (0.5, 0.5),
-        depth: int | None = None,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-    ) -> list[list[Hit]]:
-        """See `Index.search`."""
-        chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
-        return self._find(self._search, queries, k, filter, parameters, filter_timeout, chosen)
+    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+        """See `Index.find`."""
+        search = partial(self.search_parts, options=options)
+        if options.mode != "vectors":
+            return hits_of(*rank_with_keywords(self._storage, search, queries, k, texts, options))
+        if options.filter is None:
+            snapshot, allowed = self._storage.snapshot(), None
+        else:
+            snapshot, allowed = self._storage.select(options.filter, options.parameters, options.filter_timeout)
+        packed = prepare_queries(queries, snapshot.dim)
+        best = TopK(len(packed), min(k, max(1, snapshot.documents)))
+        search(snapshot, snapshot.parts(allowed), packed, best)
+        return hits_of(snapshot, list(map(Ranking, best.numbers, best.scores)))
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -545,31 +544,6 @@ class StoredIndex(Index):
                 prefixes = ()
                 self.insert(transaction, batch, replace=replace)
             transaction.remove_prefixed(prefixes)  # if there is nothing to insert
-
-    def _find(
-        self,
-        search: SearchParts,
-        queries: Any,
-        k: int,
-        filter: str | Sequence[str] | None,
-        parameters: Parameters,
-        filter_timeout: float | None,
-        mode: SearchMode | None = None,
-    ) -> list[list[Hit]]:
-        """Check the arguments of a search, select the documents to search, call `search`, and return its hits."""
-        k, seconds = check_count("k", k), check_limits(filter, parameters, filter_timeout)
-        search = search if self._gpu is None else self._gpu.search
-        if mode is not None and mode.name != "vectors":
-            given = (queries, k, mode, filter, parameters, seconds)
-            return hits_of(*rank_with_keywords(self._storage, search, *given))
-        if filter is None:
-            snapshot, allowed = self._storage.snapshot(), None
-        else:
-            snapshot, allowed = self._storage.select(filter, parameters, seconds)
-        packed = prepare_queries(queries, snapshot.dim)
-        best = TopK(len(packed), min(k, max(1, snapshot.documents)))
-        search(snapshot, snapshot.parts(allowed), packed, best)
-        return hits_of(snapshot, list(map(Ranking, best.numbers, best.scores)))
 
     def _check_tokenizer(self, keywords: bool | None, tokenizer: str | None) -> None:
         """Close the index and raise an error if its keyword index is not what a user expects."""

@@ -10,22 +10,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import Index, Parameters
+from latelier.indexes.base import Index, Parameters, SearchOptions, effort_factor
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.filters.grammar import FieldName, parse_filter
-from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport
+from latelier.indexes.results import Cause, Change, Hit, Id, StageLoss, TokenDifference, WhyNotReport
 from latelier.indexes.store.rows import fold_name
 from latelier.indexes.values import as_id
 from latelier.scores.topk import align
-from latelier.utils.checks import check_count, short
+from latelier.utils.checks import short
 
 __all__ = [
-    "ApproximateStages",
     "Condition",
-    "StageLoss",
     "excluding_conditions",
     "filter_arguments",
     "filter_cause",
@@ -34,6 +33,7 @@ __all__ = [
     "not_stored_cause",
     "smallest_value",
     "split_filter",
+    "wider_searches",
     "without_filter",
 ]
 
@@ -134,44 +134,26 @@ _MOST_COMPARED = 50_000
 _NEAR = 3
 
 
-class StageLoss(NamedTuple):
-    """Where an approximate search lost a document.
-
-    `cause`: the stage, as a cause; `parameter`, `value`, `most`: the search parameter of that stage, its value in this
-    search, and the highest one that makes a difference.
-    """
-
-    cause: Cause
-    parameter: str
-    value: int
-    most: int
+# `wider_efforts` multiplies an effort by these.
+_WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-class ApproximateStages(NamedTuple):
-    """What an approximate index says about its searches.
-
-    `find_loss`: ``find_loss(query, id, arguments)`` returns where a search lost a document that the filter selects;
-    None if it scored the document. `wider`: arguments of a search that lead to more and more documents; the last ones
-    lead to all.
-    """
-
-    find_loss: Callable[[Any, Id, Mapping[str, Any]], StageLoss | None]
-    wider: Sequence[Mapping[str, Any]]
+def wider_searches(index: Index, options: SearchOptions) -> list[dict[str, Any]]:
+    """Return changes of a search that lead to more and more documents, and last to all; none for an exact index."""
+    if "effort" not in index.search_options:
+        return []
+    reset = {name: None for name in ("nprobe", "candidates", "rerank") if getattr(options, name) is not None}
+    factors = [] if options.effort == "exact" else [effort_factor(options.effort) * each for each in _WIDER]
+    return [{"effort": effort, **reset} for effort in (*factors, "exact")]
 
 
-def find_causes(
-    index: Index, query: Any, id: Any, arguments: Mapping[str, Any], stages: ApproximateStages | None = None
-) -> WhyNotReport:
-    """Return why one search does not find a document; see `Index.why_not`.
-
-    `index`: any index; all reads should see one commit, see `Index.snapshot`. `arguments`: all arguments of
-    `index.search` but the query, `k` and `filter` included.
-    """
-    id, k = as_id(id), check_count("k", arguments["k"])
+def find_causes(index: Index, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
+    """Return why one search does not find a document; see `Index.why_not`."""
+    id = as_id(id)
     packed = prepare_queries(query, index.dim)
     if len(packed) != 1:
         raise InvalidArgumentError(f"received {len(packed)} queries; why_not is about the search of one.")
-    hits = index.search(packed, **arguments)[0]
+    hits = index.find(packed, k, [], options)[0]
     found = next((rank for rank, hit in enumerate(hits, start=1) if hit.id == id), None)
     last = hits[-1] if hits else None
     report = WhyNotReport(id, k, rank=found, last_id=last and last.id, last_score=last and last.score)
@@ -179,13 +161,13 @@ def find_causes(
         return replace(report, score=hits[found - 1].score)
     if id not in index:
         return replace(report, causes=(not_stored_cause(id, index.ids()),))
-    conditions = split_filter(arguments["filter"], arguments["parameters"])
-    excluding = excluding_conditions(index, packed, id, conditions, arguments["filter_timeout"])
+    conditions = split_filter(options.filter, options.parameters)
+    excluding = excluding_conditions(index, packed, id, conditions, options.filter_timeout)
     if excluding:
         cause = filter_cause(index, id, excluding, len(conditions))
         relaxed = filter_arguments([each for each in conditions if each not in excluding])
-        return without_filter(find_causes(index, packed, id, {**arguments, **relaxed}, stages), report, cause, relaxed)
-    return _Miss(index, packed, id, arguments, stages, hits).report(report)
+        return without_filter(find_causes(index, packed, id, k, replace(options, **relaxed)), report, cause, relaxed)
+    return _Miss(index, packed, id, k, options, hits).report(report)
 
 
 def without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
@@ -207,17 +189,10 @@ class _Miss:
     """A document that is stored, and that the filter selects, but that the search did not find."""
 
     def __init__(
-        self,
-        index: Index,
-        query: Any,
-        id: Id,
-        arguments: Mapping[str, Any],
-        stages: ApproximateStages | None,
-        hits: Sequence[Hit],
+        self, index: Index, query: TokenEmbeddings, id: Id, k: int, options: SearchOptions, hits: Sequence[Hit]
     ) -> None:
-        self.index, self.query, self.id, self.stages, self.hits = index, query, id, stages, hits
-        self.arguments = dict(arguments)
-        self.wider = stages.wider if stages is not None else ()
+        self.index, self.query, self.id, self.k, self.options, self.hits = index, query, id, k, options, hits
+        self.wider = wider_searches(index, options)
         self.ranking = self._rank()
         self.rank = len(self.ranking)
 
@@ -238,7 +213,7 @@ class _Miss:
 
     def _lost(self, report: WhyNotReport) -> WhyNotReport:
         """Complete the report of a document that scores higher than the last hit."""
-        loss = self.stages.find_loss(self.query, self.id, self.arguments) if self.stages is not None else None
+        loss = self.index.find_loss(self.query, self.id, self.k, self.options)
         if loss is not None:
             changes = self._raise_parameter(loss) or self._raise_k()
             return replace(report, causes=(loss.cause,), changes=changes)
@@ -247,17 +222,21 @@ class _Miss:
 
     def _rank(self) -> list[Hit]:
         """Return the ranking of the documents by their stored vectors, down to this one."""
-        k, exact = self.arguments["k"], dict(self.wider[-1]) if self.wider else {}
+        k, exact = self.k, self.wider[-1] if self.wider else {}
         while True:
-            hits = self.index.search(self.query, **{**self.arguments, **exact, "k": k})[0]
+            hits = self._search({**exact, "k": k})
             places = [place for place, hit in enumerate(hits, start=1) if hit.id == self.id]
             if places:
                 return hits[: places[0]]
             k = min(10 * k, max(k + 1, len(self.index)))
 
+    def _search(self, changes: Mapping[str, Any]) -> list[Hit]:
+        options = {name: value for name, value in changes.items() if name != "k"}
+        return self.index.find(self.query, changes.get("k", self.k), [], replace(self.options, **options))[0]
+
     def _finds(self, change: Mapping[str, Any]) -> int | None:
         """Return the rank of the document in a search with changed arguments."""
-        hits = self.index.search(self.query, **{**self.arguments, **change})[0]
+        hits = self._search(change)
         return next((rank for rank, hit in enumerate(hits, start=1) if hit.id == self.id), None)
 
     def _raise_parameter(self, loss: StageLoss) -> tuple[Change, ...]:
@@ -276,15 +255,14 @@ class _Miss:
         return ()
 
     def _smallest_k(self, wider: Mapping[str, Any]) -> int | None:
-        given = self.arguments["k"]
-        most = max(self.rank, given + 1)
+        most = max(self.rank, self.k + 1)
         rank = self._finds({**wider, "k": most})
         if rank is None:
             return None
-        if self.stages is None:  # most indexes rank all documents, so that their ranks do not depend on k
-            most = max(rank, given + 1)
+        if not self.wider:  # most indexes rank all documents, so that their ranks do not depend on k
+            most = max(rank, self.k + 1)
             return most if self._finds({**wider, "k": most}) is not None else self.rank
-        return smallest_value(lambda k: self._finds({**wider, "k": k}) is not None, given, most)
+        return smallest_value(lambda k: self._finds({**wider, "k": k}) is not None, self.k, most)
 
     def _differences(self) -> tuple[TokenDifference, ...]:
         """Compare the terms of the document's score, by query token, with those of the last hit."""

@@ -5,7 +5,7 @@ Documents are encoded and stored in chunks, so memory stays bounded, and an inte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
-from latelier.indexes.base import Fusion, Mode, Parameters, PathLike
+from latelier.indexes.base import PathLike, SearchKeywords
 from latelier.retrieve.explanation import Explanation, explain_document
 from latelier.retrieve.indexing import Filling
 from latelier.retrieve.model import (
@@ -31,7 +31,7 @@ from latelier.utils.checks import check_count, describe
 from latelier.utils.misc import NotCopied, progress_bar
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from latelier.models import ColBERT
     from latelier.retrieve.workers import EncodingWorkers
@@ -318,24 +318,18 @@ class Retriever(NotCopied):
         StoredDocuments(self.index).remove(ids)
 
     @overload
-    def search(self, texts: str, k: int = 10, **options: Any) -> list[Result]: ...
+    def search(self, texts: str, k: int = 10, **options: Unpack[SearchKeywords]) -> list[Result]: ...
 
     @overload
-    def search(self, texts: list[str] | tuple[str, ...], k: int = 10, **options: Any) -> list[list[Result]]: ...
+    def search(
+        self, texts: list[str] | tuple[str, ...], k: int = 10, **options: Unpack[SearchKeywords]
+    ) -> list[list[Result]]: ...
 
     def search(
         self,
         texts: str | list[str] | tuple[str, ...],
         k: int = 10,
-        *,
-        mode: Mode = "vectors",
-        fusion: Fusion = "relative",
-        weights: Sequence[float] = (0.5, 0.5),
-        depth: int | None = None,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        **index_options: Any,
+        **options: Unpack[SearchKeywords],
     ) -> list[Result] | list[list[Result]]:
         """Find the best documents for one query or several.
 
@@ -353,9 +347,8 @@ class Retriever(NotCopied):
         filter, parameters, filter_timeout
             An SQL expression over metadata, or several that must all hold; the values of their ``?``; the time limit
             in seconds; see `Index.search`.
-        **index_options
-            Further options of the index's own `search`, such as `effort`, `nprobe`, `candidates` and `rerank` of
-            `latelier.indexes.IVF`.
+        effort, nprobe, candidates, rerank
+            How much an approximate index such as `latelier.indexes.IVF` searches; see `Index.search`.
 
         Returns
         -------
@@ -371,24 +364,14 @@ class Retriever(NotCopied):
         LatelierError
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
-        way = {"mode": mode, "fusion": fusion, "weights": weights, "depth": depth}
-        limits = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
-        results = find_results(self._model, self.index, checked_queries(texts), k, **way, **limits, **index_options)
+        results = find_results(self._model, self.index, checked_queries(texts), k, **options)
         return results[0] if isinstance(texts, str) else results
 
     def run(
         self,
         queries: Mapping[str, str],
         k: int = 100,
-        *,
-        mode: Mode = "vectors",
-        fusion: Fusion = "relative",
-        weights: Sequence[float] = (0.5, 0.5),
-        depth: int | None = None,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        **index_options: Any,
+        **options: Unpack[SearchKeywords],
     ) -> dict[str, dict[str, float]]:
         """Search many queries and return a run, as `latelier.evaluation.evaluate` takes it.
 
@@ -398,7 +381,7 @@ class Retriever(NotCopied):
             Query id to text.
         k
             Documents per query.
-        mode, fusion, weights, depth, filter, parameters, filter_timeout, **index_options
+        **options
             As in `search`.
 
         Returns
@@ -419,9 +402,7 @@ class Retriever(NotCopied):
         >>> {query: list(found) for query, found in run.items()}
         {'q1': ['a', 'b']}
         """
-        way = {"mode": mode, "fusion": fusion, "weights": weights, "depth": depth}
-        limits = {"filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
-        return find_run(self._model, self.index, queries, k, **way, **limits, **index_options)
+        return find_run(self._model, self.index, queries, k, **options)
 
     def explain(self, query: str, id: Id) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.
@@ -479,15 +460,15 @@ class Retriever(NotCopied):
         """
         return rank_texts(self._model, query, texts, k)
 
-    def why_not(self, query: str, id: Id, k: int = 10, **search_options: Any) -> WhyNotReport:
+    def why_not(self, query: str, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and which changes would find it.
 
         Parameters
         ----------
         query, id
             One query and the document.
-        k, **search_options
-            Those of `search`: `mode`, `filter`, `parameters` and all others, and options of the index such as `effort`.
+        k, **options
+            Those of `search`: `mode`, `filter`, `parameters` and all others.
 
         Returns
         -------
@@ -502,7 +483,7 @@ class Retriever(NotCopied):
         >>> report.causes[0].kind, str(report.changes[0])
         ('scored_lower', 'search with k=2')
         """
-        return explain_miss(self._model, self.index, query, id, k, **search_options)
+        return explain_miss(self._model, self.index, query, id, k, **options)
 
     def close(self) -> None:
         """Close the index."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -10,65 +9,21 @@ from typing import Any, NamedTuple, TypeAlias
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes import Hit, Index
+from latelier.indexes.base import SearchOptions, check_texts
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.results import Result, Results
-from latelier.utils.checks import check_count, describe, short
+from latelier.utils.checks import check_count, describe
 
 __all__ = [
     "EncodedSearches",
     "Found",
     "Search",
     "Stage",
-    "check_index_options",
     "find_batch",
     "find_results",
     "find_run",
-    "own_options",
 ]
-
-
-def check_index_options(index: Index, options: Mapping[str, Any]) -> None:
-    """Check that the search of an index has some options, which every index names for itself.
-
-    `index`: the index to search; `options`: further options of its `search`, such as ``effort`` of
-    `latelier.indexes.IVF`.
-
-    Examples
-    --------
-    >>> from latelier import indexes
-    >>> check_index_options(indexes.IVF(), {"effort": 2.0})
-    >>> try:
-    ...     check_index_options(indexes.Flat(), {"effort": 2.0})
-    ... except InvalidArgumentError as error:
-    ...     print(str(error).split(", and")[0])
-    a search of Flat has no option 'effort'; it has none of its own
-    """
-    known = _parameters(type(index).search) - _parameters(Index.search)
-    for name in options:
-        if name not in known:
-            named = f"its own are {', '.join(sorted(known))}" if known else "it has none of its own"
-            every = ", ".join(sorted({"k"} | _parameters(Index.search) - {"texts"}))
-            raise InvalidArgumentError(
-                f"a search of {type(index).__name__} has no option {short(name)}; {named}, and every index has {every}."
-            )
-
-
-def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a search's options that not every index has.
-
-    Examples
-    --------
-    >>> own_options({"mode": "hybrid", "effort": 2.0})
-    {'effort': 2.0}
-    """
-    return {name: value for name, value in options.items() if name not in _parameters(Index.search)}
-
-
-def _parameters(search: Callable[..., Any]) -> set[str]:
-    """Return the names of the keyword-only parameters of an index's `search`."""
-    parameters = inspect.signature(search).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 # Hits of each query of one search, or the error of this search.
@@ -81,7 +36,7 @@ class Search(NamedTuple):
     """Queries with the same options.
 
     `queries`: texts, checked; or matrices of token vectors, ``(tokens, dim)``. `k`: maximum number of documents per
-    query. `options`: further arguments of the index's `search`, `mode` among them.
+    query. `options`: the keywords of `SearchOptions`.
     """
 
     queries: Sequence[Any]
@@ -110,7 +65,7 @@ class EncodedSearches:
         self, model: QueryModel | None, index: Index, searches: Sequence[Search], stage: Stage = nullcontext
     ) -> None:
         self._searches = searches
-        self._problems = [_problem(index, search) for search in searches]
+        self._options = [_checked(index, search) for search in searches]
         texts = [text for i in self._sound() if searches[i].needs_encoding for text in searches[i].queries]
         self._rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         self._vectors: TokenEmbeddings | None = None
@@ -124,57 +79,59 @@ class EncodedSearches:
         `stored`: the documents of the index. Of those stored as passages, a hit has the id of the best passage.
         `stage`: see above.
         """
-        found: list[Found] = [problem or [] for problem in self._problems]
+        found: list[Found] = [each if isinstance(each, LatelierError) else [] for each in self._options]
         with stage("search"):
             for members in self._with_equal_options():
-                hits = self._find_together(stored, [self._searches[i] for i in members])
+                options: Any = self._options[members[0]]
+                hits = self._find_together(stored, [self._searches[i] for i in members], options)
                 for i, each in zip(members, hits, strict=True):
                     found[i] = each
         return found
 
     def _sound(self) -> list[int]:
         """Return the positions of searches that have queries and no problem."""
-        return [i for i, problem in enumerate(self._problems) if problem is None and self._searches[i].queries]
+        searches = enumerate(zip(self._searches, self._options, strict=True))
+        return [i for i, (search, options) in searches if search.queries and isinstance(options, SearchOptions)]
 
     def _with_equal_options(self) -> Iterator[list[int]]:
         """Yield the positions of searches that one call of the index can answer."""
         groups: dict[Any, list[int]] = {}
         sound = self._sound()
         for i in sound:
-            _, k, options = search = self._searches[i]
+            search = self._searches[i]
             # 1, 1.0 and True are equal, but may select other documents.
-            key = repr((search.has_texts, k, sorted(options.items()))) if len(sound) > 1 else ""
+            key = repr((search.has_texts, search.k, self._options[i])) if len(sound) > 1 else ""
             groups.setdefault(key, []).append(i)
         yield from groups.values()
 
-    def _find_together(self, stored: StoredDocuments, searches: Sequence[Search]) -> list[Found]:
+    def _find_together(
+        self, stored: StoredDocuments, searches: Sequence[Search], options: SearchOptions
+    ) -> list[Found]:
         """Return the hits of searches with equal options; a fault in the vectors of one is not that of another."""
         queries = [query for search in searches for query in search.queries]
         try:
-            rows = iter(self._find(stored, searches[0]._replace(queries=queries)))
+            rows = iter(self._find(stored, searches[0]._replace(queries=queries), options))
         except EmbeddingsError as error:
             if len(searches) == 1:
                 return [error]
-            return [self._find_together(stored, [search])[0] for search in searches]
+            return [self._find_together(stored, [search], options)[0] for search in searches]
         except LatelierError as error:
             return [error] * len(searches)
         return [[next(rows) for _ in search.queries] for search in searches]
 
-    def _find(self, stored: StoredDocuments, search: Search) -> list[list[Hit]]:
-        texts = search.queries if search.has_texts else None
+    def _find(self, stored: StoredDocuments, search: Search, options: SearchOptions) -> list[list[Hit]]:
         encoded = None
         if search.needs_encoding and self._vectors is not None:
             encoded = self._vectors[[self._rows[text] for text in search.queries]]
 
         def find(rows: Sequence[int], k: int) -> list[list[Hit]]:
-            given: dict[str, Any] = {}
-            if texts is None:
-                given["queries"] = [search.queries[row] for row in rows]
-            elif encoded is not None:
-                given["queries"] = encoded[rows]
-            if texts is not None and search.options.get("mode", "vectors") != "vectors":
-                given["texts"] = [texts[row] for row in rows]
-            return stored.index.search(k=k, **given, **search.options)
+            texts = search.queries if search.has_texts and options.mode != "vectors" else None
+            queries: Any = None if encoded is None else encoded[rows]
+            if not search.has_texts:
+                queries = [search.queries[row] for row in rows]
+            return stored.index.find(
+                queries, k, check_texts(texts and [texts[row] for row in rows], options.mode), options
+            )
 
         return stored.search(find, len(search.queries), search.k)
 
@@ -210,14 +167,13 @@ def _each_query(found: Sequence[Found]) -> Iterator[list[Hit]]:
             yield from hits
 
 
-def _problem(index: Index, search: Search) -> LatelierError | None:
-    """Return what is wrong with a search, before anything is encoded."""
+def _checked(index: Index, search: Search) -> SearchOptions | LatelierError:
+    """Return the options of a search, or what is wrong with it, before anything is encoded."""
     try:
         check_count("k", search.k)
-        check_index_options(index, own_options(search.options))
+        return index.checked_options(search.options)
     except LatelierError as error:
         return error
-    return None
 
 
 def find_run(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, Parameters, WhyNotReport
-from latelier.indexes.base import Fusion, Mode, SearchMode
+from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
+from latelier.indexes.base import SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.exact import exact_scores
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.store.keywords import query_words
@@ -29,8 +29,10 @@ from latelier.indexes.why_not import (
 from latelier.retrieve.explanation import best_part
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
-from latelier.retrieve.searching import check_index_options
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import check_count, describe, short
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "Passage",
@@ -111,8 +113,7 @@ class _ModeMiss:
 
     def _depth(self) -> int:
         """Return the number of documents, or of passages, that each side contributed to the last search."""
-        given = {name: self.arguments[name] for name in ("mode", "fusion", "weights", "depth")}
-        return SearchMode.checked(self.searched, texts=self.query, **given).depth
+        return SearchOptions(depth=self.arguments["depth"]).depth_for(self.searched)
 
     def _filtered(self, report: WhyNotReport) -> WhyNotReport | None:
         """Return the report of a document that the filter excludes; None if it does not."""
@@ -452,27 +453,21 @@ def explain_miss(
     query: str,
     id: Id,
     k: int,
-    *,
-    mode: Mode = "vectors",
-    fusion: Fusion = "relative",
-    weights: Sequence[float] = (0.5, 0.5),
-    depth: int | None = None,
-    filter: str | Sequence[str] | None = None,
-    parameters: Parameters = (),
-    filter_timeout: float | None = 10.0,
-    **index_options: Any,
+    **options: Unpack[SearchKeywords],
 ) -> WhyNotReport:
     """Return why a search does not find a document; see `latelier.retrieve.Retriever.why_not`.
 
-    `k`, `mode`, `fusion`, `weights`, `depth`, `filter`, `parameters`, `filter_timeout`: those of the search, see
-    `latelier.indexes.Index.search`.
+    `k`, `options`: those of the search.
     """
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} as the query; why_not is about one query, a text.")
-    check_index_options(index, index_options)
-    way = {"mode": mode, "fusion": fusion, "weights": weights, "depth": depth}
-    SearchMode.checked(k, texts=query, **way)
-    arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout, **index_options}
+    chosen = index.checked_options(options)
+    check_texts(query, chosen.mode)
+    check_count("k", k)
+    mode = chosen.mode
+    given = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+    way = {name: given.pop(name) for name in ("mode", "fusion", "weights", "depth")}
+    arguments = {"k": k, **given}
     vectors = model.encode_queries(checked_queries(query))
     with index.snapshot():
         if mode != "vectors":

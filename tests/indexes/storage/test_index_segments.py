@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from index_helpers import contents, matrices
 
 from latelier import indexes
+from latelier.indexes.base import SearchOptions
 from latelier.indexes.store import segments
 from latelier.scores.topk import TopK
 
@@ -101,7 +102,9 @@ def test_a_snapshot_answers_after_its_segments_were_compacted_away(tmp_path):
         index.compact()
         assert len(folders(index)) == 1
         best = TopK(1, 3)
-        index._search(snapshot, snapshot.parts(), indexes.inputs.prepare_queries(np.ones((1, 1)), 1), best)
+        index._search(
+            snapshot, snapshot.parts(), indexes.inputs.prepare_queries(np.ones((1, 1)), 1), best, SearchOptions()
+        )
         assert snapshot.ids(best.numbers[0]) == ["c", "b", "a"]
         assert [hit.id for hit in index.search(np.ones((1, 1)))[0]] == ["c", "a"]
 

@@ -11,7 +11,7 @@ import re
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -36,7 +36,6 @@ from latelier.utils.checks import short
 __all__ = [
     "MOST_BYTES",
     "SelectionCache",
-    "check_limits",
     "deadline",
     "limit_lengths",
     "matching_numbers",
@@ -51,19 +50,6 @@ MOST_BYTES = 64 << 20
 _LIMITS = {"SQLITE_LIMIT_LENGTH": MOST_BYTES, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": 1000}
 # Steps of SQLite's virtual machine between two checks of the clock: about 20 microseconds.
 _STEPS = 1000
-
-
-def check_limits(filter: object, parameters: object, timeout: object) -> float | None:
-    """Return the argument ``filter_timeout`` of a search as a float, or None."""
-    if filter is None and not (parameters is None or (isinstance(parameters, Sized) and not len(parameters))):
-        raise InvalidArgumentError(f"received parameters={short(parameters)} without a filter; give both, or neither.")
-    if timeout is None:
-        return None
-    if isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool) and timeout > 0:
-        return float(min(timeout, 1e9))  # an integer may be larger than any float
-    raise InvalidArgumentError(
-        f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
-    )
 
 
 @contextmanager

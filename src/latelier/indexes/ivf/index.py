@@ -12,9 +12,9 @@ after the tokens have grown by a constant factor, so the cost per added document
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -23,22 +23,18 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Fusion, Index, Mode, Parameters, PathLike, SearchMode, Tokenizer
-from latelier.indexes.exact import measure_recall
-from latelier.indexes.hybrid import SearchParts
+from latelier.indexes.base import PathLike, SearchKeywords, SearchOptions, Tokenizer
+from latelier.indexes.exact import check_efforts
 from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec, DocumentTable, are_finite
 from latelier.indexes.ivf.layout import BITS, byte_width
 from latelier.indexes.ivf.parameters import (
     GROUP,
-    Effort,
     SearchParameters,
-    advise,
     choose_search_parameters,
     coarse_count,
     list_count,
-    wider_efforts,
 )
-from latelier.indexes.results import CheckReport, Hit, Id, WhyNotReport, warn_of_damage
+from latelier.indexes.results import CheckReport, Id, StageLoss, WhyNotReport, warn_of_damage
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
@@ -51,27 +47,12 @@ from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from latelier.indexes.ivf.lists import InvertedLists
     from latelier.indexes.ivf.search import Scope
-    from latelier.indexes.why_not import StageLoss
 
-__all__ = ["IVF", "LISTS", "Maintenance", "Thresholds", "check_efforts", "due_maintenance", "plan_ivf_memory"]
-
-# Efforts that are measured besides the default.
-_EFFORTS = (0.5, 2.0, 4.0)
-
-
-def check_efforts(index: Index, search: Callable[..., list[list[Hit]]], k: int, queries: int) -> CheckReport:
-    """Measure the recall of the default effort, and recommend one; see `Index.check`.
-
-    `index`: the index; all reads should see one commit, see `Index.snapshot`. `search`: its `search`, which has the
-    option `effort`.
-    """
-    ways = [partial(search, effort=effort) for effort in (1.0, *_EFFORTS)]
-    report, *others = measure_recall(index, k, queries, ways)
-    recalls = {1.0: report.recall, **dict(zip(_EFFORTS, (other.recall for other in others), strict=True))}
-    return replace(report, advice=advise(recalls)) if report.queries else report
+__all__ = ["IVF", "LISTS", "Maintenance", "Thresholds", "due_maintenance", "plan_ivf_memory"]
 
 
 class Maintenance(Enum):
@@ -199,9 +180,6 @@ def _most_list_bytes(tokens: int, dim: int) -> tuple[int, int]:
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
 _WINDOW_SHARE, _TRAINING_SHARE = 8, 3
-# Arguments of every index's search, in order.
-_SEARCH_ARGUMENTS = ("k", "filter", "parameters", "filter_timeout")
-_BALANCED = partial(choose_search_parameters, effort="balanced")
 
 
 class IVF(StoredIndex):
@@ -287,101 +265,13 @@ class IVF(StoredIndex):
         """Bits per number."""
         return int(self._storage.configuration["nbits"])
 
-    def search(
-        self,
-        queries: Any = None,
-        k: int = 10,
-        *,
-        mode: Mode = "vectors",
-        texts: str | Sequence[str] | None = None,
-        fusion: Fusion = "relative",
-        weights: Sequence[float] = (0.5, 0.5),
-        depth: int | None = None,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        effort: Effort = "balanced",
-        nprobe: int | None = None,
-        candidates: int | None = None,
-        rerank: int | None = None,
-    ) -> list[list[Hit]]:
-        """Return approximately the `k` best documents of each query; see `Index.search`.
+    search_options = ("effort", "nprobe", "candidates", "rerank")
 
-        Parameters
-        ----------
-        queries, k, mode, texts, fusion, weights, depth, filter, parameters, filter_timeout
-            See `Index.search`.
-        effort
-            A factor that raises or lowers `nprobe`, `candidates` and the number of reranked documents: ``"balanced"``
-            (the default) is 1.0, ``"fast"`` is 0.5, and any other positive number is allowed. ``"exact"`` scores all
-            documents by their codes. `check` measures the recall of several efforts.
-        nprobe
-            Number of inverted lists probed per query token.
-        candidates
-            Number of documents from the probed lists that enter the sign stage, which scores them by their sign codes.
-            By default, these are at most 500 whose imputed score is not far below that of the k-th; more for k > 25,
-            fewer than 128 dims, higher efforts or more than ten million tokens.
-        rerank
-            Number of documents that leave the sign stage and are scored by their codes. By default, these are all
-            documents that may be among the `k` best according to their sign codes.
-
-        Returns
-        -------
-        list of list of Hit
-            One list per query, best first. Scores are those of the stored codes, in single precision.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a search parameter is not a positive integer, or the effort is unknown; for others see `Index.search`.
-
-        Examples
-        --------
-        >>> index = IVF()
-        >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
-        >>> hits = index.search(np.eye(4)[:2], k=2, effort="exact")
-        >>> [hit.id for hit in hits[0]]
-        ['a', 'b']
-        """
-        chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
-        search = self.searcher(effort=effort, nprobe=nprobe, candidates=candidates, rerank=rerank)
-        return self._find(search, queries, k, filter, parameters, filter_timeout, chosen)
-
-    def searcher(self, **options: Any) -> SearchParts:
-        """See `StoredIndex.searcher`; the options are those of `choose_search_parameters`."""
-        chosen: dict[str, Any] = {"effort": "balanced", **options}
-        choose: Callable[..., SearchParameters] = partial(choose_search_parameters, **chosen)
-        choose(1, dim=1)  # raises for wrong arguments, also while the index is empty
-        return partial(self._search, choose=choose)
-
-    def why_not(
-        self,
-        query: Any,
-        id: Id,
-        k: int = 10,
-        *,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        effort: Effort = "balanced",
-        nprobe: int | None = None,
-        candidates: int | None = None,
-        rerank: int | None = None,
-    ) -> WhyNotReport:
+    def why_not(self, query: Any, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and what would find it; see `Index.why_not`.
 
-        Parameters
-        ----------
-        query, id, k, filter, parameters, filter_timeout
-            See `Index.why_not`.
-        effort, nprobe, candidates, rerank
-            Those of the search, see `search`.
-
-        Returns
-        -------
-        WhyNotReport
-            The stage that lost the document, if it scores higher than the last hit. It is about the compiled search;
-            the first searches of a process, which numpy answers, compare the sign codes of all documents.
+        It is about the compiled search; the first searches of a process, which numpy answers, compare the sign codes of
+        all documents.
 
         Examples
         --------
@@ -394,20 +284,8 @@ class IVF(StoredIndex):
         It is found if you
           search with k=2
         """
-        from latelier.indexes.why_not import ApproximateStages, find_causes
-
         self.search_by_kernels()  # all searches below
-        given = {"nprobe": nprobe, "candidates": candidates, "rerank": rerank}
-        reset = {name: None for name, value in given.items() if value is not None}
-        arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
-        with self.snapshot():
-            return find_causes(
-                self,
-                query,
-                id,
-                {**arguments, "effort": effort, **given},
-                ApproximateStages(self._find_loss, [{"effort": wider, **reset} for wider in wider_efforts(effort)]),
-            )
+        return super().why_not(query, id, k, **options)
 
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
@@ -445,7 +323,7 @@ class IVF(StoredIndex):
         """
         k, queries = check_count("k", k), check_count("queries", queries)
         with self.snapshot():
-            return check_efforts(self, self.search, k, queries)
+            return check_efforts(self, k, queries)
 
     def close(self) -> None:
         """See `Index.close`."""
@@ -481,11 +359,11 @@ class IVF(StoredIndex):
         parts: Sequence[Part],
         queries: TokenEmbeddings,
         best: TopK,
-        choose: Callable[..., SearchParameters] = _BALANCED,
+        options: SearchOptions,
     ) -> None:
         if not parts:
             return
-        parameters = choose(best.k, queries.dim, tokens=snapshot.tokens)
+        parameters = _parameters(snapshot, queries, best.k, options)
         prepare = partial(self._search_by_kernels, snapshot, parts, queries, TopK(len(queries), best.k), parameters)
         work = sum(part.tokens for part in parts) * queries.num_tokens * queries.dim
         # numpy would compare all sign codes, which may not fit in the budget.
@@ -532,24 +410,20 @@ class IVF(StoredIndex):
         allowed = table.mask(parts)
         return Scope(table, lists, allowed, np.flatnonzero(allowed))
 
-    def _find_loss(self, query: Any, id: Id, arguments: Mapping[str, Any]) -> StageLoss | None:
-        """Return the stage in which a search with these arguments loses a document, see `ApproximateStages`."""
+    def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
+        """See `Index.find_loss`."""
         from latelier.indexes.ivf.tracing import find_loss
 
         if self._gpu is not None:
             return None  # scores all documents
-        options = {name: value for name, value in arguments.items() if name not in _SEARCH_ARGUMENTS}
-        number = self._storage.find([id])[1][0]
-        losses = []
-
-        def trace(snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-            scope = self._scope(snapshot, parts)
-            parameters = choose_search_parameters(best.k, queries.dim, **options, tokens=snapshot.tokens)
-            ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
-            losses.append(find_loss(scope, np.asarray(queries[0]), best.k, parameters, ordinal))
-
-        self._find(trace, query, *(arguments[name] for name in _SEARCH_ARGUMENTS))
-        return losses[0]
+        if options.filter is None:
+            snapshot, allowed = self._storage.snapshot(), None
+        else:
+            snapshot, allowed = self._storage.select(options.filter, options.parameters, options.filter_timeout)
+        scope, number = self._scope(snapshot, snapshot.parts(allowed)), self._storage.find([id])[1][0]
+        ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
+        k = min(k, snapshot.documents)
+        return find_loss(scope, np.asarray(query[0]), k, _parameters(snapshot, query, k, options), ordinal)
 
     def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
         """Return the document table and inverted lists of a snapshot; those of the latest one are cached."""
@@ -613,6 +487,11 @@ class IVF(StoredIndex):
             self._storage.write_ann_data(append_documents(lists, table, table.unlisted, self._storage.scratch).arrays())
         elif lists is None and (snapshot.ann_data is not None or snapshot.ann_damage is not None):
             self._storage.write_ann_data(None)  # damaged or of another dim, and too few documents to train again
+
+
+def _parameters(snapshot: Snapshot, queries: TokenEmbeddings, k: int, options: SearchOptions) -> SearchParameters:
+    given = (options.effort or "balanced", options.nprobe, options.candidates, options.rerank)
+    return choose_search_parameters(k, queries.dim, *given, tokens=snapshot.tokens)
 
 
 class _Loaded(NamedTuple):

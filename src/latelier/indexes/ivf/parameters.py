@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import effort_factor
 from latelier.utils.checks import check_count
 
 __all__ = [
     "GROUP",
-    "Effort",
-    "EffortName",
     "SearchParameters",
-    "advise",
     "choose_search_parameters",
     "coarse_count",
-    "effort_factor",
     "list_count",
     "most_without_signs",
     "product_variance_by_numpy",
     "size_factor",
     "variance_rows",
-    "wider_efforts",
 ]
 
-EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
-Effort: TypeAlias = "EffortName | float"
-
-_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
 # nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
 # the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
@@ -50,10 +40,6 @@ _LARGE, _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 10_000_000, 0.3, 0.18
 # all sign codes finds. For 4,045 package descriptions of 400,000 tokens and queries of 11 tokens, recall@10 is 0.994 by
 # all sign codes, 0.994 with 80 lists per token and 0.987 with 40.
 _SMALL, _MAX_SMALL_FACTOR = 1 << 20, 2.0
-# `wider_efforts` multiplies an effort by these.
-_WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# `advise` recommends the lowest effort that reaches this recall.
-_ENOUGH = 0.97
 # list_count = 14.4 * sqrt(tokens) * size_factor ** 0.3: in large indexes, lists would get too long without the factor.
 _LISTS_PER_ROOT, _LISTS_EXPONENT = 14.4, 0.3
 # Inverted lists come in groups of so many, which kernels multiply together.
@@ -136,17 +122,6 @@ def choose_search_parameters(
     )
 
 
-def effort_factor(effort: object) -> float:
-    """Return the number that an effort stands for; 1.0 for ``"exact"``, which needs none."""
-    factor = _FACTORS.get(effort) if isinstance(effort, str) else effort
-    is_number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
-    if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
-        raise InvalidArgumentError(
-            f"received effort={effort!r}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is 'balanced')."
-        )
-    return float(factor)  # type: ignore[arg-type]
-
-
 def most_without_signs(k: int) -> int:
     """Return the number of documents up to which the sign stage is left out: all are reranked at once."""
     return _FEW + _FEW_PER_HIT * k
@@ -165,25 +140,6 @@ def list_count(tokens: int) -> int:
 def coarse_count(lists: int) -> int:
     """Return the number of coarse centroids for a number of inverted lists, a multiple of 16."""
     return GROUP * max(1, round(lists**0.5 / GROUP))
-
-
-def advise(recalls: Mapping[float, float]) -> str:
-    """Return a recommendation for `effort`, given the recall at several efforts, which include 1.0."""
-    enough = sorted(effort for effort, recall in recalls.items() if recall >= _ENOUGH)
-    if not enough:
-        return f"approximate recall stays below {_ENOUGH} at every effort tried; use effort='exact'"
-    effort = enough[0]
-    if effort > 1:
-        return f"search with effort={effort} to find {recalls[effort]:.3f}"
-    return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
-
-
-def wider_efforts(effort: Effort) -> list[Effort]:
-    """Return efforts from this one upwards; the last is ``"exact"``."""
-    if effort == "exact":
-        return ["exact"]
-    factor = effort_factor(effort)
-    return [*(factor * wider for wider in _WIDER), "exact"]
 
 
 def _count_or_default(value: Any, name: str, default: int) -> int:

@@ -7,8 +7,7 @@ import numpy as np
 from latelier.indexes.ivf.lists import InvertedLists
 from latelier.indexes.ivf.parameters import SearchParameters
 from latelier.indexes.ivf.search import ProbedLists, Scope, probe_lists, run_stages
-from latelier.indexes.results import Cause
-from latelier.indexes.why_not import StageLoss
+from latelier.indexes.results import Cause, StageLoss
 
 __all__ = ["find_loss", "imputed_sums"]
 

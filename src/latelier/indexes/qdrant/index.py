@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Fusion, Index, Mode, Parameters, PathLike, SearchMode, Tokenizer
+from latelier.indexes.base import Index, Parameters, PathLike, SearchOptions, Tokenizer
 from latelier.indexes.exact import measure_recall
-from latelier.indexes.filters.evaluation import check_limits, read_filter
+from latelier.indexes.filters.evaluation import read_filter
 from latelier.indexes.hybrid import check_queries
-from latelier.indexes.ivf.parameters import Effort
 from latelier.indexes.qdrant.collection import (
     KEYWORDS,
     TOKENS,
@@ -37,7 +35,7 @@ from latelier.indexes.qdrant.points import (
     write_documents,
 )
 from latelier.indexes.qdrant.search import CollectionSearch, choose_candidates, lost_candidate
-from latelier.indexes.results import CheckReport, Damage, Hit, Id, IndexStatistics, Record, VerifyReport, WhyNotReport
+from latelier.indexes.results import CheckReport, Damage, Hit, Id, IndexStatistics, Record, StageLoss, VerifyReport
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
@@ -316,103 +314,43 @@ class Qdrant(Index):
         prefixed = [id for prefix in begins for id in self._points.ids(prefix)]
         self._points.delete(dict.fromkeys([*known, *prefixed]))
 
-    def search(
-        self,
-        queries: Any = None,
-        k: int = 10,
-        *,
-        mode: Mode = "vectors",
-        texts: str | Sequence[str] | None = None,
-        fusion: Fusion = "relative",
-        weights: Sequence[float] = (0.5, 0.5),
-        depth: int | None = None,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        effort: Effort = "balanced",
-        candidates: int | None = None,
-    ) -> list[list[Hit]]:
-        """Return approximately the `k` best documents of each query; see `Index.search`.
+    search_options = ("effort", "candidates")
 
-        Parameters
-        ----------
-        queries, k, mode, texts, fusion, weights, depth, parameters
-            See `Index.search`. BM25 differs from that of other indexes in its idf: see docs/qdrant.md.
-        filter
-            See `Index.search` and, about the part of SQL for which Qdrant has conditions,
-            `latelier.indexes.qdrant.filters`.
-        filter_timeout
-            Seconds that a request with a filter may take, rounded up; the local mode has no limit.
-        effort
-            A factor of the number of candidates: ``"balanced"`` (the default) is 1.0, ``"fast"`` is 0.5, and any other
-            positive number is allowed. ``"exact"`` scores all documents.
-        candidates
-            Number of documents that are scored by MaxSim for each query; by default ``max(200, 10 * k) * effort``.
+    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+        """See `Index.find`.
 
-        Returns
-        -------
-        list of list of Hit
-            One list per query, best first.
-
-        Raises
-        ------
-        EmbeddingsError, InvalidArgumentError, FilterTimeoutError, LatelierError
-            See `Index.search`; also if Qdrant has no condition for a part of the filter.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> index = Qdrant()
-        >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
-        >>> [hit.id for hit in index.search(np.eye(4)[:2], k=2, effort="exact")[0]]
-        ['a', 'b']
+        BM25 differs from that of other indexes in its idf: see docs/qdrant.md. Filters: see
+        `latelier.indexes.qdrant.filters`; a timeout holds for each request, and not for the local mode.
         """
-        k, seconds = check_count("k", k), check_limits(filter, parameters, filter_timeout)
-        chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
-        wanted = choose_candidates(k, effort, candidates)
-        vectors = self._check_queries(queries, chosen)
-        if chosen.name != "vectors":
+        wanted = choose_candidates(k, options.effort, options.candidates)
+        vectors = self._check_queries(queries, texts, options.mode)
+        if options.mode != "vectors":
             self._check_keywords()
-        nothing: list[list[Hit]] = [[] for _ in (chosen.texts if vectors is None else vectors)]
+        nothing: list[list[Hit]] = [[] for _ in (texts if vectors is None else vectors)]
+        filter = options.filter
         if not nothing or self._collection.dim is None:
             if filter is not None:
-                read_filter(filter, parameters)
+                read_filter(filter, options.parameters)
             return nothing
-        condition = True if filter is None else self._condition(filter, parameters)
+        condition = True if filter is None else self._condition(filter, options.parameters)
         if condition is False:
             return nothing
-        within = None if filter is None or seconds is None else math.ceil(seconds)
+        seconds = options.filter_timeout
         search = CollectionSearch(
             self._collection,
             None if condition is True else condition,
             wanted,
-            within,
+            None if filter is None or seconds is None else math.ceil(seconds),
             None if filter is None else str(filter),
         )
-        found = search.hits(vectors, k, chosen)
-        if chosen.name != "vectors" and not any(found):
+        found = search.hits(vectors, k, texts, options)
+        if options.mode != "vectors" and not any(found):
             self._check_texts()
         return found
 
-    def why_not(
-        self,
-        query: Any,
-        id: Id,
-        k: int = 10,
-        *,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        effort: Effort = "balanced",
-        candidates: int | None = None,
-    ) -> WhyNotReport:
-        """Return why a search does not find a document, and what would find it; see `Index.why_not` and `search`."""
-        from latelier.indexes.why_not import ApproximateStages, find_causes
-
-        arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
-        own = {"effort": effort, "candidates": candidates}
-        stages = ApproximateStages(partial(lost_candidate, self), [{"effort": "exact", "candidates": None}])
-        return find_causes(self, query, id, {**arguments, **own}, stages)
+    def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
+        """See `Index.find_loss`."""
+        return lost_candidate(len(self), choose_candidates(k, options.effort, options.candidates))
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -523,12 +461,12 @@ class Qdrant(Index):
             self._points, self._collection, given, replace=replace, prefixes=prefixes, show_progress=show_progress
         )
 
-    def _check_queries(self, queries: Any, mode: SearchMode) -> TokenEmbeddings | None:
+    def _check_queries(self, queries: Any, texts: list[str], mode: str) -> TokenEmbeddings | None:
         try:
-            return check_queries(queries, self._collection.dim, mode)
+            return check_queries(queries, self._collection.dim, texts, mode)
         except EmbeddingsError:
             self._collection.read()  # others may have changed the dim
-            return check_queries(queries, self.dim, mode)  # None if it is empty: any dim is allowed
+            return check_queries(queries, self.dim, texts, mode)  # None if it is empty: any dim is allowed
 
     def _condition(self, filter: str | Sequence[str], parameters: Parameters) -> models.Filter | bool:
         """Return the condition of a filter, as a Qdrant filter, or True or False."""

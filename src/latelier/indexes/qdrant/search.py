@@ -6,24 +6,22 @@ Fusion is done here, by the same functions as in other indexes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.base import Index, SearchMode
+from latelier.indexes.base import SearchOptions, effort_factor
 from latelier.indexes.hybrid import fuse_ranks, fuse_scores
-from latelier.indexes.ivf.parameters import effort_factor
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
 from latelier.indexes.qdrant.points import PLACE, check_payload, query_vector
-from latelier.indexes.results import Cause, Hit, Id, Ranking
+from latelier.indexes.results import Cause, Hit, Id, Ranking, StageLoss
 from latelier.utils.checks import check_count
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-    from latelier.indexes.why_not import StageLoss
 
 __all__ = ["CollectionSearch", "choose_candidates", "lost_candidate"]
 
@@ -68,15 +66,12 @@ def choose_candidates(k: int, effort: object, candidates: object) -> int | None:
     return max(k, int(max(_CANDIDATES, _CANDIDATES_PER_HIT * k) * factor))
 
 
-def lost_candidate(index: Index, query: Any, id: Id, arguments: Mapping[str, Any]) -> StageLoss | None:
-    """Return the loss of a document that was not among the candidates; see `latelier.indexes.why_not`."""
-    from latelier.indexes.why_not import StageLoss
-
-    wanted = choose_candidates(arguments["k"], arguments["effort"], arguments["candidates"])
+def lost_candidate(documents: int, wanted: int | None) -> StageLoss | None:
+    """Return the loss of a document that was not among the candidates; see `latelier.indexes.Index.find_loss`."""
     if wanted is None:
         return None
     text = f"{wanted:,} candidates were chosen by their single vectors, and this document is not among them"
-    return StageLoss(Cause("not_candidate", text, {"candidates": wanted}), "candidates", wanted, len(index))
+    return StageLoss(Cause("not_candidate", text, {"candidates": wanted}), "candidates", wanted, documents)
 
 
 class CollectionSearch:
@@ -98,19 +93,21 @@ class CollectionSearch:
         self._collection, self._condition, self._candidates = collection, condition, candidates
         self._timeout, self._filter = timeout, filter
 
-    def hits(self, queries: TokenEmbeddings | None, k: int, mode: SearchMode) -> list[list[Hit]]:
+    def hits(
+        self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
+    ) -> list[list[Hit]]:
         """Return the `k` best documents of each query.
 
         `queries`: their token vectors; None for the mode ``"keywords"``. `k`: maximum number of documents per query.
         """
         if queries is None:
-            found = self._by_keywords(mode, k)
-        elif mode.name == "vectors":
+            found = self._by_keywords(texts, k)
+        elif options.mode == "vectors":
             found = self._by_vectors(queries, k)
-        elif mode.name == "rerank":
-            found = self._reranked(queries, k, mode)
+        elif options.mode == "rerank":
+            found = self._reranked(queries, k, texts, options.depth_for(k))
         else:
-            found = self._fused(queries, k, mode)
+            found = self._fused(queries, k, texts, options)
         return [[Hit(each.id, each.score) for each in best] for best in found]
 
     def _by_vectors(self, queries: TokenEmbeddings, k: int) -> list[list[_Found]]:
@@ -129,8 +126,8 @@ class CollectionSearch:
             requests.append(self._maxsim(query, prefetch))
         return self._run(requests, k)
 
-    def _by_keywords(self, mode: SearchMode, k: int) -> list[list[_Found]]:
-        vectors = self._words(mode)
+    def _by_keywords(self, texts: list[str], k: int) -> list[list[_Found]]:
+        vectors = self._words(texts)
         wanted = [i for i, vector in enumerate(vectors) if vector is not None]
 
         def request(vector: Any) -> _Request:
@@ -139,25 +136,26 @@ class CollectionSearch:
         found = iter(self._run([request(vectors[i]) for i in wanted], k))
         return [next(found) if vector is not None else [] for vector in vectors]
 
-    def _reranked(self, queries: TokenEmbeddings, k: int, mode: SearchMode) -> list[list[_Found]]:
+    def _reranked(self, queries: TokenEmbeddings, k: int, texts: list[str], depth: int) -> list[list[_Found]]:
         """Return the best documents by keywords in the order of MaxSim."""
         from qdrant_client import models
 
         requests = []
-        vectors = self._words(mode)
+        vectors = self._words(texts)
         for query, vector in zip(queries, vectors, strict=True):
             if vector is not None:
-                prefetch = models.Prefetch(query=vector, using=KEYWORDS, limit=mode.depth, filter=self._condition)
+                prefetch = models.Prefetch(query=vector, using=KEYWORDS, limit=depth, filter=self._condition)
                 requests.append(self._maxsim(query, prefetch))
         found = iter(self._run(requests, k))
         return [next(found) if vector is not None else [] for vector in vectors]
 
-    def _fused(self, queries: TokenEmbeddings, k: int, mode: SearchMode) -> list[list[_Found]]:
-        by_keywords = self._by_keywords(mode, mode.depth)
+    def _fused(self, queries: TokenEmbeddings, k: int, texts: list[str], options: SearchOptions) -> list[list[_Found]]:
+        depth = options.depth_for(k)
+        by_keywords = self._by_keywords(texts, depth)
         if self._candidates is not None:
-            self._candidates = max(self._candidates, mode.depth)
-        by_vectors = self._by_vectors(queries, mode.depth)
-        if mode.fusion == "relative":
+            self._candidates = max(self._candidates, depth)
+        by_vectors = self._by_vectors(queries, depth)
+        if options.fusion == "relative":
             missing = []
             for vectors, words in zip(by_vectors, by_keywords, strict=True):
                 known = {each.point for each in vectors}
@@ -175,8 +173,8 @@ class CollectionSearch:
                 )
                 for side in sides
             ]
-            fuse = fuse_ranks if mode.fusion == "rrf" else fuse_scores
-            best = fuse(rankings, mode.weights, k)
+            fuse = fuse_ranks if options.fusion == "rrf" else fuse_scores
+            best = fuse(rankings, options.weights, k)
             pairs = zip(best.numbers, best.scores, strict=True)
             fused.append([order[number][1]._replace(score=float(score)) for number, score in pairs])
         return fused
@@ -193,12 +191,12 @@ class CollectionSearch:
         found = iter(self._run([request for request, own in zip(requests, points, strict=True) if own], max(1, most)))
         return [next(found) if own else [] for own in points]
 
-    def _words(self, mode: SearchMode) -> list[Any]:
+    def _words(self, texts: list[str]) -> list[Any]:
         """Return the sparse vector of each text; None for one without a word."""
         from qdrant_client import models
 
         tokenizer = self._collection.configuration.tokenizer or ""
-        vectors = [query_vector(text, tokenizer) for text in mode.texts]
+        vectors = [query_vector(text, tokenizer) for text in texts]
         return [models.SparseVector(indices=v.indices, values=v.values) if v.indices else None for v in vectors]
 
     def _maxsim(self, query: Any, prefetch: Any, params: Any = None) -> _Request:

@@ -121,11 +121,6 @@ class Configuration(NamedTuple):
         return {**numbers, "keywords": self.tokenizer is not None, "tokenizer": self.tokenizer}
 
     @property
-    def has_effort(self) -> bool:
-        """Whether searches have the option `effort` and those beside it."""
-        return self.shard_kind == IVF.kind
-
-    @property
     def class_name(self) -> str:
         """The name of the class of the shards."""
         return KINDS[self.shard_kind].__name__
@@ -133,19 +128,6 @@ class Configuration(NamedTuple):
     def describe_numbers(self) -> str:
         """Return the number format in words."""
         return f"{self.nbits}-bit" if self.shard_kind == IVF.kind else str(self.dtype)
-
-    def checked_search_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those search options that are given."""
-        from latelier.indexes.ivf.parameters import choose_search_parameters
-
-        options = {name: value for name, value in given.items() if value is not None}
-        if options and not self.has_effort:
-            raise InvalidArgumentError(
-                f"received {', '.join(options)}, but exact shards have no such option: they score every document."
-            )
-        if options:
-            choose_search_parameters(1, 1, **{"effort": "balanced", **options})
-        return options
 
 
 def _check_nodes(nodes: object, replicas: int) -> tuple[str, ...] | None:

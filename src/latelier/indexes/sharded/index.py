@@ -18,11 +18,9 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes.base import Fusion, Index, Mode, Parameters, PathLike, SearchMode, Tokenizer
+from latelier.indexes.base import Index, PathLike, SearchOptions, Tokenizer
 from latelier.indexes.documents import DocumentBatches
-from latelier.indexes.exact import measure_recall
-from latelier.indexes.ivf.index import check_efforts
-from latelier.indexes.ivf.parameters import wider_efforts
+from latelier.indexes.exact import check_efforts, measure_recall
 from latelier.indexes.results import (
     CheckReport,
     Hit,
@@ -30,11 +28,10 @@ from latelier.indexes.results import (
     IndexStatistics,
     Record,
     VerifyReport,
-    WhyNotReport,
     warn_of_damage,
 )
 from latelier.indexes.sharded.commit_record import MOST_SHARDS, CommitRecord
-from latelier.indexes.sharded.configuration import Configuration
+from latelier.indexes.sharded.configuration import KINDS, Configuration
 from latelier.indexes.sharded.generations import Generations
 from latelier.indexes.sharded.placement import positions_by_shard
 from latelier.indexes.sharded.replicas import Replicas, persist
@@ -55,8 +52,6 @@ from latelier.utils.ragged import lengths_to_offsets
 
 if TYPE_CHECKING:
     import torch
-
-    from latelier.indexes.ivf.parameters import Effort
 
 __all__ = ["Sharded"]
 
@@ -235,44 +230,14 @@ class Sharded(Index):
             check_known(known, {id for found in self._by_shard(view, "known", known).values() for id in found})
             write.remove, write.prefixes = known, begins
 
-    def search(
-        self,
-        queries: Any = None,
-        k: int = 10,
-        *,
-        mode: Mode = "vectors",
-        texts: str | Sequence[str] | None = None,
-        fusion: Fusion = "relative",
-        weights: Sequence[float] = (0.5, 0.5),
-        depth: int | None = None,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        effort: Effort | None = None,
-        nprobe: int | None = None,
-        candidates: int | None = None,
-        rerank: int | None = None,
-    ) -> list[list[Hit]]:
-        """Return the `k` best documents of each query; see `Index.search`.
+    @property
+    def search_options(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See `Index.search_options`."""
+        return KINDS[self._configuration.shard_kind].search_options
 
-        Parameters
-        ----------
-        queries, k, mode, texts, fusion, weights, depth, filter, parameters, filter_timeout
-            See `Index.search`.
-        effort, nprobe, candidates, rerank
-            For shards of the kind ``"ivf"``, see `latelier.indexes.IVF.search`: each shard searches with them.
-
-        Returns
-        -------
-        list of list of Hit
-            One list per query, best first; equal scores in the order of insertion.
-        """
-        chosen = SearchMode.checked(k, mode=mode, texts=texts, fusion=fusion, weights=weights, depth=depth)
-        options = {"effort": effort, "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
-        own = self._configuration.checked_search_options(options)
-        return self._views.run(
-            lambda view: search_view(view, queries, k, chosen, filter, parameters, filter_timeout, own)
-        )
+    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+        """See `Index.find`; each shard searches with the same options."""
+        return self._views.run(lambda view: search_view(view, queries, k, texts, options))
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -345,45 +310,9 @@ class Sharded(Index):
         """See `Index.check` and `latelier.indexes.IVF.check`."""
         k, queries = check_count("k", k), check_count("queries", queries)
         with self.snapshot():
-            if self._configuration.has_effort:
-                return check_efforts(self, self.search, k, queries)
+            if self.search_options:
+                return check_efforts(self, k, queries)
             return measure_recall(self, k, queries)[0]
-
-    def why_not(
-        self,
-        query: Any,
-        id: Id,
-        k: int = 10,
-        *,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-        filter_timeout: float | None = 10.0,
-        effort: Effort | None = None,
-        nprobe: int | None = None,
-        candidates: int | None = None,
-        rerank: int | None = None,
-    ) -> WhyNotReport:
-        """Return why a search does not find a document, and what would find it; see `Index.why_not`.
-
-        Parameters
-        ----------
-        query, id, k, filter, parameters, filter_timeout
-            See `Index.why_not`.
-        effort, nprobe, candidates, rerank
-            Those of the search, see `search`.
-        """
-        from latelier.indexes.why_not import ApproximateStages, find_causes  # imports the contract of indexes
-
-        given = {"effort": effort, "nprobe": nprobe, "candidates": candidates, "rerank": rerank}
-        options = self._configuration.checked_search_options(given)
-        arguments = {"k": k, "filter": filter, "parameters": parameters, "filter_timeout": filter_timeout}
-        stages = None
-        if self._configuration.has_effort:
-            reset = {name: None for name in options if name != "effort"}
-            wider = [{"effort": each, **reset} for each in wider_efforts(effort or "balanced")]
-            stages = ApproximateStages(lambda *_: None, wider)
-        with self.snapshot():
-            return find_causes(self, query, id, arguments | options, stages)
 
     def statistics(self) -> IndexStatistics:
         """Return how much the index holds, and on how many bytes, those of all replicas; no vector is read."""

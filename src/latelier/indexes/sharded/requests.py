@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.base import Parameters, SearchMode
+from latelier.indexes.base import SearchOptions
 from latelier.indexes.hybrid import score_documents
 from latelier.indexes.results import Id, Ranking, Record
 from latelier.indexes.sharded.handover import Sizes, divide, sizes_of
@@ -23,18 +24,14 @@ __all__ = ["ShardFindings", "ShardReader", "ShardRequest"]
 class ShardRequest(NamedTuple):
     """The checked arguments of a search, as all shards get them.
 
-    `queries`: the vectors of the queries; None for ``"keywords"``. `k`, `mode`, `filter`, `parameters`, `timeout`,
-    `options`: see `latelier.indexes.Index.search`; `options` are those of the shards' own search. `statistics`: keyword
-    statistics of the whole index; None for ``"vectors"``.
+    `queries`: the vectors of the queries; None for ``"keywords"``. `statistics`: keyword statistics of the whole index;
+    None for ``"vectors"``.
     """
 
     queries: TokenEmbeddings | None
     k: int
-    mode: SearchMode
-    filter: str | Sequence[str] | None
-    parameters: Parameters
-    timeout: float | None
-    options: Mapping[str, Any]
+    texts: list[str]
+    options: SearchOptions
     statistics: KeywordStatistics | None
 
 
@@ -65,21 +62,21 @@ class ShardReader:
 
     def search(self, request: ShardRequest) -> list[ShardFindings]:
         """Return what is found for each query."""
-        search = self._index.searcher(**request.options)
+        options, queries, count = request.options, request.queries, len(request.texts)
+        search = partial(self._index.search_parts, options=options)
         snapshot, allowed = self._storage.snapshot(), None
-        if request.filter is not None:
-            allowed = self._storage.select(request.filter, request.parameters, request.timeout)[1]
-        mode, queries, count = request.mode, request.queries, len(request.mode.texts)
-        depth = request.k if mode.name in ("vectors", "keywords") else mode.depth
+        if options.filter is not None:
+            allowed = self._storage.select(options.filter, options.parameters, options.filter_timeout)[1]
+        depth = request.k if options.mode in ("vectors", "keywords") else options.depth_for(request.k)
         by_keywords = [_nothing()] * count
-        if mode.name != "vectors":
-            by_keywords = self._storage.rank_by_keywords(mode.texts, depth, allowed, request.statistics)
+        if options.mode != "vectors":
+            by_keywords = self._storage.rank_by_keywords(request.texts, depth, allowed, request.statistics)
         if queries is None:
             return [self._found(_nothing(), own, _nothing()) for own in by_keywords]
         # Arrays from another process are read-only, which compiled kernels treat as another type.
         queries = TokenEmbeddings(np.array(queries.vectors), np.array(queries.offsets))
         best = TopK(len(queries), min(depth, max(1, snapshot.documents)))
-        if mode.name != "rerank":
+        if options.mode != "rerank":
             search(snapshot, snapshot.parts(allowed), queries, best)
         found = []
         for i in range(len(queries)):
