@@ -1,4 +1,4 @@
-"""Forms of documents, fields."""
+"""The forms in which users give documents, and the names of the fields that records are made of."""
 
 from __future__ import annotations
 
@@ -14,19 +14,9 @@ from latelier.indexes.values import as_id
 from latelier.utils.checks import cut, describe, short
 from latelier.utils.files import check_unicode
 
-__all__ = ["DocumentFields", "InputDocument", "as_fields", "merge_metadata", "parse_document", "parse_documents"]
-
 
 class InputDocument(NamedTuple):
-    r"""One document to store; ``id`` is None if the user gave none, ``title`` is put before the text.
-
-    Examples
-    --------
-    >>> InputDocument("a", "The capital of France.", {}, "Paris").with_title()
-    'Paris The capital of France.'
-    >>> InputDocument("a", "# Paris\nThe capital.", {}, "Paris").with_title()
-    '# Paris\nThe capital.'
-    """
+    """One document to store; ``id`` is None if the user gave none, ``title`` is put before the text."""
 
     id: Id | None
     text: str
@@ -36,24 +26,19 @@ class InputDocument(NamedTuple):
     def with_title(self, part: str | None = None) -> str:
         """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
         part = self.text if part is None else part
-        if not self.title or _begins_with_heading(part, self.title):
+        if not self.title:
+            return part
+        title = re.escape(self.title)
+        heading = rf"#+\s*{title}[ \t]*#*|{title}[ \t]*(?:\r\n|[\r\n]) {{0,3}}(?:=+|-+)"  # of Markdown
+        if re.match(rf"\s*(?:{heading})[ \t]*(?:[\r\n]|\Z)", part):
             return part
         return f"{self.title} {part}".strip()
 
 
-def _begins_with_heading(text: str, title: str) -> bool:
-    """Whether a text begins with a title as a whole Markdown heading, of ``#`` or underlined."""
-    title = re.escape(title)
-    heading = rf"#+\s*{title}[ \t]*#*|{title}[ \t]*(?:\r\n|[\r\n]) {{0,3}}(?:=+|-+)"
-    return re.match(rf"\s*(?:{heading})[ \t]*(?:[\r\n]|\Z)", text) is not None
-
-
 def parse_documents(documents: Any) -> Iterator[InputDocument]:
-    """Yield documents while the iterable is read; the error for an invalid document names its position.
+    """Yield documents while the iterable is read, see `Retriever.add`; the error for an invalid one has its position.
 
-    `documents`: an iterable of texts, of ``(id, text)`` pairs, or of records: dicts with ``"text"``, optionally
-    ``"id"`` (or BEIR's ``"_id"``) and ``"title"``, which is put before the text. All other keys are metadata; a dict
-    under ``"metadata"`` is merged into it.
+    Of a record, a dict under ``"metadata"`` is merged with the other keys.
     """
     if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
         raise InvalidArgumentError(
@@ -72,46 +57,36 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
 
 
 def parse_document(item: Any) -> InputDocument:
-    """Parse one document of any of the forms of `parse_documents`; its errors do not name the position."""
+    """Return one document of any form; errors do not name its position."""
     if isinstance(item, InputDocument):
         return item
     if isinstance(item, str):
         return InputDocument(None, _checked_text(item, None), {})
-    if isinstance(item, Mapping):
-        return _parse_record(dict(item))
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return InputDocument(as_id(item[0]), _checked_text(item[1], item[0]), {})
-    raise InvalidArgumentError(
-        f"received {describe(item)}; expected a text, an (id, text) pair, or a dict with 'text'."
-    )
-
-
-def _parse_record(record: dict[str, Any]) -> InputDocument:
+    if not isinstance(item, Mapping):
+        raise InvalidArgumentError(
+            f"received {describe(item)}; expected a text, an (id, text) pair, or a dict with 'text'."
+        )
+    record = dict(item)
     if "text" not in record:
-        keys = cut(", ".join(map(short, record)) or "none", 200)
-        raise InvalidArgumentError(f"it has no 'text'; its keys are {keys}.")
-    names = [name for name in ("id", "_id") if name in record]
-    if len(names) > 1:
+        raise InvalidArgumentError(f"it has no 'text'; its keys are {_listed(record)}.")
+    if "id" in record and "_id" in record:
         raise InvalidArgumentError(
             f"it has both 'id' {short(record['id'])} and '_id' {short(record['_id'])}; give one."
         )
-    id_ = as_id(record.pop(names[0])) if names else None
+    name = next((name for name in ("id", "_id") if name in record), None)
+    id_ = None if name is None else as_id(record.pop(name))
     text, title = record.pop("text"), record.pop("title", None)
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
-    document = InputDocument(id_, text, merge_metadata(record), title or "")
+    document = InputDocument(id_, text, _merged_metadata(record), title or "")
     _checked_text(document.with_title() if isinstance(text, str) else text, id_)
     return document
 
 
-def merge_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record, those of a dict under ``"metadata"`` among them.
-
-    Examples
-    --------
-    >>> merge_metadata({"year": 2024, "metadata": {"lang": "en"}})
-    {'lang': 'en', 'year': 2024}
-    """
+def _merged_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record, those of a dict under ``"metadata"`` among them."""
     rest = dict(record)
     nested = rest.pop("metadata", None) or {}
     if not isinstance(nested, Mapping):
@@ -143,18 +118,10 @@ _FIRST_RECORDS = 100
 
 
 class DocumentFields(NamedTuple):
-    r"""The names of the fields that documents are made of.
+    """The names of the fields that documents are made of.
 
-    `id`: field of the id; None: ``id`` or ``_id``, if there is one. `text`: fields of the text, which are joined by
-    line ends; none: ``text``. `title`: field of the title; None: ``title``, if there is one. `metadata`: fields of the
-    metadata; None: all others.
-
-    Examples
-    --------
-    >>> fields = DocumentFields("doi", ("abstract", "body"), metadata=("year",))
-    >>> record = {"doi": "10/x", "abstract": "Short.", "body": "Long."}
-    >>> fields.select({**record, "year": 2024, "pages": 7})
-    {'id': '10/x', 'text': 'Short.\nLong.', 'metadata': {'year': 2024}}
+    By default, the id is ``id`` or ``_id``, the text ``text``, the title ``title``, and all others are metadata. The
+    fields of a text are joined by line ends.
     """
 
     id: str | None = None
@@ -180,16 +147,11 @@ class DocumentFields(NamedTuple):
         ids = ("id", "_id") if self.id is None else (self.id,)
         return [*dict.fromkeys([*ids, *self.text_names, self.title or "title", *self.metadata])]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, without those of the default fields."""
-        single = [name for name in (self.id, self.title) if name is not None]
-        return tuple(dict.fromkeys([*single, *self.text, *(self.metadata or ())]))
-
     def check_names(self, found: Iterable[str], where: str) -> None:
-        """Check that all named fields are among those of a table or of some records."""
-        known = list(dict.fromkeys(found))
-        unknown = [name for name in (*self.names, *self.text_names) if name not in known]
+        """Check that all named fields, and those of the text, are among those of a table or of some records."""
+        known = dict.fromkeys(found)
+        single = [name for name in (self.id, self.title) if name is not None]
+        unknown = [name for name in (*single, *self.text_names, *(self.metadata or ())) if name not in known]
         if unknown:
             listed = cut(", ".join(known) or "none", 200)
             raise InvalidArgumentError(
@@ -209,9 +171,9 @@ class DocumentFields(NamedTuple):
                 selected[key if self.id is None else "id"] = rest.pop(key)
         if (title := rest.pop(self.title or "title", None)) is not None:
             selected["title"] = title
-        selected["text"] = _joined([(name, rest.pop(name, None)) for name in self.text_names])
+        selected["text"] = _joined({name: rest.pop(name, None) for name in self.text_names})
         if self.metadata is None:
-            selected["metadata"] = merge_metadata(rest)
+            selected["metadata"] = _merged_metadata(rest)
         else:
             selected["metadata"] = {name: record[name] for name in self.metadata if name in record}
         return selected
@@ -220,30 +182,21 @@ class DocumentFields(NamedTuple):
         """Yield numbered records, after a check that each named field is in one of the first hundred."""
         remaining = iter(records)
         first = list(itertools.islice(remaining, _FIRST_RECORDS))
-        if first and self.are_named:
+        if first:
             keys = [key for _, record in first if isinstance(record, Mapping) for key in record]
             self.check_names(keys, f"{source}: its first records have")
         return itertools.chain(first, remaining)
 
 
 def as_fields(id: Any, text: Any, title: Any, metadata: Any) -> DocumentFields:
-    """Return the fields that a user names: single names, or for text and metadata several.
-
-    Raises `InvalidArgumentError` if a name is not a text or is empty, or one field is to be two things.
-
-    Examples
-    --------
-    >>> as_fields("doi", "body", None, ["year"])
-    DocumentFields(id='doi', text=('body',), title=None, metadata=('year',))
-    """
+    """Return the fields that a user names: single names, or for text and metadata several."""
     for name, value in (("id", id), ("title", title)):
         if not (value is None or (isinstance(value, str) and value)):
             raise InvalidArgumentError(f"received {describe(value)} as {name}; expected the name of a field, or None.")
-    texts = _names("text", text)
-    fields = DocumentFields(id, texts or (), title, _names("metadata", metadata))
+    fields = DocumentFields(id, _names("text", text) or (), title, _names("metadata", metadata))
     roles = [name for name in (id, title, *fields.text) if name is not None]
-    if len(set(roles)) < len(roles):
-        twice = next(name for name in roles if roles.count(name) > 1)
+    twice = next((name for name in roles if roles.count(name) > 1), None)
+    if twice is not None:
         raise InvalidArgumentError(f"received the field {short(twice)} for two of id, text and title; name it once.")
     return fields
 
@@ -251,20 +204,20 @@ def as_fields(id: Any, text: Any, title: Any, metadata: Any) -> DocumentFields:
 def _names(option: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
-    if not all(isinstance(name, str) and name for name in names) or not isinstance(value, (str, Sequence)):
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (None,)
+    if not all(isinstance(name, str) and name for name in names):
         raise InvalidArgumentError(f"received {describe(value)} as {option}; expected the name of a field or several.")
-    return names
+    return names  # type: ignore[return-value]  # checked above
 
 
-def _joined(parts: list[tuple[str, Any]]) -> Any:
+def _joined(parts: Mapping[str, Any]) -> Any:
     """Return the texts of several fields on lines of their own; None and empty ones are left out."""
     if len(parts) == 1:
-        return "" if parts[0][1] is None else parts[0][1]
-    for name, value in parts:
+        return "" if (only := next(iter(parts.values()))) is None else only
+    for name, value in parts.items():
         if not (value is None or isinstance(value, str)):
             raise InvalidArgumentError(f"its field {short(name)} is of type {type(value).__name__}; expected str.")
-    return "\n".join(value for _, value in parts if value)
+    return "\n".join(value for value in parts.values() if value)
 
 
 def _listed(record: Mapping[str, Any]) -> str:

@@ -1,0 +1,393 @@
+"""Reading documents from files of every format and from folders, and the line or file that a message names."""
+
+import csv
+import datetime
+import gzip
+import json
+import os
+import random
+import threading
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from input_fuzzer import make_case, run_case
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.retrieve import read_documents
+
+
+def read(path, format="auto"):
+    return [(document.id, document.with_title(), document.metadata) for document in read_documents(path, format=format)]
+
+
+def read_folder(folder, **options):
+    """Return the documents by id, and the reasons of skipped files by path."""
+    documents = read_documents(folder, **options)
+    found = {document.id: document for document in documents}
+    return found, dict(documents.skipped)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "documents"),
+    [
+        ("a.jsonl", '{"id": 1, "text": "x", "n": 2}\n\n{"text": "y"}\n', [(1, "x", {"n": 2}), (None, "y", {})]),
+        ("a.ndjson", '"only a text"\n["id", "text"]\n', [(None, "only a text", {}), ("id", "text", {})]),
+        ("a.txt", " one \n\n{two}\r\n", [(None, "one", {}), (None, "{two}", {})]),
+        ("a.csv", 'id,text,n,z\n1,"a, b\nc",2.5,\n', [("1", "a, b\nc", {"n": 2.5})]),
+        ("a.tsv", "title\ttext\tyear\nT\tx\t007\n", [(None, "T x", {"year": "007"})]),
+        ("no_suffix", '\n{"text": "x"}\n', [(None, "x", {})]),
+        ("a.log", "\none\ntwo", [(None, "one", {}), (None, "two", {})]),
+        ("empty.txt", "", []),
+        ("empty", "\n", []),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_formats(tmp_path, name, content, documents, compressed):
+    path = tmp_path / (name + ".gz" * compressed)
+    data = ("\ufeff" + content).encode()
+    path.write_bytes(gzip.compress(data) if compressed else data)
+    assert read(path) == documents
+
+
+def test_format_given_wins_over_the_name(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text('{"text": "x"}')
+    assert read(path, "jsonl") == [(None, "x", {})]
+    assert read(path) == [(None, '{"text": "x"}', {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a.jsonl:3: malformed JSON"),
+        ("a.jsonl", '{"text": "x"}\n{"id": "b"}\n', r"a.jsonl:2: it has no 'text'"),
+        ("a.jsonl", '{"text": "x"}\n' + "[" * 100_000, r"a.jsonl:2: malformed JSON: .* nested too deeply"),
+        ("a.jsonl", '{"text": "x", "n": ' + "9" * 5000 + "}", r"a.jsonl:1: malformed JSON: it holds an integer"),
+        ("a.jsonl", '{"text": "x", "n": NaN}', r"a.jsonl:1: .* holds nan"),
+        ("a.jsonl", '{"text": "a \\ud800"}', r"a.jsonl:1: the text is not valid Unicode"),
+        ("a.jsonl", '{"id": "' + "i" * 70_000 + '", "text": ""}', r"a.jsonl:1: the text of 'i+\.\.\.i+' is empty"),
+        ("a.json", '[\n{"text": "x"}\n]', r"a.json:1: a JSON array"),
+        ("a.csv", "id,body\n1,x\n", r"a.csv:1: it has no field 'text'; the fields are: id, body"),
+        ("a.csv", "", r"a.csv:1: .* the fields are: none"),
+        ("a.csv", "id,text\n1,x\n2,\n", r"a.csv:3: the text of '2' is empty"),
+        ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: more cells"),
+        ("a.csv", 'id,text\n1,"unclosed\n2,foo\n', r"a.csv:2: malformed CSV"),
+        ("a.csv", 'id,text\n1,x\n\n2,"unclosed', r"a.csv:4: malformed CSV: unexpected end"),
+        ("a.csv", 'id,text\n1,"unclosed\n2,"foo"\n3,x\n', r"a.csv:2: malformed CSV"),
+        ("a.csv", 'id,"text\n1,x\n', r"a.csv:1: malformed CSV"),
+        ("a.csv", 'text\n"' + "x\n" * (2**23 + 1), r"a.csv:2: malformed CSV: .* limit \(16777216\)"),
+        ("a.csv", ",id,text\n0,1,x\n", r"a.csv:2: column 1 has no name"),
+        ("a.csv", "text,n,n\nx,1,2\n", r"a.csv:1: the header has the column 'n' 2 times"),
+        ("a.txt", b"one\ntwo\ncaf\xe9\n", r"a.txt is not UTF-8 text \(byte 0xe9 after line "),
+        ("a.txt", "x" * (2**24 + 1), r"a.txt:1: longer than 16,777,216"),
+    ],
+)
+def test_faulty_lines_are_named_in_few_words(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InvalidArgumentError, match=message) as raised:
+        read(tmp_path / name)
+    assert len(str(raised.value)) < 800
+
+
+def test_quotes_and_columns_without_a_name_that_do_no_harm(tmp_path):
+    (tmp_path / "a.csv").write_text('id,text,\n1,"a" b,\n\n2,5" disk,\n3,"c\n\n""d""",\n4,"e"')
+    texts = [("1", "a b", {}), ("2", '5" disk', {}), ("3", 'c\n\n"d"', {}), ("4", "e", {})]
+    assert read(tmp_path / "a.csv") == texts
+    (tmp_path / "b.csv").write_text(",text,year\n0,x,1975\n")
+    [document] = read_documents(tmp_path / "b.csv", metadata="year")
+    assert document.metadata == {"year": 1975}
+
+
+LONG = "x" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", f"text\n{LONG}\n"), ("a.tsv", f'text\n"{LONG}\n{LONG}"\n'), ("a.jsonl", f'"{LONG}"')],
+)
+def test_long_texts_are_read_whole(tmp_path, name, content):
+    before = csv.field_size_limit()
+    (tmp_path / name).write_text(content)
+    [(_, text, _)] = read(tmp_path / name)
+    assert text.count("x") == content.count("x") - content.startswith("text")
+    assert csv.field_size_limit() == before
+
+
+def test_every_flipped_bit_of_a_gzip_is_rejected_or_read(tmp_path):
+    whole = gzip.compress("".join(f"line {i} {i * i}\n" for i in range(500)).encode(), mtime=0)
+    path = tmp_path / "a.txt.gz"
+    outcomes = set()
+    for seed in range(200):
+        damaged = bytearray(whole)
+        at = random.Random(seed)
+        damaged[at.randrange(len(damaged))] ^= 1 << at.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            outcomes.add(len(read(path)))
+        except (StorageError, InvalidArgumentError):
+            outcomes.add("refused")
+    assert outcomes == {500, "refused"}  # the header holds a name and a time, which are not checked
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes with a name")
+def test_whatever_can_be_opened_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    writer = threading.Thread(target=(tmp_path / "pipe.jsonl").write_text, args=('{"text": "through a pipe"}\n',))
+    writer.start()
+    assert read(tmp_path / "pipe.jsonl") == [(None, "through a pipe", {})]
+    writer.join()
+    assert read("/dev/null") == []
+    with pytest.raises(InvalidArgumentError, match="/dev/zero:1: longer than"):
+        read("/dev/zero")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(gzip.compress(b'{"text": "x"}\n'))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"text" * 1000)[:20])
+    for path, message in (
+        (tmp_path / "absent.txt", "there is no file"),
+        (Path("x" * 5000), "cannot read|no file"),
+        (tmp_path / "a.jsonl", r"a.jsonl is compressed with gzip, .* ends in .gz"),
+        (tmp_path / "a.txt.gz", r"cannot read .*a.txt.gz"),
+    ):
+        with pytest.raises((InvalidArgumentError, StorageError), match=message):
+            read(path)
+
+
+def test_fuzzed_files_are_accepted_or_rejected(tmp_path):
+    generator = random.Random(0)
+    outcomes = [run_case(make_case(generator), tmp_path) for _ in range(200)]
+    assert [outcome for outcome in outcomes if outcome.verdict == "wrong"] == []
+    assert {outcome.verdict for outcome in outcomes} == {"accepted", "refused"}
+
+
+ROWS = [
+    {"doi": "10/a", "head": "Pears", "abstract": "On pears.", "body": "They ripen.", "year": 1975, "pages": 7},
+    {"doi": "10/b", "head": "Figs", "abstract": "On figs.", "body": "They dry.", "year": 2024, "pages": 12},
+]
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text("\n".join(",".join(map(str, each)) for each in [rows[0], *(row.values() for row in rows)]))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_named_fields(tmp_path, suffix):
+    path = write(tmp_path / f"papers{suffix}", ROWS)
+    documents = read_documents(path, id="doi", text=["abstract", "body"], title="head", metadata="year")
+    assert [tuple(document) for document in documents] == [
+        ("10/a", "On pears.\nThey ripen.", {"year": 1975}, "Pears"),
+        ("10/b", "On figs.\nThey dry.", {"year": 2024}, "Figs"),
+    ]
+    [first, _] = read_documents(path, text="body")  # everything else is metadata, and there is no id
+    assert first == (None, "They ripen.", {key: ROWS[0][key] for key in ROWS[0] if key != "body"}, "")
+    [first, _] = read_documents(path, text="body", metadata=[])
+    assert first == (None, "They ripen.", {}, "")
+    for names, missing in (
+        ({"text": "content"}, "'content'; the fields are: doi, head, abstract"),
+        ({"text": "body", "id": "number"}, "'number'"),
+        ({"text": "body", "metadata": ["year", "yeer"]}, "'yeer'"),
+        ({"id": "doi"}, "'text'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"no field {missing}"):
+            next(iter(read_documents(path, **names)))
+
+
+def test_names_that_cannot_be(tmp_path):
+    path = write(tmp_path / "papers.jsonl", ROWS)
+    (tmp_path / "a.txt").write_text("one\n")
+    for place, names, message in (
+        (path, {"id": 5}, r"received 5 \(int\) as id"),
+        (path, {"text": [""]}, r"received \[''\] \(list\) as text"),
+        (path, {"metadata": {"year": 1}}, "as metadata; expected"),
+        (path, {"id": "body", "text": "body"}, "'body' for two of id, text and title"),
+        (path, {"format": "xml"}, "received format='xml'"),
+        (path, {"glob": "*.md"}, "received glob for .*not a folder"),
+        (tmp_path / "a.txt", {"text": "body"}, "received names of fields for"),
+        (tmp_path, {"text": "body"}, "received names of fields for"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            read_documents(place, **names)
+
+
+def test_records_that_do_not_fit_the_named_fields(tmp_path):
+    """Nothing is left out or replaced in silence."""
+    path = tmp_path / "a.jsonl"
+    for content, names, message in (
+        ('"two"', {"text": "body"}, "no field 'body'"),
+        ('{"body": "one"}\n"two"', {"text": "body"}, "a.jsonl:2: it is not a record"),
+        ('{"body": "one"}\n{"other": "x"}', {"text": ["body", "other"]}, "a.jsonl:1: it has no field 'other'"),
+        ('{"no": "7", "text": "x", "metadata": "a text"}', {"id": "no"}, "a.jsonl:1: it has metadata of type str"),
+        ('{"no": "7", "text": "x", "year": 2, "metadata": {"year": 1}}', {"id": "no"}, "'year' both at the top"),
+    ):
+        path.write_text(content)
+        with pytest.raises(InvalidArgumentError, match=message):
+            list(read_documents(path, **names))
+    path.write_text(json.dumps({"no": "7", "text": "x", "id": 3, "metadata": {"year": 1}}))
+    assert tuple(*read_documents(path, id="no"))[:3] == ("7", "x", {"year": 1, "id": 3})
+
+
+def test_values_of_parquet_become_json(tmp_path):
+    table = pyarrow.table(
+        {
+            "id": pyarrow.array([1, 2, 3]),
+            "text": ["one", "two", None],
+            "at": pyarrow.array([0, 1_000_000_001, None], pyarrow.timestamp("ns")),
+            "on": [datetime.date(2024, 5, 1), None, None],
+            "tags": [["a", "b"], [], None],
+            "author": [{"name": "Ada", "born": None}, None, None],
+            "score": [float("nan"), 0.5, None],
+            "raw": [b"text", b"caf\xe9", None],
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=1)
+    documents = iter(read_documents(tmp_path / "a.parquet", metadata=["at", "on", "tags", "author", "score"]))
+    assert next(documents).metadata == {
+        "at": "1970-01-01T00:00:00",
+        "on": "2024-05-01",
+        "tags": ["a", "b"],
+        "author": {"name": "Ada", "born": None},
+        "score": None,
+    }
+    assert next(documents).metadata == {"at": "1970-01-01T00:00:01", "tags": [], "score": 0.5}
+    with pytest.raises(InvalidArgumentError, match=r"a.parquet:row 3: the text of 3 is empty"):
+        next(documents)
+    documents = iter(read_documents(tmp_path / "a.parquet", metadata="raw"))
+    assert next(documents).metadata == {"raw": "text"}
+    with pytest.raises(InvalidArgumentError, match=r"a.parquet:row 2: .* not UTF-8"):
+        next(documents)
+
+
+def test_damaged_parquet_is_named(tmp_path):
+    data = write(tmp_path / "a.parquet", ROWS * 100).read_bytes()
+    for damaged in (b"", b"PAR1", data[:-20], b"text\n" * 100):
+        (tmp_path / "a.parquet").write_bytes(damaged)
+        with pytest.raises(InvalidArgumentError, match=r"a.parquet is not a Parquet file"):
+            read_documents(tmp_path / "a.parquet")
+
+
+def test_a_folder_of_notes(tmp_path):
+    (tmp_path / "work" / "deep").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfPears\r\nripen.\r\n")
+    (tmp_path / "work" / "a.MD").write_text("intro\n\n# On figs #\nThey dry.")
+    (tmp_path / "work" / "deep" / "c.markdown").write_text("no heading")
+    (tmp_path / "ignored.csv").write_text("text\n1")
+    (tmp_path / ".git" / "d.txt").write_text("hidden")
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    os.utime(tmp_path / "b.txt", (0, 0))
+    found, skipped = read_folder(tmp_path)
+    assert (list(found), skipped) == (["b.txt", "work/a.MD", "work/deep/c.markdown"], {})
+    assert found["b.txt"].text == "Pears\r\nripen.\r\n"  # as in the file, so that offsets are those of the file
+    assert found["b.txt"].metadata == {"path": "b.txt", "modified": "1970-01-01T00:00:00Z"}
+    assert (found["work/a.MD"].title, found["work/a.MD"].metadata["title"]) == ("On figs", "On figs")
+    assert found["work/deep/c.markdown"].title == ""
+    documents = read_documents(tmp_path)
+    assert (len(documents), len(list(documents)), len(list(documents))) == (3, 3, 3)
+    (tmp_path / "b.txt").unlink()
+    with pytest.warns(UserWarning, match="skipped 1 files .*\n  b.txt: there is no file"):
+        assert len(list(documents)) == 2
+
+
+@pytest.mark.parametrize(
+    ("glob", "expected"),
+    [
+        ("*.rst", ["a.rst"]),
+        (["docs/*.md", "*.rst"], ["a.rst", "docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
+        ("**/*.md", ["a.md", "docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
+        ("**/**/a.*", ["a.md", "a.rst", "docs/a.md"]),
+        ("docs/**/x.md", ["docs/deep/er/x.md", "docs/x.md"]),
+        ("do**/x.md", ["docs/deep/er/x.md", "docs/x.md"]),
+        ("*s/**/d*/**/x*", ["docs/deep/er/x.md"]),
+    ],
+)
+def test_patterns_of_files(tmp_path, glob, expected):
+    (tmp_path / "docs" / "deep" / "er").mkdir(parents=True)
+    for name in ("a.md", "a.rst", "docs/a.md", "docs/x.md", "docs/deep/er/x.md"):
+        (tmp_path / name).write_text("text")
+    assert [*read_folder(tmp_path, glob=glob)[0]] == expected
+
+
+def test_folders_and_patterns_without_files(tmp_path):
+    (tmp_path / "a.org").write_text("text")
+    for glob, wanted in ((["*.rst", "b/**/*.org"], r"'\*\.rst', 'b/\*\*/\*\.org'"), ((), r"\.txt, \.md and")):
+        with pytest.warns(UserWarning, match=rf"looked for {wanted}") as caught:
+            assert read_folder(tmp_path, glob=glob) == ({}, {})
+        assert [each.filename for each in caught] == [__file__]
+    for glob in (5, [""], [b"*"]):
+        with pytest.raises(InvalidArgumentError, match="as glob; expected patterns"):
+            read_documents(tmp_path, glob=glob)
+
+
+def test_files_of_a_folder_that_cannot_be_read_are_skipped_and_named(tmp_path):
+    (tmp_path / "good.txt").write_text("a good one")
+    (tmp_path / "good.gz").write_bytes(gzip.compress(b"another"))
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / "empty.txt").write_text(" \n\n")
+    (tmp_path / "long.txt").write_text("x" * (2**24 + 1))
+    (tmp_path / "zip.txt.gz").write_bytes(gzip.compress(b"text" * 1000)[:20])
+    with pytest.warns(UserWarning, match=r"skipped 4 files of .*\n  empty.txt: is empty") as caught:
+        found, skipped = read_folder(tmp_path, glob=["*.txt", "*.gz"])
+    assert [each.filename for each in caught] == [__file__]
+    assert [*found] == ["good.gz", "good.txt"]
+    reasons = {"latin.txt": "not UTF-8", "empty.txt": "empty", "long.txt": "longer than", "zip.txt.gz": "damaged gzip"}
+    assert skipped.keys() == reasons.keys()
+    assert [name for name, reason in reasons.items() if reason not in skipped[name]] == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links, pipes and names of bytes")
+def test_links_pipes_and_odd_names(tmp_path):
+    folder, outside = tmp_path / "notes", tmp_path / "secret.txt"
+    (folder / "sub").mkdir(parents=True)
+    outside.write_text("not in the folder")
+    (folder / "sub" / "real.txt").write_text("here")
+    (folder / "inside.txt").symlink_to(folder / "sub" / "real.txt")
+    (folder / "outside.txt").symlink_to(outside)
+    (folder / "loop.txt").symlink_to(folder / "loop.txt")
+    (folder / "sub" / "up").symlink_to(folder)
+    os.mkfifo(folder / "pipe.txt")
+    with open(os.fsencode(folder) + b"/caf\xe9.txt", "w") as file:  # noqa: PTH123 (a name that is not Unicode)
+        file.write("text")
+    (folder / "two\nlines.txt").write_text(" ")
+    with pytest.warns(UserWarning, match=r"(?s)skipped 6 files.*\n  'two\\nlines.txt': is empty"):
+        found, skipped = read_folder(folder)
+    assert [*found] == ["inside.txt", "sub/real.txt"]
+    assert "is empty" in skipped.pop("two\nlines.txt")
+    assert "leads nowhere" in skipped.pop("loop.txt")
+    assert "not valid Unicode" in skipped.pop("caf\udce9.txt")
+    assert skipped == {
+        "outside.txt": "a link to a file outside of the folder",
+        "sub/up": "a link to a folder",
+        "pipe.txt": "not a regular file",
+    }
+    assert [*read_folder(folder / "sub" / "up" / "sub", glob="*.txt")[0]] == ["real.txt"]  # named, so followed
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("# One", "One"),
+        ("text\r\n## Two ##\r\n# One", "Two"),
+        ("#hashtag\n####### seven\n    # code\n#\n", ""),
+        ("```\n# comment\n```\n~~~~\n# in\n~~~\n# in\n~~~~\n### Three", "Three"),
+        ("---\n# a yaml comment\ntags: x\n---\n\n# One", "One"),
+        ("---\r\n# a yaml comment\r\n...\r\nOne\r\n===", "One"),
+        ("---\n\n# not closed", "not closed"),
+        ("One\n  =====  \n# Two", "One"),
+        ("a paragraph\nof two lines\n---\n## Two", "Two"),
+        ("- item\n---\n> quote\n---\n| cell |\n---\n\n---\n***\n---\n# Two", "Two"),
+        ("```\nOne\n===\n```\n===\n\n===\n# Two", "Two"),
+    ],
+)
+def test_the_title_of_a_markdown_file_is_its_first_heading(tmp_path, text, title):
+    (tmp_path / "a.md").write_bytes(text.encode())
+    [document] = read_documents(tmp_path / "a.md")
+    assert (document.id, document.title) == ("a.md", title)
