@@ -258,7 +258,6 @@ def test_help_names_every_command_with_an_example(run):
         "export",
         "import_",
         "copy",
-        "reshard",
         "warmup",
         "demo",
     ]

@@ -1,14 +1,11 @@
 """An index of shards from the command line: made, described, searched, and served by a real server."""
 
 import json
-import shutil
 import subprocess
 import sys
 import urllib.request
 
 import pytest
-
-from latelier.indexes.sharded import replica
 
 pytestmark = pytest.mark.slow
 RECORDS = [{"id": f"d{i}", "text": f"document number {i}", "year": 2000 + i} for i in range(12)]
@@ -28,18 +25,7 @@ def sharded(tmp_path_factory, run, tiny, ray_session):
 
 def test_info_counts_shards(run, sharded):
     facts = json.loads(run("info", sharded, "--json").stdout)
-    assert (facts["kind"], facts["documents"], facts["shards"], facts["replicas"]) == ("Sharded", 12, 2, 1)
-
-
-def test_each_shard_is_started_once(run, sharded, tmp_path, monkeypatch):
-    folder, started = tmp_path / "index", []
-    shutil.copytree(sharded, folder)
-    (tmp_path / "more.jsonl").write_text('{"id": "more", "text": "another document"}\n')
-    start = replica.start_process
-    monkeypatch.setattr(replica, "start_process", lambda resources: (started.append(resources), start(resources))[1])
-    result = run("index", tmp_path / "more.jsonl", "--index", folder, "--device", "cpu", "--json")
-    assert json.loads(result.stdout)["documents"] == len(RECORDS) + 1, result.output
-    assert len(started) == 2
+    assert (facts["kind"], facts["documents"], facts["shards"]) == ("Sharded", 12, 2)
 
 
 def test_search_finds_what_one_index_finds(run, sharded, tiny, tmp_path):
@@ -69,18 +55,3 @@ def test_server_searches_it(sharded):
             process.communicate(timeout=60)
     assert results[0]["id"] == "d3"
     assert len(results) == 3
-
-
-def test_replicas_need_shards(run, sharded, tmp_path):
-    result = run("index", sharded.parent / "records.jsonl", "--index", tmp_path / "new", "--replicas", 2)
-    assert result.exit_code == 2
-    assert "add --shards" in result.output
-
-
-def test_reshard_divides_anew(run, sharded, tmp_path):
-    folder = shutil.copytree(sharded, tmp_path / "index")
-    result = run("reshard", folder, 3)
-    assert "2 -> 3" in result.stdout, result.output
-    assert "%|" not in result.stderr  # no progress bar, as it is no terminal
-    facts = json.loads(run("info", folder, "--json").stdout)
-    assert (facts["documents"], facts["shards"]) == (12, 3)

@@ -33,12 +33,19 @@ NOT_IN_QDRANT = {
     "test_repr_says": "counting tokens would read every payload; statistics() does",
 }
 # What cannot be seen of shards, likewise.
-NOT_IN_SHARDED = dict.fromkeys(
-    ["is_evaluated_once", "are_evaluated_each", "types_are_other_questions"],
-    "SQLite evaluates its filters in the processes of the shards, where nothing counts them",
-) | dict.fromkeys(
-    ["test_index_forks.py", "test_processes_see_whole_commits"],
-    "no connection to Ray survives a fork, see test_lost_connections.py",
+NOT_IN_SHARDED = (
+    dict.fromkeys(
+        ["is_evaluated_once", "are_evaluated_each", "types_are_other_questions"],
+        "SQLite evaluates its filters in the processes of the shards, where nothing counts them",
+    )
+    | dict.fromkeys(
+        ["test_index_forks.py", "test_processes_see_whole_commits"],
+        "no connection to Ray survives a fork, see test_shard_deaths.py",
+    )
+    | dict.fromkeys(
+        ["test_keywords_equal_bm25_by_loops", "test_hybrid_is_the_fusion_of_both"],
+        "each shard scores words by its own statistics, see test_sharded.py",
+    )
 )
 # These start processes, which takes long beside what they test.
 SHARDED = [name for name in KINDS if name.startswith("sharded")]

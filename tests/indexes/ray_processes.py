@@ -4,21 +4,21 @@ import contextlib
 
 import pytest
 
-from latelier.indexes.sharded import replica
-from latelier.utils.ray_session import require_ray
+from latelier.indexes.sharded import worker
+from latelier.utils.ray_session import connect_to_ray
 
 
 @contextlib.contextmanager
 def local_ray():
     """Start a small local Ray, unless one is running, and stop it."""
-    ray = require_ray("Testing")
+    ray = pytest.importorskip("ray")
     if ray.is_initialized():
         yield ray
         return
     options = {"num_cpus": 4, "object_store_memory": 100 << 20, "include_dashboard": False}
     ray.init("local", **options, log_to_driver=False, logging_level="ERROR")
     try:
-        yield ray
+        yield connect_to_ray("Testing")
     finally:
         ray.shutdown()
 
@@ -27,12 +27,16 @@ def local_ray():
 def reused_processes():
     """Within the context, give the processes of closed indexes to later ones."""
     idle = []
-    start = replica.start_process
+    start = worker.start
 
-    def start_or_reuse(resources):
-        return idle.pop() if idle else start(resources)
+    def start_or_reuse(ray, opening, node):
+        if not idle or node is not None:
+            return start(ray, opening, node)
+        actor = idle.pop()
+        ray.get(actor.__ray_call__.remote(lambda self: self.__init__(opening)))
+        return actor
 
     with pytest.MonkeyPatch.context() as patch, local_ray():
-        patch.setattr(replica, "start_process", start_or_reuse)
-        patch.setattr(replica, "stop_process", idle.append)
+        patch.setattr(worker, "start", start_or_reuse)
+        patch.setattr(worker, "stop", lambda ray, actor: idle.append(actor))
         yield

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from latelier.cli.demo import demo
 from latelier.cli.evaluate import compare, evaluate
-from latelier.cli.index import copy, export, import_, index, reshard
+from latelier.cli.index import copy, export, import_, index
 from latelier.cli.info import check, info, warmup
 from latelier.cli.output import messages, prepare_streams
 from latelier.cli.search import explain, search, why_not
@@ -58,7 +58,6 @@ _COMMANDS = (
     export,
     import_,
     copy,
-    reshard,
     warmup,
     demo,
 )

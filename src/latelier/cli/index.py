@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
 
-__all__ = ["copy", "export", "import_", "index", "reshard"]
+__all__ = ["copy", "export", "import_", "index"]
 
 
 class Backend(str, Enum):
@@ -83,9 +83,6 @@ Shards: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Divide a new index among N shards, a process each (extra: ray)."),
 ]
-Replicas: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Copies of each shard of a new index; default: 1.")
-]
 
 
 def index(
@@ -138,7 +135,6 @@ def index(
     ] = False,
     device: DeviceOption = None,
     shards: Shards = None,
-    replicas: Replicas = None,
     workers: Workers = None,
     backend: BackendOption = None,
     compute_dtype: ComputeDtypeOption = ComputeDtype.AUTO,
@@ -173,10 +169,10 @@ def index(
     documents = _read(source, format, fields, glob or [])
     _check_not_empty(documents, glob or [])
     quiet_loading()
-    make = partial(_make_index, folder, kind or Kind.FLAT, shards, replicas, max_memory)
+    make = partial(_make_index, folder, kind or Kind.FLAT, shards, max_memory)
     opening = partial(_open_or_make, folder, model, device, make, kind, max_memory, _computing(backend, compute_dtype))
     with discarded_if_empty(folder, opening, source) as retriever:
-        _check_shards(retriever.index, shards, replicas)
+        _check_shards(retriever.index, shards)
         before = len(retriever)
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
         options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
@@ -298,14 +294,12 @@ def _export_encoder(retriever: Retriever) -> None:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
 
 
-def _make_index(folder: Path, kind: Kind, shards: int | None, replicas: int | None, max_memory: str | None) -> Index:
+def _make_index(folder: Path, kind: Kind, shards: int | None, max_memory: str | None) -> Index:
     """Make an index in a new folder."""
     from latelier import indexes
 
     if shards is not None:
-        return indexes.Sharded(folder, shards=shards, replicas=replicas, index=kind.value, max_memory=max_memory)
-    if replicas is not None:
-        raise typer.BadParameter("only an index of shards has replicas; add --shards.", param_hint="--replicas")
+        return indexes.Sharded(folder, shards=shards, index=kind.value, max_memory=max_memory)
     return (indexes.Flat if kind is Kind.FLAT else indexes.IVF)(folder, max_memory=max_memory)
 
 
@@ -320,15 +314,14 @@ def _check_kind(index: Index, folder: Path, kind: Kind | None) -> None:
         )
 
 
-def _check_shards(index: Index, shards: int | None, replicas: int | None) -> None:
-    """Check that an index has as many shards and replicas as the user gives."""
+def _check_shards(index: Index, shards: int | None) -> None:
+    """Check that an index has as many shards as the user gives."""
     from latelier.errors import InvalidArgumentError
 
-    for name, given in (("shards", shards), ("replicas", replicas)):
-        if given is not None and given != (found := getattr(index, name, 1)):
-            raise InvalidArgumentError(
-                f"received --{name} {given}, but the index has {found}; leave --{name} out, or give a new folder."
-            )
+    if shards is not None and shards != (found := getattr(index, "shards", 1)):
+        raise InvalidArgumentError(
+            f"received --shards {shards}, but the index has {found}; leave --shards out, or give a new folder."
+        )
 
 
 def _open_or_make(
@@ -470,42 +463,3 @@ def export(
             show_progress=show_progress(),
         )
     print_transfer(report, json_output)
-
-
-def reshard(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
-    shards: Annotated[int, typer.Argument(metavar="N", min=1, help="New number of shards.")],
-) -> None:
-    """Divide the documents of a sharded index among N shards.
-
-    Meanwhile, others go on reading and writing.
-
-    \b
-    Example:
-      latelier reshard ./library 4
-    """  # noqa: D301 (\b keeps the lines of a block apart)
-    import time
-
-    from latelier import indexes
-    from latelier.cli.info import print_facts
-    from latelier.cli.output import show_progress
-    from latelier.errors import InvalidArgumentError
-    from latelier.indexes.sharded import Sharded
-
-    with indexes.open(folder) as index:
-        if not isinstance(index, Sharded):
-            raise InvalidArgumentError(
-                f"the index in {folder} has no shards; latelier copy writes its documents to an index with shards."
-            )
-        before, begun = index.shards, time.perf_counter()
-        index.reshard(shards, show_progress=show_progress())
-        seconds = time.perf_counter() - begun
-        print_facts(
-            {
-                "index": str(folder),
-                "documents": len(index),
-                "shards": f"{before} -> {index.shards}",
-                "bytes": index.statistics().bytes,
-                "seconds": f"{seconds:.1f}",
-            }
-        )

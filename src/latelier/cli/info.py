@@ -65,7 +65,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     facts: dict[str, Any] = {"index": str(location), "kind": type(index).__name__, **_counts(index)}
     facts["dim"] = index.dim
     if isinstance(index, Sharded):
-        facts |= {"shards": index.shards, "replicas": index.replicas}
+        facts["shards"] = index.shards
     if isinstance(index, (StoredIndex, Sharded, Qdrant)):
         held = index.statistics()
         facts |= {"bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}

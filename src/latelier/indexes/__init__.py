@@ -23,7 +23,7 @@ from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.indexes.qdrant import Qdrant
-    from latelier.indexes.sharded import Sharded
+    from latelier.indexes.sharded import PartialHits, Sharded
     from latelier.indexes.single_vectors import (
         FixedDimensionalEncodings,
         MeanVectors,
@@ -50,6 +50,7 @@ __all__ = [
     "IndexStatistics",
     "MeanVectors",
     "Parameters",
+    "PartialHits",
     "Qdrant",
     "Record",
     "Sharded",
@@ -68,7 +69,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     qdrant=("Qdrant",),
-    sharded=("Sharded",),
+    sharded=("PartialHits", "Sharded"),
     single_vectors=("FixedDimensionalEncodings", "MeanVectors", "SingleVectors", "single_vectors_from_dict"),
     **{"transfer.exported": ("Export",)},
     **{"transfer.exporting": ("export_documents",)},

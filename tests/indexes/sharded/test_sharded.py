@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from index_helpers import matrices
+from test_index_machine import DiskMachine, quickly
 
 from latelier import indexes
-from latelier.errors import CorruptedIndexError, DuplicateIdError, InvalidArgumentError, UnknownIdError
-from latelier.indexes.sharded.commit_record import CommitRecord
-from latelier.indexes.sharded.placement import shard_of
+from latelier.errors import CorruptedIndexError, DuplicateIdError, InvalidArgumentError, LatelierError, UnknownIdError
 from latelier.retrieve import Retriever
 
 pytest.importorskip("ray")
@@ -36,20 +36,24 @@ def change_both(one, sharded):
 
 
 def check_equal(one, sharded, **options):
-    """Compare ids, records, vectors and hits of every mode, with and without a filter."""
+    """Compare ids, records, vectors and hits by vectors, with and without a filter; equal scores in the same order."""
     assert sharded.ids() == one.ids()
     assert (len(sharded), sharded.dim, sharded.fields) == (len(one), one.dim, one.fields)
     assert sharded.get(one.ids()) == one.get(one.ids())
     for mine, other in zip(sharded.get_embeddings(one.ids()), one.get_embeddings(one.ids()), strict=True):
         np.testing.assert_array_equal(mine, other)
     queries = documents(4, seed=3)[0]
-    for mode in ("vectors", "keywords", "hybrid", "rerank"):
-        for limits in ({}, {"filter": "parity = ? AND n > 20", "parameters": ("odd",)}):
-            for k in (1, 10, 200):
-                given = {"k": k, "mode": mode, **limits, **({} if mode == "vectors" else {"texts": TEXTS})}
-                assert sharded.search(queries, **given, **options) == one.search(queries, **given, **options)
-    rrf = {"mode": "hybrid", "texts": TEXTS, "fusion": "rrf", "depth": 20}
-    assert sharded.search(queries, **rrf, **options) == one.search(queries, **rrf, **options)
+    for limits in ({}, {"filter": "parity = ? AND n > 20", "parameters": ("odd",)}):
+        for k in (1, 10, 200):
+            assert sharded.search(queries, k, **limits, **options) == one.search(queries, k, **limits, **options)
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """Three exact shards with ninety documents."""
+    with indexes.Sharded(tmp_path / "index", shards=3, index="flat") as index:
+        index.add(list(range(90)), *documents(90))
+        yield index
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -65,6 +69,7 @@ def test_exact_shards_find_exactly_what_one_index_finds(tmp_path, dtype):
         assert sharded.verify().is_whole
 
 
+@pytest.mark.slow
 def test_effort_exact_finds_exactly_what_one_index_finds(tmp_path):
     one = indexes.IVF()
     with indexes.Sharded(tmp_path / "index", shards=2) as sharded:
@@ -72,82 +77,129 @@ def test_effort_exact_finds_exactly_what_one_index_finds(tmp_path):
         check_equal(one, sharded, effort="exact")
 
 
-def test_shards_are_ordinary_indexes(tmp_path):
-    with indexes.Sharded(tmp_path / "index", shards=2, index="flat", replicas=2) as index:
-        index.add(list(range(20)), matrices([2] * 20))
-        ids = index.ids()
-    for shard in range(2):
-        for folder in (f"{shard}", f"{shard}.1"):
-            with indexes.open(tmp_path / "index/shards/0" / folder) as alone:
-                assert alone.ids() == [id for id in ids if shard_of(id, 2) == shard]
+def test_keywords_are_scored_as_in_the_shards(sharded, tmp_path):
+    """Each shard alone gives the same scores, and the hits are merged by them."""
+    hits = sharded.search(mode="keywords", texts=TEXTS, k=90)
+    sharded.close()
+    alone = [{} for _ in TEXTS]
+    for shard in range(3):
+        with indexes.open(tmp_path / "index/shards" / str(shard), read_only=True) as index:
+            for own, row in zip(alone, index.search(mode="keywords", texts=TEXTS, k=90), strict=True):
+                own.update(row)
+    assert [dict(tuple(hit) for hit in row) for row in hits] == alone
+    assert all([hit.score for hit in row] == sorted((hit.score for hit in row), reverse=True) for row in hits)
+    assert not hits[3]
 
 
-def test_placement_is_stable():
+def test_rerank_and_hybrid_join_both_sides(sharded):
+    [query] = documents(1, seed=3)[0]
+    words = dict(map(tuple, sharded.search(mode="keywords", texts="wing shock", k=90)[0]))
+    maxsim = dict(map(tuple, sharded.search(query, k=90)[0]))
+    [reranked] = sharded.search(query, 90, mode="rerank", texts="wing shock", depth=90)
+    assert dict(map(tuple, reranked)) == {id: maxsim[id] for id in words}
+    [hybrid] = sharded.search(query, 90, mode="hybrid", texts="wing shock", depth=90, weights=(1, 3))
+
+    def scaled(side):
+        low, high = min(side.values()), max(side.values())
+        return {id: (score - low) / (high - low) for id, score in side.items()}
+
+    expected = {id: score / 1 + 3 * scaled(words).get(id, 0) for id, score in scaled(maxsim).items()}
+    assert dict(map(tuple, hybrid)) == pytest.approx(expected)
+    [few] = sharded.search(query, 3, mode="hybrid", texts="wing shock", fusion="rrf", depth=5)
+    best = [sorted(side, key=lambda id: (-side[id], id))[:5] for side in (maxsim, words)]
+    ranks = {id: sum(0.5 / (61 + side.index(id)) for side in best if id in side) for id in {*best[0], *best[1]}}
+    assert dict(map(tuple, few)) == pytest.approx(dict(sorted(ranks.items(), key=lambda row: (-row[1], row[0]))[:3]))
+
+
+def test_texts_in_no_shard_and_in_one(tmp_path):
+    with indexes.Sharded(tmp_path / "index", shards=3, index="flat") as index:
+        assert index.search(mode="keywords", texts="wing") == [[]]
+        index.add(list(range(9)), matrices([1] * 9))
+        with pytest.raises(LatelierError, match="no document of this index has a text"):
+            index.search(mode="keywords", texts="wing")
+        index.add("text", matrices([1])[0], "wing", {"lang": "en"})
+        assert [hit.id for hit in index.search(mode="keywords", texts="wing", filter="lang = 'en'")[0]] == ["text"]
+
+
+def test_shards_are_ordinary_indexes(sharded, tmp_path):
+    ids = sharded.ids()
+    sharded.close()
+    alone = []
+    for shard in range(3):
+        with indexes.open(tmp_path / "index/shards" / str(shard)) as index:
+            assert len(index) > 10
+            alone += index.ids()
+    assert sorted(alone) == ids
+
+
+def test_placement_is_stable(sharded, tmp_path):
     """A change of it would lose the documents of existing indexes."""
-    assert [shard_of(id, 1000) for id in (0, "0", -1, 2**62, "a", "ä")] == [67, 513, 823, 326, 379, 995]
+    sharded.update([0, "0", -1, 2**62, "a", "ä"], matrices([1] * 6))
+    sharded.close()
+    for shard, expected in enumerate([{2**62, "a"}, {-1}, {0, "0", "ä"}]):
+        with indexes.open(tmp_path / "index/shards" / str(shard)) as index:
+            assert set(index.ids()) - set(range(1, 90)) == expected
 
 
 def test_what_is_given_must_fit_what_is_stored(tmp_path):
     folder = tmp_path / "index"
     indexes.Sharded(folder, shards=2, index="flat", tokenizer="unicode61").close()
     for given, message in [
-        ({"shards": 3}, "received shards=3, but the index in .* has 2"),
-        ({"index": "ivf"}, "received index='ivf', but the index in .* has 'flat'"),
-        ({"index": "flat", "dtype": "float16"}, "received dtype='float16', but"),
-        ({"tokenizer": "porter"}, "has the tokenizer 'unicode61'"),
-        ({"shards": 0}, "received shards=0"),
-        ({"index": "hnsw"}, "received index='hnsw'; expected 'flat' or 'ivf'"),
-        ({"index": "flat", "nbits": 4}, "received nbits=4, which is for index='ivf'"),
+        ({"shards": 3}, "shards=3, but the index in .* has 2"),
+        ({"index": "ivf"}, "index='ivf', but the index in .* has 'flat'"),
+        ({"index": "flat", "dtype": "float16"}, "dtype='float16', but"),
+        ({"tokenizer": "porter"}, "the tokenizer 'unicode61'"),
+        ({"shards": 0}, "shards=0"),
+        ({"index": "hnsw"}, "expected 'flat' or 'ivf'"),
+        ({"index": "flat", "nbits": 4}, "nbits=4, which is for index='ivf'"),
         ({"nodes": "here"}, "expected a list of IP addresses"),
         ({"nodes": ["10.99.99.99"]}, "the Ray cluster has the nodes"),
-        ({"device": "cuda"}, "searched on the CPU only"),
+        ({"device": "cuda"}, "on the CPU only"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message):
             indexes.Sharded(folder, **given)
-    with indexes.Sharded(folder) as index, pytest.raises(InvalidArgumentError, match="no option 'effort'"):
+    with indexes.Sharded(folder) as index, pytest.raises(InvalidArgumentError, match="effort"):
         index.search(np.eye(2), effort="exact")
 
 
-def test_errors_of_any_shard_leave_all_of_them_unchanged(tmp_path):
-    with indexes.Sharded(tmp_path / "index", shards=3, index="flat") as index:
-        index.add(list(range(10)), matrices([2] * 10))
-        for write, error, message in [
-            (lambda: index.add([20, 21, 3, 22, 7], matrices([1] * 5)), DuplicateIdError, "^the ids 3, 7 are in"),
-            (lambda: index.update([20, 21, 20], matrices([1] * 3)), DuplicateIdError, "^the id 20 is given twice"),
-            (lambda: index.remove([1, 55, 2, "3"]), UnknownIdError, "the id 55, '3'"),
-        ]:
-            with pytest.raises(error, match=message):
-                write()
-        assert index.ids() == list(range(10))
-        assert list(index.path.rglob("staged/*")) == []
+def test_errors_of_any_shard_leave_all_of_them_unchanged(sharded, monkeypatch):
+    monkeypatch.setattr("latelier.indexes.sharded.index._BATCH_BYTES", 50)  # each document is a batch
+    before = sharded.ids()
+    for write, error, message in [
+        (lambda: sharded.add([120, 121, 3, 122, 7], [np.ones((1, 4))] * 5), DuplicateIdError, "the ids? 3"),
+        (lambda: sharded.update([120, 121, 120], [np.ones((1, 4))] * 3), DuplicateIdError, "id 120 is given twice"),
+        (lambda: sharded.add([120, 121], [np.ones((1, 4)), np.full((1, 4), np.nan)]), LatelierError, "NaN"),
+        (lambda: sharded.add([120, 121], [np.ones((1, 3))] * 2), LatelierError, "dim"),
+        (lambda: sharded.remove([1, 155, 2, "3"]), UnknownIdError, "the id 155, '3'"),
+    ]:
+        with pytest.raises(error, match=message):
+            write()
+        assert sharded.ids() == before
+    assert sharded.verify().is_whole
 
 
-def test_a_shard_that_is_lost_is_not_made_again_empty(tmp_path):
-    with indexes.Sharded(tmp_path / "index", shards=2, index="flat") as index:
-        index.add(list(range(10)), matrices([2] * 10))
-    (tmp_path / "index/shards/0/1").rename(tmp_path / "away")
-    with pytest.raises(CorruptedIndexError, match="is missing"):
-        indexes.open(tmp_path / "index")
-    (tmp_path / "away").rename(tmp_path / "index/shards/0/1")
+def test_a_shard_that_is_lost_is_not_made_again_empty(sharded, tmp_path):
+    sharded.close()
+    (tmp_path / "index/shards/1").rename(tmp_path / "away")
+    query = np.ones((1, 4))
     with indexes.open(tmp_path / "index") as index:
-        assert len(index) == 10
+        with pytest.raises(CorruptedIndexError, match="is missing"):
+            index.search(query)
+        found = index.search(query, k=90, partial=True)
+        assert found.missing == (1,)
+        assert 10 < len(found[0]) < 80
+    (tmp_path / "away").rename(tmp_path / "index/shards/1")
+    with indexes.open(tmp_path / "index") as index:
+        assert len(index) == 90
+        assert index.search(query, partial=True).missing == ()
 
 
-def test_verify_names_the_damaged_file_of_a_shard(tmp_path):
-    with indexes.Sharded(tmp_path / "index", shards=2, index="flat") as index:
-        index.add(list(range(10)), matrices([2] * 10))
-        [file] = (tmp_path / "index/shards/0/1").rglob("vectors.npy")
-        file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
-        report = index.verify()
-        assert [damage.file for damage in report.damages] == [file.relative_to(tmp_path / "index").as_posix()]
-        assert report.ids == [id for id in range(10) if shard_of(id, 2) == 1]
-
-
-def test_a_record_that_no_index_writes_is_damage():
-    good = CommitRecord(("", ""), 1).to_json()
-    for name, value in [("versions", ["../../x"]), ("versions", []), ("replicas", 0), ("generation", "0"), ("x", 1)]:
-        with pytest.raises(CorruptedIndexError, match="its commit record is"):
-            CommitRecord.from_json({**good, name: value})
+def test_verify_names_the_damaged_file_of_a_shard(sharded, tmp_path):
+    [file] = (tmp_path / "index/shards/1").rglob("vectors.npy")
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    report = sharded.verify()
+    assert [damage.file for damage in report.damages] == [file.relative_to(tmp_path / "index").as_posix()]
+    assert 10 < len(report.ids) < 80
 
 
 def test_a_retriever_works_over_it(tmp_path, tiny):
@@ -159,3 +211,14 @@ def test_a_retriever_works_over_it(tmp_path, tiny):
         assert (again.id, again.text) == (hit.id, hit.text)
         assert again.score == pytest.approx(hit.score)
         assert len(retriever) == 6
+
+
+class ShardedMachine(DiskMachine):
+    """Exact shards: hits, their scores and their order are those of a loop over all documents, ties included."""
+
+    def make(self, folder):
+        return indexes.Sharded(folder, shards=3, index="flat")
+
+
+TestSharded = pytest.mark.slow(ShardedMachine.TestCase)
+TestSharded.settings = settings(max_examples=10, stateful_step_count=12, **quickly)

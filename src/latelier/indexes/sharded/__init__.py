@@ -1,5 +1,5 @@
-"""The sharded index: documents divided by their ids among ordinary indexes, each in a process of a Ray cluster."""
+"""`Sharded`: an index divided among the processes of a Ray cluster."""
 
-from latelier.indexes.sharded.index import Sharded
+from latelier.indexes.sharded.index import PartialHits, Sharded
 
-__all__ = ["Sharded"]
+__all__ = ["PartialHits", "Sharded"]

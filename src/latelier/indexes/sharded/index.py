@@ -1,15 +1,18 @@
 """`Sharded`: an index whose documents are divided among shards, each an ordinary index in a process of a Ray cluster.
 
-The folder of the index holds a catalog with the commit record and the settings of users, but no documents; each shard
-has a folder of its own, ``shards/<generation>/<shard>``, which `latelier.indexes.open` can open alone. Writes go
-through `latelier.indexes.sharded.writing`, and reads through `latelier.indexes.sharded.views`.
+The folder of the index holds a catalog with the configuration and the settings of users, but no documents; each shard
+has a folder of its own, ``shards/<number>``, which `latelier.indexes.open` can open alone. A document is in the shard
+that a hash of its id gives. Row ids ascend in the order of insertion over all shards, so sorting by score and row id
+gives the order that one index gives.
 """
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,53 +20,69 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes.base import Index, PathLike, SearchOptions, Tokenizer
+from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
+from latelier.indexes.base import Index, PathLike, SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.documents import DocumentBatches
 from latelier.indexes.exact import check_efforts, measure_recall
+from latelier.indexes.hybrid import check_queries, combine_sides
+from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.results import (
     CheckReport,
     Hit,
     Id,
     IndexStatistics,
+    Ranking,
     Record,
     VerifyReport,
     warn_of_damage,
 )
-from latelier.indexes.sharded.commit_record import MOST_SHARDS, CommitRecord
-from latelier.indexes.sharded.configuration import KINDS, Configuration
-from latelier.indexes.sharded.generations import Generations
-from latelier.indexes.sharded.placement import positions_by_shard
-from latelier.indexes.sharded.replicas import Replicas, persist
-from latelier.indexes.sharded.resharding import Resharding
-from latelier.indexes.sharded.searching import search_view
-from latelier.indexes.sharded.views import ShardsView, ShardsViews, read_record
-from latelier.indexes.sharded.writing import Writer
+from latelier.indexes.sharded import worker
+from latelier.indexes.sharded.worker import KINDS, Opening, ShardFindings, WriteState
 from latelier.indexes.store import connections
-from latelier.indexes.store.connections import as_folder
-from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
+from latelier.indexes.store.connections import as_folder, closed_error
+from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
+from latelier.indexes.store.rows import new_fields
 from latelier.indexes.store.settings import UserSettings
-from latelier.indexes.store.storage import Storage
+from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.stored import MemoryReport
-from latelier.indexes.values import as_id, as_ids, as_prefixes, check_known, is_single_id
-from latelier.utils.checks import check_count, parse_bytes
+from latelier.indexes.values import as_id, as_ids, as_prefixes, check_known, duplicate_ids, is_single_id
+from latelier.utils.checks import check_choice, check_count, describe, parse_bytes
 from latelier.utils.misc import progress_bar
 from latelier.utils.ragged import lengths_to_offsets
+from latelier.utils.ray_session import connect_to_ray, connection_of, is_forked
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
-__all__ = ["Sharded"]
-
+_MOST_SHARDS = 4096
 # Bytes of the vectors that are read, divided and sent at a time.
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 64 << 20
+# How long a read waits for a process that has died to run again, and between two attempts.
+_RESTART_SECONDS, _PAUSE_SECONDS = 60.0, 0.1
+# The setting of the catalog that says that all shards were made: one that is missing later was lost.
+_MADE = "made"
+
+
+class PartialHits(list[list[Hit]]):
+    """The hits of a search with ``partial=True``; `missing` holds the numbers of the shards that did not answer."""
+
+    def __init__(self, hits: Iterable[list[Hit]], missing: Sequence[int]) -> None:
+        super().__init__(hits)
+        self.missing = tuple(missing)
 
 
 class Sharded(Index):
     """An index of several shards in the processes of a Ray cluster, on one machine or on several.
 
-    It finds what one index with the same documents finds: exactly with ``index="flat"`` and with ``effort="exact"``.
-    If Ray is not connected to a cluster, a local one is started; call ``ray.init(address=...)`` before to use another.
+    Searches by vectors find what one index with the same documents finds: exactly with ``index="flat"`` and with
+    ``effort="exact"``. Keywords are scored by the word statistics of each shard, which in a large collection are
+    nearly those of all. If Ray is not connected to a cluster, a local one is started; call ``ray.init(address=...)``
+    before to use another.
+
+    A write is checked before anything is stored, and is durable in every shard when the call returns. It is committed
+    shard by shard: if the process or the disk of a shard fails at that moment, the error names the shards that have
+    it. There are no replicas, and `snapshot` does nothing.
 
     Parameters
     ----------
@@ -78,20 +97,15 @@ class Sharded(Index):
         For ``"ivf"``: bits per number.
     dtype
         For ``"flat"``: ``"float32"`` or ``"float16"``.
-    replicas
-        Number of copies of each shard of a new index, by default 1. Searches take them in turn, and go on with the
-        others when one dies; writes need all of them.
     nodes
-        IP addresses of Ray nodes, or names of custom resources of them: replica ``r`` of shard ``i`` is on
-        ``nodes[(i + r) % len(nodes)]``, in a folder with the same path there. None: as the index was made; a new one is
-        on this machine.
+        IP addresses of Ray nodes, or names of custom resources of them: shard ``i`` is on ``nodes[i % len(nodes)]``, in
+        a folder with the same path there. None: as the index was made; a new one is on this machine.
     keywords, tokenizer
         See `latelier.indexes.Flat`.
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
-        Maximum memory of all shards and replicas together, each of which gets an equal part; see
-        `latelier.indexes.Flat`.
+        Maximum memory of all shards together, each of which gets an equal part; see `latelier.indexes.Flat`.
     device
         None or ``"cpu"``.
 
@@ -100,7 +114,7 @@ class Sharded(Index):
     IndexFormatError
         If the folder holds something else, or an index of another kind or of a newer version.
     InvalidArgumentError
-        If the index in the folder has another number of shards, replicas or bits, another kind or another dtype.
+        If the index in the folder has another number of shards or bits, another kind or another dtype.
     MissingExtraError
         If Ray is not installed.
 
@@ -126,7 +140,6 @@ class Sharded(Index):
         index: Literal["ivf", "flat"] | None = None,
         nbits: Literal[8, 4, 2, 1] | None = None,
         dtype: Literal["float32", "float16"] | None = None,
-        replicas: int | None = None,
         nodes: Sequence[str] | None = None,
         keywords: bool | None = None,
         tokenizer: Tokenizer | None = None,
@@ -140,40 +153,55 @@ class Sharded(Index):
             raise InvalidArgumentError("received None as a path; a sharded index needs a folder.")
         self.path: Path = as_folder(path)
         budget = parse_bytes("max_memory", max_memory)
-        given = Configuration.checked(shards, replicas, index, nbits, dtype, nodes, check_options(keywords, tokenizer))
-        stored = {"kind": self.kind, **given.to_json()}
-        self._storage = Storage(self.path, stored, lambda dim: {}, read_only=read_only)
+        asked = {"shards": shards, "index": index, "nbits": nbits, "dtype": dtype}
+        new = _checked_configuration(**asked, nodes=nodes, tokenizer=check_options(keywords, tokenizer))
+        self._storage = Storage(self.path, {"kind": self.kind, **new}, lambda dim: {}, read_only=read_only)
+        self._workers: list[Any] = []
+        self._is_closed = False
         try:
-            self._configuration = Configuration.from_json(self._storage.configuration)
-            initial = self._configuration.initial_record()
-            present = self._configuration._replace(shards=read_record(self._storage, initial).shards)
-            present.check_equal(self.path, shards, replicas, index, nbits, dtype)
-        except BaseException:
-            self._storage.close()
-            raise
-        self._given_nodes, self._budget = nodes, budget
-        self._generations = Generations(self.path, self._start)
-        self._views = ShardsViews(self._storage, self._generations, initial)
-        self._writer = Writer(self._storage, self._generations, self._views)
-        try:
-            with self._views.using() as (record, running):
-                if not self._storage.read_only:
-                    self._writer.catch_up(record, running, drop_others=False)
+            stored = self._configuration = _stored_configuration(self._storage.configuration)
+            for name, value in asked.items():
+                if value not in (None, stored[name]):
+                    raise InvalidArgumentError(
+                        f"received {name}={value!r}, but the index in {path} has {stored[name]!r}; leave {name} out, "
+                        "or make a new index."
+                    )
+            self._start(nodes or stored["nodes"], None if budget is None else budget // stored["shards"])
             if keywords is not None or tokenizer is not None:
-                self._check_tokenizer(keywords, tokenizer)
+                check_expected(f"the index in {self.path}", self.tokenizer, keywords, tokenizer)
         except BaseException:
             self.close()
             raise
 
+    def _start(self, nodes: Sequence[str] | None, max_memory: int | None) -> None:
+        """Start the processes; those of a new index make their shards."""
+        stored, count = self._configuration, self.shards
+        numbers = {"nbits": stored["nbits"]} if self._is_ivf else {"dtype": stored["dtype"]}
+        options = {**numbers, "keywords": stored["tokenizer"] is not None, "tokenizer": stored["tokenizer"]}
+        places = [None if nodes is None else nodes[shard % len(nodes)] for shard in range(count)]
+        make = not self._storage.read_only and self._storage.setting(_MADE) is None
+        self._ray = connect_to_ray("A sharded index")
+        self._connection = connection_of(self._ray)
+        for shard, place in enumerate(places):
+            opening = Opening(
+                folder=str(self.path / "shards" / str(shard)),
+                kind=stored["index"],
+                options=options,
+                make=make,
+                read_only=self._storage.read_only,
+                max_memory=max_memory,
+                shards_on_node=places.count(place),
+            )
+            self._workers.append(worker.start(self._ray, opening, place))
+        if make:
+            self._read("__len__")
+            with self._storage.transaction() as transaction:
+                transaction.set_setting(_MADE, True)
+
     @property
     def shards(self) -> int:
         """Number of shards."""
-        return self._views.record().shards
-
-    @property
-    def replicas(self) -> int:
-        """Number of copies of each shard."""
-        return self._views.record().replicas
+        return int(self._configuration["shards"])
 
     @property
     def read_only(self) -> bool:
@@ -183,22 +211,22 @@ class Sharded(Index):
     @property
     def dtype(self) -> str:
         """Floating type of the vectors that `get_embeddings` returns."""
-        return self._configuration.dtype or "float32"
+        return self._configuration["dtype"] or "float32"
 
     @property
     def nbits(self) -> int | None:
         """Bits per number of the shards; None if they are exact."""
-        return self._configuration.nbits
+        return self._configuration["nbits"]  # type: ignore[no-any-return]
 
     @property
     def dim(self) -> int | None:
         """See `Index.dim`."""
-        return self._views.run(lambda view: view.dim)
+        return next((dim for dim in self._read("dim") if dim is not None), None)
 
     @property
     def fields(self) -> list[str]:
         """See `Index.fields`."""
-        return self._storage.fields()
+        return sorted({field for fields in self._read("fields") for field in fields})
 
     @property
     def settings(self) -> UserSettings:
@@ -208,13 +236,12 @@ class Sharded(Index):
     @property
     def tokenizer(self) -> str | None:
         """Tokenizer of the keyword index; None if the index has none."""
-        return self._views.run(lambda view: view.tokenizer)
+        return self._read("tokenizer")[0]  # type: ignore[no-any-return]
 
     @property
     def memory(self) -> MemoryReport:
-        """What all shards and replicas take in memory together; see `MemoryReport`."""
-        self._storage.stamp()  # raises an error if the index is closed
-        reports: list[MemoryReport] = self._views.call("memory")
+        """What all shards take in memory together; see `MemoryReport`."""
+        reports: list[MemoryReport] = self._read("memory")
         kept, read = Counter[str](), Counter[str]()
         for report in reports:
             kept.update(report.kept)
@@ -223,28 +250,144 @@ class Sharded(Index):
         tables, working = sum(report.tables for report in reports), sum(report.working for report in reports)
         return MemoryReport(sum(budgets) if budgets else None, tables, working, dict(kept), dict(read))
 
+    # Writing.
+
+    def _write(
+        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
+    ) -> None:
+        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
+        with self._writing() as (states, fields):
+            dim = next((state.dim for state in states if state.dim is not None), None)
+            next_row_id = max(state.next_row_id for state in states)
+            known = [field for state in states for field in state.fields]
+            seen: set[Id] = set()
+            if prefixes:
+                self._call("write", "remove", ([], prefixes))
+            read = batches.read(dim, lambda embeddings, _: {"vectors": embeddings.vectors})
+            for batch in connections.iterate_outside(read):
+                ids = [document.id for document in batch.documents]
+                if twice := [id for id, count in Counter(ids).items() if count > 1 or id in seen]:
+                    raise duplicate_ids(twice, "given twice in this call; give every document a different id")
+                present = {} if replace else self._row_ids(ids)
+                if present:
+                    there = [id for id in ids if id in present]
+                    raise duplicate_ids(there, "in the index already; update() replaces documents")
+                seen.update(ids)
+                fields += new_fields([*known, *fields], (key for each in batch.documents for key in each.fields))
+                # The fields of documents without metadata are a read-only mapping, which cannot be sent.
+                rows = [document._replace(fields=dict(document.fields)) for document in batch.documents]
+                embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
+                arguments = {
+                    shard: ([rows[i] for i in own], embeddings[np.array(own)], next_row_id + np.array(own), replace)
+                    for shard, own in self._positions(ids).items()
+                }
+                self._call("write", "insert", arguments)
+                next_row_id += len(ids)
+        self._call("write", "maintain")
+
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
         known, begins = list(dict.fromkeys(as_ids(ids))), as_prefixes(prefixes)
-        with self._writer.begin() as (write, view):
-            check_known(known, {id for found in self._by_shard(view, "known", known).values() for id in found})
-            write.remove, write.prefixes = known, begins
+        with self._writing():
+            check_known(known, self._row_ids(known))
+            own = self._positions(known)
+            removed = {shard: [known[i] for i in own.get(shard, [])] for shard in range(self.shards)}
+            self._call("write", "remove", {shard: (each, begins) for shard, each in removed.items()})
+
+    @contextmanager
+    def _writing(self) -> Iterator[tuple[list[WriteState], list[str]]]:
+        """Begin a transaction in every shard, as the only writer of all processes, and commit them at the end.
+
+        Yields what the shards know, and a list for the metadata keys that the write makes known.
+        """
+        with self._storage.transaction():
+            try:
+                fields: list[str] = []
+                yield self._call("write", "begin"), fields
+            except BaseException:
+                with suppress(LatelierError):  # a process that has died has rolled back already
+                    self._call("write", "roll_back")
+                raise
+            stored, errors = self._gather("write", "commit", dict.fromkeys(range(self.shards), (fields,)))
+        if errors:
+            error = next(iter(errors.values()))
+            raise StorageError(
+                f"this write is stored in {_numbered(stored)}, but perhaps not in {_numbered(errors)}: {error} Call "
+                "update() with the same documents, or remove() with the ids that are left, to complete it."
+            ) from error
+
+    def compact(
+        self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
+    ) -> None:
+        """See `Index.compact`; all shards are compacted at the same time."""
+        check_compaction(keywords, tokenizer)
+        with progress_bar(shown=show_progress, unit=" documents") as progress, self._storage.transaction():
+            damages = self._call("write", "compact", (keywords, tokenizer))
+            progress.update(len(self))
+        if found := [damage for own in damages for damage in own]:
+            warn_of_damage("; ".join(found))
+
+    # Reading.
 
     @property
     def search_options(self) -> tuple[str, ...]:  # type: ignore[override]
         """See `Index.search_options`."""
-        return KINDS[self._configuration.shard_kind].search_options
+        return KINDS[self._configuration["index"]].search_options
 
-    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
-        """See `Index.find`; each shard searches with the same options."""
-        return self._views.run(lambda view: search_view(view, queries, k, texts, options))
+    def search(
+        self,
+        queries: Any = None,
+        k: int = 10,
+        *,
+        texts: str | Sequence[str] | None = None,
+        partial: bool = False,
+        **options: Unpack[SearchKeywords],
+    ) -> list[list[Hit]]:
+        """Return the `k` best documents of each query; see `Index.search`.
+
+        Parameters
+        ----------
+        queries, k, texts, **options
+            See `Index.search`; those of `latelier.indexes.IVF.search` too if that is the kind of the shards. Each shard
+            searches with them, and computes BM25 with the statistics of its own documents.
+        partial
+            Return what the other shards have found if a shard does not answer, without waiting until it does; the hits
+            are then `PartialHits`, whose `missing` holds the numbers of the missing shards.
+
+        Returns
+        -------
+        list of list of Hit
+            One list per query, best first; equal scores in the order of insertion.
+
+        Raises
+        ------
+        StorageError
+            If the process of a shard has died and does not run again within a minute, and `partial` is False.
+        """
+        chosen = self.checked_options(options)
+        return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen, partial=partial)
+
+    def find(
+        self, queries: Any, k: int, texts: list[str], options: SearchOptions, *, partial: bool = False
+    ) -> list[list[Hit]]:
+        """See `Index.find` and `search`."""
+        vectors = check_queries(queries, None, texts, options.mode)
+        every = dict.fromkeys(range(self.shards), (vectors, k, texts, options))
+        found, errors = self._gather("read", "search", every, wait=not partial)
+        for error in errors.values():
+            if not (partial and found and isinstance(error, (StorageError, CorruptedIndexError))):
+                raise error
+        by_query: list[tuple[ShardFindings, ...]] = list(zip(*found.values(), strict=True))
+        has_words = any(len(each.by_keywords.numbers) for row in by_query for each in row)
+        if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
+            raise without_texts()
+        hits = [_merged(row, options, k) for row in by_query]
+        return PartialHits(hits, sorted(errors)) if partial else hits
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
         wanted = as_ids(ids)
-        by_shard = self._views.run(lambda view: self._by_shard(view, "records", wanted))
-        found: dict[Id, Record] = {id: record for own in by_shard.values() for id, record in own.items()}
-        check_known(wanted, found)
+        found = {record.id: record for _, own in self._by_shard("get", wanted) for record in own}
         records = [found[id] for id in wanted]
         return records[0] if is_single_id(ids) else records
 
@@ -253,148 +396,239 @@ class Sharded(Index):
         wanted = as_ids(ids)
         if not wanted:
             return TokenEmbeddings.from_list([], dim=self.dim).to(self.dtype)
-        distinct = list(dict.fromkeys(wanted))
-        found = self._views.run(lambda view: self._by_shard(view, "embeddings", distinct)).values()
+        found = self._by_shard("get_embeddings", list(dict.fromkeys(wanted)))
         places = {id: place for place, id in enumerate(id for own, _ in found for id in own)}
-        check_known(wanted, places)
-        stored = TokenEmbeddings.concatenate([embeddings for own, embeddings in found if own])
-        return stored[np.array([places[id] for id in wanted])]
+        return TokenEmbeddings.concatenate([own for _, own in found])[np.array([places[id] for id in wanted])]
 
     def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
         begin = None if prefix is None else as_prefixes([prefix])[0]
-        found = self._views.run(lambda view: view.ask("numbered_ids", begin))
-        ids = [id for own, _ in found for id in own]
-        order = np.argsort(np.concatenate([np.array(numbers, dtype="int64") for _, numbers in found]))
-        return [ids[place] for place in order]
-
-    def snapshot(self) -> AbstractContextManager[None]:
-        """See `Index.snapshot`."""
-        return self._views.hold()
-
-    def compact(
-        self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
-    ) -> None:
-        """See `Index.compact`; all shards are compacted at the same time."""
-        check_compaction(keywords, tokenizer)
-        with progress_bar(shown=show_progress, unit=" documents") as progress:
-            damages = self._writer.reorganise(lambda replica: replica.write("compact", keywords, tokenizer))
-            progress.update(len(self))
-        if found := [damage for own in damages for damage in own]:
-            warn_of_damage("; ".join(found))
-
-    def reshard(self, shards: int, *, show_progress: bool = False) -> None:
-        """Divide the documents among another number of shards, while others go on reading and writing.
-
-        Stored vectors are copied as they are, so results stay. The old shards stay on disk until `compact` or the next
-        `reshard`. With the present number of shards, all of them are made anew.
-
-        Parameters
-        ----------
-        shards
-            The new number of shards.
-        show_progress
-            Show a progress bar on stderr.
-
-        Raises
-        ------
-        LatelierError
-            If a process dies, a document is damaged, or another `reshard` begins; the index is unchanged.
-        """
-        count = check_count("shards", shards, most=MOST_SHARDS)
-        with progress_bar(shown=show_progress, unit=" documents", total=len(self)) as progress:
-            given = (self._storage, self._generations, self._views, self._writer)
-            Resharding(*given, self._start, progress.update).run(count)
+        found = self._call("read", "ids", (begin,))
+        row_ids = {id: row_id for own in found for id, row_id in own.items()}
+        return sorted(row_ids, key=row_ids.__getitem__)
 
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """See `Index.check` and `latelier.indexes.IVF.check`."""
         k, queries = check_count("k", k), check_count("queries", queries)
-        with self.snapshot():
-            if self.search_options:
-                return check_efforts(self, k, queries)
-            return measure_recall(self, k, queries)[0]
+        return check_efforts(self, k, queries) if self.search_options else measure_recall(self, k, queries)[0]
 
     def statistics(self) -> IndexStatistics:
-        """Return how much the index holds, and on how many bytes, those of all replicas; no vector is read."""
-        files = (path for path in self.path.iterdir() if path.is_file())
-        found: list[IndexStatistics] = self._views.call("statistics")
-        with self._views.open() as view:
-            return IndexStatistics(
-                documents=view.documents,
-                tokens=view.tokens,
-                removed=sum(each.removed for each in found) // view.record.replicas,
-                bytes=sum(each.bytes or 0 for each in found) + sum(path.stat().st_size for path in files),
-                has_texts=view.has_texts,
-                has_metadata=view.has_metadata,
-            )
+        """Return how much the index holds, and on how many bytes; no vector is read."""
+        found: list[IndexStatistics] = self._read("statistics")
+        files = sum(path.stat().st_size for path in self.path.iterdir() if path.is_file())
+        return IndexStatistics(
+            documents=sum(each.documents for each in found),
+            tokens=sum(each.tokens or 0 for each in found),
+            removed=sum(each.removed or 0 for each in found),
+            bytes=files + sum(each.bytes or 0 for each in found),
+            has_texts=any(each.has_texts for each in found),
+            has_metadata=any(each.has_metadata for each in found),
+        )
 
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""
         own = self._storage.verify()
-        with self._views.using() as (_, running):
-            reports: list[VerifyReport] = persist(replicas := list(running), lambda each: each.call("verify"))
         files, damages = own.files, list(own.damages)
-        for replica, report in zip(replicas, reports, strict=True):
-            folder = replica.options.folder.removeprefix(str(self.path)).replace("\\", "/").strip("/")
+        for shard, report in enumerate(self._read("verify")):
             files += report.files
-            damages += [replace(damage, file=f"{folder}/{damage.file}") for damage in report.damages]
+            damages += [replace(damage, file=f"shards/{shard}/{damage.file}") for damage in report.damages]
         return VerifyReport(files, tuple(damages))
 
     def close(self) -> None:
         """See `Index.close`; the processes of the shards end."""
         self._storage.close()
-        self._views.close()
-        self._generations.close()
+        if self._is_closed or is_forked():
+            return
+        if self._workers and connection_of(self._ray) == self._connection:
+            self._gather("write", "close", dict.fromkeys(range(len(self._workers)), ()), wait=False)
+            for each in self._workers:
+                worker.stop(self._ray, each)
+        self._is_closed = True
 
     def __len__(self) -> int:
-        return self._views.run(lambda view: view.documents)
+        return sum(self._read("__len__"))
 
     def __contains__(self, id: object) -> bool:
         try:
-            known = as_id(id)
+            return bool(self._row_ids([as_id(id)]))
         except InvalidArgumentError:
+            self._check_open()
             return False
-        return bool(self._views.run(lambda view: self._by_shard(view, "known", [known])).popitem()[1])
 
     def __repr__(self) -> str:
+        stored = self._configuration
+        where = f"{self.shards} shards of {KINDS[stored['index']].__name__}, {str(self.path)!r}"
         try:
-            documents, tokens, dim = self._views.run(lambda view: (view.documents, view.tokens, view.dim))
-            where = f"{self.shards} shards of {self._configuration.class_name}, {str(self.path)!r}"
+            found = self.statistics()
         except LatelierError:
             return f"Sharded(closed or damaged, {str(self.path)!r})"
-        if not documents:
+        if not found.documents:
             return f"Sharded(0 documents, {where})"
-        numbers = self._configuration.describe_numbers()
-        return f"Sharded({documents:,} documents, {tokens:,} tokens, dim={dim}, {numbers}, {where})"
+        numbers = f"{self.nbits}-bit" if self._is_ivf else self.dtype
+        return f"Sharded({found.documents:,} documents, {found.tokens:,} tokens, dim={self.dim}, {numbers}, {where})"
 
-    def _start(self, record: CommitRecord, options: dict[str, Any] | None = None) -> Replicas:
-        """Start the processes of the shards of a commit; `options` are those of new shards."""
-        return Replicas(
-            self.path,
-            record,
-            self._configuration.shard_kind,
-            self._configuration.options() | (options or {}),
-            nodes=self._given_nodes,
-            read_only=self._storage.read_only,
-            max_memory=None if self._budget is None else self._budget // (record.shards * record.replicas),
+    # Calls of the shards.
+
+    @property
+    def _is_ivf(self) -> bool:
+        return self._configuration["index"] == "ivf"
+
+    def _positions(self, ids: Sequence[Id]) -> dict[int, list[int]]:
+        """Return the positions of ids by shard; shards without an id are left out."""
+        found: dict[int, list[int]] = {}
+        for position, id in enumerate(ids):
+            found.setdefault(shard_of(id, self.shards), []).append(position)
+        return found
+
+    def _by_shard(self, name: str, ids: Sequence[Id]) -> list[tuple[list[Id], Any]]:
+        """Call a method of the indexes of those shards that have some of the ids; return their ids and results.
+
+        Raises `UnknownIdError` with all ids that no shard has.
+        """
+        own = {shard: [ids[i] for i in positions] for shard, positions in self._positions(ids).items()}
+        found, errors = self._gather("read", "read", {shard: (name, each) for shard, each in own.items()})
+        if errors:
+            check_known(ids, self._row_ids(ids))
+            raise next(iter(errors.values()))
+        return [(own[shard], result) for shard, result in found.items()]
+
+    def _row_ids(self, ids: Sequence[Id]) -> dict[Id, int]:
+        """Return the row ids of those documents that are in the index."""
+        own = {shard: ([ids[i] for i in positions],) for shard, positions in self._positions(ids).items()}
+        return {id: row_id for found in self._call("read", "row_ids", own) for id, row_id in found.items()}
+
+    def _read(self, name: str) -> list[Any]:
+        """Return a property, or the result of a method without arguments, of the index of each shard."""
+        return self._call("read", "read", (name,))
+
+    def _call(
+        self, group: str, method: str, arguments: tuple[Any, ...] | Mapping[int, tuple[Any, ...]] = ()
+    ) -> list[Any]:
+        """Call a method of `ShardWorker`, with the same arguments in all shards or with some by shard.
+
+        Returns the results; raises the first error, once all calls have ended.
+        """
+        given = dict.fromkeys(range(self.shards), arguments) if isinstance(arguments, tuple) else arguments
+        found, errors = self._gather(group, method, given)
+        for error in errors.values():
+            raise error
+        return list(found.values())
+
+    def _gather(
+        self, group: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, wait: bool = True
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Call a method of several shards at the same time; return the results and the errors, by shard.
+
+        Reads are repeated until a process that has died runs again, unless `wait` is False. Writes are not: what the
+        process had written before is rolled back.
+        """
+        found: dict[int, Any] = {}
+        errors: dict[int, Exception] = {}
+        waiting, deadline = dict(arguments), time.monotonic() + _RESTART_SECONDS
+        while True:
+            self._check_open()
+            calls = {
+                shard: getattr(self._workers[shard], method).options(concurrency_group=group).remote(*given)
+                for shard, given in waiting.items()
+            }
+            for shard, call in calls.items():
+                try:
+                    found[shard] = self._ray.get(call)
+                    del waiting[shard]
+                except self._ray.exceptions.RayTaskError as error:
+                    errors[shard] = error.cause
+                    del waiting[shard]
+                except worker.death_errors(self._ray):
+                    pass
+            if not (waiting and wait and group == "read" and time.monotonic() < deadline):
+                break
+            time.sleep(_PAUSE_SECONDS)
+        for shard in waiting:
+            errors[shard] = StorageError(
+                f"the process of shard {shard} in {self.path} has died, and Ray is starting it again. What was stored "
+                "is kept; see that its node is running, and try again in some seconds."
+            )
+        return {shard: found[shard] for shard in arguments if shard in found}, errors
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed_error(self.path)
+        if connection_of(self._ray) != self._connection:
+            raise StorageError(
+                "this sharded index has lost its processes: this process has disconnected from Ray, as ray.shutdown() "
+                "does. What was stored is kept; open it again."
+            )
+
+
+def shard_of(id: Id, shards: int) -> int:
+    """Return the shard of an id: its BLAKE2b hash modulo the number of shards; 1 and "1" are two ids."""
+    spelled = f"{'s' if isinstance(id, str) else 'i'}{id}".encode()
+    return int.from_bytes(hashlib.blake2b(spelled, digest_size=8).digest(), "big") % shards
+
+
+def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> list[Hit]:
+    """Return the best documents of one query from those of each shard."""
+
+    def best(rankings: Iterable[Ranking], count: int | None = None) -> Ranking:
+        row_ids, scores = (np.concatenate(column) for column in zip(*rankings, strict=True))
+        return Ranking.sorted(row_ids, scores, len(row_ids) if count is None else count)
+
+    mode, depth = options.mode, options.depth_for(k)
+    by_vectors = best((each.by_vectors for each in found), k if mode == "vectors" else depth)
+    by_keywords = best((each.by_keywords for each in found), k if mode == "keywords" else depth)
+    scored = best(each.scored for each in found)
+
+    def score(row_ids: np.ndarray) -> Ranking:
+        kept = np.isin(scored.numbers, row_ids)
+        return Ranking(scored.numbers[kept], scored.scores[kept])
+
+    if mode in ("vectors", "keywords"):
+        ranking = by_vectors if mode == "vectors" else by_keywords
+    else:
+        ranking = combine_sides(options, by_vectors, by_keywords, score, k)
+    ids = {row_id: id for each in found for row_id, id in each.ids.items()}
+    return [Hit(ids[int(row_id)], float(score)) for row_id, score in zip(*ranking, strict=True)]
+
+
+def _checked_configuration(
+    *, shards: Any, index: Any, nbits: Any, dtype: Any, nodes: Any, tokenizer: str | None
+) -> dict[str, Any]:
+    """Check the arguments of users, and return the configuration of a new index."""
+    count = check_count("shards", 2 if shards is None else shards, most=_MOST_SHARDS)
+    kind = "ivf" if index is None else index
+    check_choice("index", kind, KINDS)
+    check_choice("nbits", nbits, BITS, optional=True)
+    check_choice("dtype", dtype, ("float32", "float16"), optional=True)
+    is_list = isinstance(nodes, (list, tuple)) and nodes and all(isinstance(each, str) and each for each in nodes)
+    if nodes is not None and not is_list:
+        raise InvalidArgumentError(
+            f"received {describe(nodes)} as nodes; expected a list of IP addresses of Ray nodes, or of resources."
         )
+    if kind == "ivf" and dtype is not None:
+        raise InvalidArgumentError(f"received dtype={dtype!r}, which is for index='flat'; leave it out.")
+    if kind == "flat" and nbits is not None:
+        raise InvalidArgumentError(f"received nbits={nbits!r}, which is for index='ivf'; leave it out.")
+    return {
+        "shards": count,
+        "index": str(kind),
+        "nbits": int(nbits or 8) if kind == "ivf" else None,
+        "dtype": str(dtype or "float32") if kind == "flat" else None,
+        "nodes": None if nodes is None else list(nodes),
+        "tokenizer": tokenizer,
+    }
 
-    def _write(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
-    ) -> None:
-        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
-        with self._writer.begin() as (write, view):
-            write.replace, write.prefixes = replace, list(prefixes)
-            read = batches.read(view.dim, lambda embeddings, _: {"vectors": embeddings.vectors})
-            for batch in connections.iterate_outside(read):
-                embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
-                write.insert(batch.documents, embeddings)
 
-    def _by_shard(self, view: ShardsView, method: str, ids: Sequence[Id]) -> dict[int, Any]:
-        """Return the result of a method of `ShardReader` for those shards that hold some of the ids."""
-        positions = positions_by_shard(ids, len(view.shards))
-        given = {shard: ([ids[position] for position in own],) for shard, own in positions.items()}
-        return view.ask_some(method, given)
+def _stored_configuration(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a catalog, checked: it may come from a stranger."""
+    try:
+        check_choice("tokenizer", stored["tokenizer"], TOKENIZERS, optional=True)
+        names = ("shards", "index", "nbits", "dtype", "nodes", "tokenizer")
+        return _checked_configuration(**{name: stored[name] for name in names})
+    except (KeyError, TypeError, InvalidArgumentError) as error:
+        raise IndexFormatError(f"the configuration of this sharded index is not known: {error}") from error
 
-    def _check_tokenizer(self, keywords: bool | None, tokenizer: str | None) -> None:
-        check_expected(f"the index in {self.path}", self.tokenizer, keywords, tokenizer)
+
+def _numbered(shards: Iterable[int]) -> str:
+    """Return the numbers of shards in words."""
+    numbers = sorted(shards)
+    return f"shard{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else "no shard"
