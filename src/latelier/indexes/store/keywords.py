@@ -6,9 +6,6 @@ so that is done before the row of ``content`` is deleted.
 
 Damage of these tables raises `CorruptedIndexError`, which names the cure: they are made again from the texts.
 
-With the statistics of all parts of a collection, each part gives its documents the scores that one keyword index of the
-whole collection would give them.
-
 A query is plain text: each of its words is quoted, so FTS5's operators have no meaning in it.
 """
 
@@ -17,12 +14,11 @@ from __future__ import annotations
 import math
 import sqlite3
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +35,6 @@ __all__ = [
     "MAX_WORDS",
     "TABLE_STATEMENTS",
     "TOKENIZERS",
-    "KeywordStatistics",
     "check_compaction",
     "check_config",
     "check_expected",
@@ -56,9 +51,6 @@ __all__ = [
     "merge_keywords",
     "query_words",
     "rank_by_keywords",
-    "read_length",
-    "read_statistics",
-    "searched_words",
     "stored_tokenizer",
     "translate_damage",
 ]
@@ -300,75 +292,29 @@ _AVERAGES_ROW = 1
 _VARINT_BYTES = 9
 
 
-class KeywordStatistics(NamedTuple):
-    """Statistics of the documents that have a text.
-
-    `length`: number of words in all of them together. `frequencies`: number of documents that hold a word, by word;
-    words that no document holds may be missing.
-    """
-
-    documents: int
-    length: int
-    frequencies: Mapping[str, int]
-
-    @classmethod
-    def total(cls, parts: Iterable[KeywordStatistics]) -> KeywordStatistics:
-        """Return the statistics of several parts of a collection together."""
-        documents, length, frequencies = 0, 0, Counter[str]()
-        for part in parts:
-            documents, length = documents + part.documents, length + part.length
-            frequencies.update(part.frequencies)
-        return cls(documents, length, dict(frequencies))
-
-    def inverse_frequencies(self, words: Iterable[str]) -> dict[str, float]:
-        """Return the idf of each word that a document holds: ``max(1e-6, log((N - n + 0.5) / (n + 0.5)))``."""
-        found = {}
-        for word in words:
-            count = self.frequencies.get(word, 0)
-            if count:
-                ratio = (self.documents - count + 0.5) / (count + 0.5)
-                found[word] = max(_MIN_IDF, math.log(ratio)) if ratio > 0 else _MIN_IDF
-        return found
-
-
-def read_statistics(connection: sqlite3.Connection, words: Iterable[str]) -> KeywordStatistics:
-    """Return the statistics of the keyword index, with the frequencies of some words.
-
-    `connection`: in a reading transaction of a catalog with a keyword index; `words`: words without quotes; raises
-    `CorruptedIndexError` if FTS5's totals are damaged.
-    """
-    statement = "SELECT block FROM keyword_data WHERE id = ?"
-    row = connection.execute(statement, (_AVERAGES_ROW,)).fetchone()
+def _inverse_frequencies(connection: sqlite3.Connection, words: Iterable[str]) -> dict[str, float]:
+    """Return the idf of each word that a document holds, see `rank_by_keywords`; words come without quotes."""
+    row = connection.execute("SELECT block FROM keyword_data WHERE id = ?", (_AVERAGES_ROW,)).fetchone()
     block = bytes(row[0]) if row is not None and isinstance(row[0], bytes) else b""
-    documents, rest = _read_varint(block) if block else (0, b"")
-    length, _ = _read_varint(rest) if rest else (0, b"")
-    frequencies = {}
+    documents = _read_varint(block) if block else 0
+    found = {}
     for word in words:
         matching = connection.execute("SELECT count(*) FROM keyword WHERE keyword MATCH ?", (f'"{word}"',))
         if count := matching.fetchone()[0]:
-            frequencies[word] = count
-    return KeywordStatistics(documents, length, frequencies)
+            ratio = (documents - count + 0.5) / (count + 0.5)
+            found[word] = max(_MIN_IDF, math.log(ratio)) if ratio > 0 else _MIN_IDF
+    return found
 
 
-def read_length(size: object) -> int:
-    """Return the number of words of a document, given the value that FTS5 stores in ``keyword_docsize``.
-
-    Raises `CorruptedIndexError` if the value is damaged.
-    """
-    if not isinstance(size, bytes) or not size:
-        raise keyword_damage("it gives a document a length that is not a number")
-    return size[0] if size[0] < 0x80 and len(size) == 1 else _read_varint(size)[0]
-
-
-def _read_varint(block: bytes) -> tuple[int, bytes]:
-    """Return the first variable-length integer of SQLite's file format in a block, and the rest of the block."""
+def _read_varint(block: bytes) -> int:
+    """Return the first variable-length integer of SQLite's file format in a block."""
     value = 0
     for place, byte in enumerate(block[:_VARINT_BYTES]):
         if place == _VARINT_BYTES - 1:
-            return value << 8 | byte, block[place + 1 :]
+            return value << 8 | byte
         value = value << 7 | byte & 0x7F
         if byte < 0x80:
-            return value, block[place + 1 :]
+            return value
     raise keyword_damage("its totals are not numbers")
 
 
@@ -377,9 +323,7 @@ MAX_WORDS = 256
 # Characters of a word that are searched for with the tokenizer "trigram". FTS5 finds a word as a sequence of trigrams,
 # and compares each with every place of the first: a long word could take hours in a text that repeats one letter.
 _TRIGRAM_WORD = 64
-# The parameters of FTS5's bm25().
-_K1, _B = 1.2, 0.75
-# It has this factor in its numerator, so no word adds more than (k1 + 1) * idf.
+# FTS5's bm25() has this factor in its numerator, k1 + 1, so no word adds more than this times its idf.
 _MAX_TF = 2.2
 # Rows read at a time where a filter selects the documents.
 _ROWS = 4096
@@ -402,13 +346,7 @@ def query_words(text: str) -> list[str]:
     return list(words.values())
 
 
-def rank_by_keywords(
-    connection: sqlite3.Connection,
-    text: str,
-    k: int,
-    allowed: np.ndarray | None = None,
-    statistics: KeywordStatistics | None = None,
-) -> Ranking:
+def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed: np.ndarray | None = None) -> Ranking:
     """Return the `k` best documents that hold at least one word of a query, by BM25 (k1 = 1.2, b = 0.75).
 
     The score of a document is the sum over the distinct words of the query of
@@ -422,31 +360,23 @@ def rank_by_keywords(
     the first attempt. Its result is final if the k-th best score is higher than the sum of the highest scores that
     those words can add (the bound of MaxScore, Turtle and Flood 1995); otherwise all documents are scored.
     `connection`: in a reading transaction of a catalog with a keyword index. `allowed`: numbers of the documents that
-    may be found, ascending; None for all. `statistics`: those of the collection of which this catalog holds a part,
-    with the frequencies of `searched_words`; None if it holds the whole collection. Returns: scores are float64 and
-    above 0. Raises `CorruptedIndexError` if the keyword index is damaged. Raises `LatelierError` if the index has no
-    keyword index.
+    may be found, ascending; None for all. Returns: scores are float64 and above 0. Raises `CorruptedIndexError` if the
+    keyword index is damaged. Raises `LatelierError` if the index has no keyword index.
     """
-    words = searched_words(connection, text)
+    words = _searched_words(connection, text)
     with translate_damage():
         check_config(connection)
-        own = read_statistics(connection, words)
-        idf = (statistics or own).inverse_frequencies(words)
-
-        def ranked(required: list[str]) -> Ranking:
-            if statistics is None:
-                return _ranked(connection, list(idf), required, k, allowed)
-            return _ranked_in_collection(connection, idf, required, k, allowed, own, statistics)
-
+        idf = _inverse_frequencies(connection, words)
         frequent, most = _frequent_words(idf)
         if frequent:
-            found = ranked([word for word in idf if word not in frequent])
+            required = [word for word in idf if word not in frequent]
+            found = _ranked(connection, list(idf), required, k, allowed)
             if len(found.numbers) == k and found.scores[-1] > most:
                 return found
-        return ranked([])
+        return _ranked(connection, list(idf), [], k, allowed)
 
 
-def searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
+def _searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
     """Return the words of a query that are searched for.
 
     Raises `LatelierError` if the index has no keyword index.
@@ -502,63 +432,6 @@ def _ranked(
             block = block[np.isin(block["number"], allowed)]
         numbers, scores = np.append(numbers, block["number"])[:k], np.append(scores, block["score"])[:k]
     return Ranking(numbers, scores)
-
-
-def _ranked_in_collection(
-    connection: sqlite3.Connection,
-    idf: dict[str, float],
-    required: list[str],
-    k: int,
-    allowed: np.ndarray | None,
-    own: KeywordStatistics,
-    collection: KeywordStatistics,
-) -> Ranking:
-    """Rank documents by the words of `idf`, as `_ranked` does, with the scores that they have in a larger collection.
-
-    FTS5 does not give the frequency ``tf`` of a word in a document, but the score of one word alone holds it:
-
-        score = idf * (k1 + 1) * tf / (tf + norm),  norm = k1 * (1 - b + b * length / average length)
-
-    with this catalog's idf and average length. It is solved for tf, an integer, and computed again with those of the
-    collection, in the order in which FTS5 adds.
-    """
-    own_idf = own.inverse_frequencies(idf)
-    by_word = {word: _rows_of_word(connection, word, required) for word in own_idf}
-    numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(rows["number"] for rows in by_word.values())]))
-    if allowed is not None:
-        numbers = numbers[np.isin(numbers, allowed)]
-    scores = np.zeros(len(numbers))
-    for word, rows in by_word.items():
-        kept = rows[np.isin(rows["number"], numbers)]
-        lengths = kept["length"]
-        part = kept["score"] / own_idf[word]
-        frequency = np.rint(part * _norm(lengths, own) / (_K1 + 1.0 - part))
-        if not (np.isfinite(frequency) & (frequency >= 1)).all():
-            raise keyword_damage("it gives scores that no word can have")
-        added = idf[word] * ((frequency * (_K1 + 1.0)) / (frequency + _norm(lengths, collection)))
-        scores[np.searchsorted(numbers, kept["number"])] += added
-    return Ranking.sorted(numbers, scores, k)
-
-
-def _rows_of_word(connection: sqlite3.Connection, word: str, required: list[str]) -> np.ndarray:
-    """Return number, score and length of the documents that hold a word, and one of `required`, if given."""
-    condition, values = "keyword MATCH ?", [_any_of([word])]
-    if required:
-        condition += " AND +keyword.rowid IN (SELECT rowid FROM keyword WHERE keyword MATCH ?)"
-        values.append(_any_of(required))
-    rows = connection.execute(
-        "SELECT keyword.rowid, -bm25(keyword), sz FROM keyword JOIN keyword_docsize ON id = keyword.rowid "
-        f"WHERE {condition} ORDER BY keyword.rowid",
-        values,
-    )
-    found = [(number, score, read_length(size)) for number, score, size in rows]
-    return np.array(found, dtype=[("number", "int64"), ("score", "float64"), ("length", "float64")])
-
-
-def _norm(lengths: np.ndarray, statistics: KeywordStatistics) -> np.ndarray:
-    """Return what BM25 adds to the frequency of a word in the denominator."""
-    average = statistics.length / statistics.documents
-    return _K1 * (1.0 - _B + _B * lengths / average)
 
 
 def _any_of(words: list[str]) -> str:

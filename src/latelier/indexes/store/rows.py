@@ -45,7 +45,6 @@ __all__ = [
     "StoredDocument",
     "StoredMetadata",
     "all_ids",
-    "all_numbers",
     "document_checksum",
     "encode_metadata",
     "find_numbers",
@@ -259,11 +258,6 @@ def has_metadata(connection: sqlite3.Connection) -> bool:
 def all_ids(connection: sqlite3.Connection) -> list[Id]:
     """Return all ids in the order of insertion."""
     return _check_ids(connection.execute("SELECT id FROM document ORDER BY number"))
-
-
-def all_numbers(connection: sqlite3.Connection) -> list[int]:
-    """Return the numbers of all documents, ascending."""
-    return [number for (number,) in connection.execute("SELECT number FROM document ORDER BY number")]
 
 
 def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[Id]:

@@ -37,16 +37,11 @@ from latelier.indexes.store.connections import (
 )
 from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import (
-    KeywordStatistics,
-    check_config,
     is_merged,
     keyword_damage,
     make_keywords,
     rank_by_keywords,
-    read_statistics,
-    searched_words,
     stored_tokenizer,
-    translate_damage,
 )
 from latelier.indexes.store.maintenance import Compaction, delete_garbage, verify
 from latelier.indexes.store.rows import known_fields
@@ -58,7 +53,6 @@ from latelier.indexes.store.settings import (
     read_ann_data,
     read_segments,
     read_setting,
-    read_stamp,
 )
 from latelier.indexes.store.snapshot import Snapshot, Views
 from latelier.indexes.store.transaction import Transaction
@@ -146,43 +140,22 @@ class Storage:
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
-    def rank_by_keywords(
-        self,
-        texts: Sequence[str],
-        k: int,
-        allowed: np.ndarray | None,
-        statistics: KeywordStatistics | None = None,
-    ) -> list[Ranking]:
+    def rank_by_keywords(self, texts: Sequence[str], k: int, allowed: np.ndarray | None) -> list[Ranking]:
         """Return the best documents of each query by keywords.
 
         `k`: maximum number of documents per query. `allowed`: numbers of the documents that may be found, ascending;
-        None for all. `statistics`: see `latelier.indexes.store.keywords.rank_by_keywords`. Raises `CorruptedIndexError`
-        if the keyword index is damaged. Raises `LatelierError` if there is no keyword index, or, without `statistics`,
-        no document has a text.
+        None for all. Raises `CorruptedIndexError` if the keyword index is damaged; raises `LatelierError` if there is
+        no keyword index, or no document has a text.
         """
         with self._views.open() as (connection, snapshot):
             k = min(k, max(1, snapshot.documents))
-            if statistics is None and snapshot.documents and not document_rows.has_texts(connection):
+            if snapshot.documents and not document_rows.has_texts(connection):
                 raise without_texts()
-            rankings = [rank_by_keywords(connection, text, k, allowed, statistics) for text in texts]
+            rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
             numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
             if len(snapshot.keep_living(numbers)) < len(numbers):
                 raise keyword_damage("it names documents that the index does not have")
         return rankings
-
-    def keyword_statistics(self, texts: Sequence[str]) -> KeywordStatistics:
-        """Return what BM25 needs of this index, with the frequencies of the words of some queries.
-
-        Raises `LatelierError` if there is no keyword index.
-        """
-
-        def read(connection: Connection) -> KeywordStatistics:
-            words = dict.fromkeys(word for text in texts for word in searched_words(connection, text))
-            with translate_damage():
-                check_config(connection)
-                return read_statistics(connection, words)
-
-        return self._views.ask(read)
 
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
         """Return the snapshot of the commit, and the numbers of documents in the order of `ids`.
@@ -219,21 +192,10 @@ class Storage:
         """Return the numbers of documents by id; ids that are not in the index are left out."""
         return self._views.ask(document_rows.find_numbers, ids)
 
-    def numbered_ids(self, prefix: str | None = None) -> tuple[list[Id], list[int]]:
-        """Return ids and numbers in the order of insertion: of all documents, or of strings with a prefix."""
-        if prefix is not None:
-            found = self._views.ask(document_rows.find_prefixed, prefix)
-            return list(found), list(found.values())
-        return self._views.ask(lambda c: (document_rows.all_ids(c), document_rows.all_numbers(c)))
-
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
         found = self._views.ask(find_setting, name)
         return None if found is None else found[0]
-
-    def stamp(self) -> Any:
-        """Return a value that differs between commits, which takes less time than reading a setting."""
-        return self._views.ask(read_stamp)
 
     def count(self) -> int:
         """Return the number of documents."""
@@ -271,20 +233,6 @@ class Storage:
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data that matches its checksums."""
         return snapshot.check_ann_data(self._store)
-
-    def check_segments(self, snapshot: Snapshot) -> None:
-        """Compare the segments of a snapshot with their checksums, except those that later commits have replaced.
-
-        The files of these may be deleted. Where another segment holds their documents, they were compared before.
-        Raises `CorruptedIndexError` if one is damaged.
-        """
-        for state in snapshot.segments:
-            try:
-                self._store.compare_checksums(state.living.segment.arrays, state.row.name, state.row.files)
-            except CorruptedIndexError:
-                with self._pool.reading() as latest:
-                    if state.row.name in {row.name for row in read_segments(latest)}:
-                        raise
 
     def verify(self) -> VerifyReport:
         """Read all files and compare them with their checksums."""

@@ -35,7 +35,7 @@ from latelier.indexes.store.keywords import (
 from latelier.indexes.store.rows import make_fields
 from latelier.indexes.store.schema import upgrade
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Segment, SegmentStore
-from latelier.indexes.store.settings import AnnDataRow, SegmentRow, find_setting, read_setting, write_setting
+from latelier.indexes.store.settings import AnnDataRow, SegmentRow, read_setting, write_setting
 from latelier.indexes.values import check_known, duplicate_ids
 
 __all__ = ["Transaction", "referenced_names"]
@@ -179,11 +179,6 @@ class Transaction:
             row = AnnDataRow(*self._store.write(arrays))
             self.written.append(row.name)
         settings.write_ann_data(connection, row)
-
-    def setting(self, name: str) -> Any:
-        """Return one of the index's own settings; ``None`` if there is none of this name."""
-        found = find_setting(self._start(), name)
-        return None if found is None else found[0]
 
     def set_setting(self, name: str, value: Any) -> None:
         """Set one of the index's own settings, a JSON value, in the same commit as all other changes."""
