@@ -1,4 +1,4 @@
-"""Causes, changes, filters.
+"""Why a search does not find a document, and what would find it.
 
 The decisive cause is the first of these that holds: the document is not stored; the filter excludes it; it scores
 higher than the last hit, so a stage of an approximate search lost it; its score is equal to that of the last hit; its
@@ -9,36 +9,204 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import Index, Parameters, SearchOptions, effort_factor
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.filters.grammar import FieldName, parse_filter
+from latelier.indexes.options import Parameters, SearchOptions, effort_factor
 from latelier.indexes.results import Cause, Change, Hit, Id, StageLoss, TokenDifference, WhyNotReport
 from latelier.indexes.store.rows import fold_name
 from latelier.indexes.values import as_id
 from latelier.scores.topk import align
 from latelier.utils.checks import short
 
-__all__ = [
-    "Condition",
-    "excluding_conditions",
-    "filter_arguments",
-    "filter_cause",
-    "find_causes",
-    "near_ids",
-    "not_stored_cause",
-    "smallest_value",
-    "split_filter",
-    "wider_searches",
-    "without_filter",
-]
-
 # Name of the parameter that holds the document's id, beside those of the user.
 _ID_PARAMETER = "latelier_document"
+# Ids that are compared letter by letter with one that is not stored: the comparison takes 10 microseconds for each.
+_MOST_COMPARED = 50_000
+_NEAR = 3
+# Efforts that are tried, as multiples of that of the search, before ``"exact"``.
+_WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+class _Examined(Protocol):
+    """What is asked of an index; `latelier.indexes.Index` uses this module and cannot be named here."""
+
+    search_options: tuple[str, ...]
+
+    @property
+    def dim(self) -> int | None: ...
+    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]: ...
+    def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None: ...
+    def get(self, ids: Any) -> Any: ...
+    def get_embeddings(self, ids: Any) -> TokenEmbeddings: ...
+    def ids(self, prefix: str | None = None) -> list[Id]: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, id: object) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Tester:
+    """A document and a search that can be repeated with changes, to see what rank the document has then.
+
+    `search`: called with changes of `k` and of the options, such as ``search(k=20, effort="exact")``; returns the hits
+    of one query, best first, under ids such as `id`. `k`, `options`: those of the search without changes.
+    """
+
+    search: Callable[..., list[Hit]]
+    id: Id
+    k: int
+    options: SearchOptions
+
+    def rank(self, **changes: Any) -> int | None:
+        """Return the rank of the document in the search with these changes."""
+        return next((rank for rank, hit in enumerate(self.search(**changes), start=1) if hit.id == self.id), None)
+
+    def smallest(self, name: str, value: int, most: int, **changes: Any) -> int | None:
+        """Return the smallest number above `value` that finds the document as the option `name`; None up to `most`.
+
+        It takes ``2 * log2(number / value)`` searches, and larger numbers find the document too.
+        """
+        return smallest_value(lambda number: self.rank(**changes, **{name: number}) is not None, value, most)
+
+
+def smallest_value(finds: Callable[[int], bool], value: int, most: int) -> int | None:
+    """Return the smallest number above `value` for which `finds` is true; None if it is false up to `most`."""
+    low = high = value
+    while low < most:
+        high = min(2 * high, most)
+        if finds(high):
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if finds(middle) else (middle, high)
+            return high
+        low = high
+    return None
+
+
+def why_not_by_vectors(index: _Examined, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
+    """Return why a search of an index does not find a document; see `latelier.indexes.Index.why_not`."""
+    id = as_id(id)
+    packed = prepare_queries(query, index.dim)
+    if len(packed) != 1:
+        raise InvalidArgumentError(f"received {len(packed)} queries; why_not is about the search of one.")
+
+    def search(k: int = k, **changes: Any) -> list[Hit]:
+        return index.find(packed, k, [], replace(options, **changes))[0]
+
+    stored = [id] if id in index else []
+    return examine(index, packed, Tester(search, id, k, options), stored, index.ids, partial(_by_scores, index, packed))
+
+
+def examine(
+    index: _Examined,
+    query: TokenEmbeddings,
+    tester: Tester,
+    stored: Sequence[Id],
+    ids: Callable[[], Sequence[Id]],
+    explain: Callable[[Tester, WhyNotReport, list[Hit]], WhyNotReport],
+) -> WhyNotReport:
+    """Return the report of a document that is found, or is not stored, or that the filter excludes, or of `explain`.
+
+    `stored`: the ids under which the index stores the document, none if it does not. `ids`: returns all ids that the
+    document could have. `explain`: completes the report of a document that is stored and that the filter selects; it
+    gets the hits of the search.
+    """
+    hits = tester.search()
+    report = WhyNotReport(tester.id, tester.k, mode=tester.options.mode)
+    if hits:
+        report = replace(report, last_id=hits[-1].id, last_score=hits[-1].score)
+    for rank, hit in enumerate(hits, start=1):
+        if hit.id == tester.id:
+            return replace(report, rank=rank, score=hit.score)
+    if not stored:
+        return replace(report, causes=(not_stored_cause(tester.id, ids()),))
+    conditions = split_filter(tester.options.filter, tester.options.parameters)
+    excluding = excluding_conditions(index, query, stored[0], conditions, tester.options.filter_timeout)
+    if not excluding:
+        return explain(tester, report, hits)
+    cause = filter_cause(index, stored[0], excluding, len(conditions))
+    relaxed = filter_arguments([each for each in conditions if each not in excluding])
+    freed = Tester(partial(tester.search, **relaxed), tester.id, tester.k, replace(tester.options, **relaxed))
+    return without_filter(examine(index, query, freed, stored, ids, explain), report, cause, relaxed)
+
+
+def without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
+    """Return the report of a document that the filter excludes, given that of the search without its expressions."""
+    changes = [Change({**relaxed, **change.arguments}, change.target) for change in inner.changes]
+    return replace(
+        report,
+        causes=(cause, *inner.causes),
+        changes=(Change(relaxed),) if inner.is_found else tuple(changes),
+        differences=inner.differences,
+    )
+
+
+def _by_scores(
+    index: _Examined, query: TokenEmbeddings, tester: Tester, report: WhyNotReport, hits: list[Hit]
+) -> WhyNotReport:
+    """Explain a search by vectors: by the rank of the document among all, and the stage that lost it."""
+    wider = _wider_searches(index, tester.options)
+    ranking = _ranking(index, tester, wider)
+    if not ranking:
+        return report  # removed meanwhile from an index without snapshots
+    score, k = ranking[-1].score, tester.k
+    report = replace(report, exact_rank=len(ranking), score=score)
+    raise_k = partial(_raise_k, tester, max(len(ranking), k + 1), wider)
+    if len(hits) < k or hits[-1].id not in {hit.id for hit in ranking}:  # the document scores higher
+        loss = index.find_loss(query, tester.id, k, tester.options)
+        if loss is None:
+            cause = Cause("not_candidate", "the search of this index does not score every document, and left it out")
+            return replace(report, causes=(cause,), changes=raise_k())
+        value = tester.smallest(loss.parameter, loss.value, loss.most)
+        found = [] if value is None else [Change({loss.parameter: value})]
+        found += [Change(change) for change in wider if tester.rank(**change) is not None][:1]
+        return replace(report, causes=(loss.cause,), changes=tuple(found) or raise_k())
+    higher = sum(hit.score > score for hit in ranking)
+    details = {"higher": higher, "equal": len(ranking) - 1 - higher}
+    if higher < k:
+        text = f"{higher} documents score higher, and {details['equal']} that were added earlier score the same"
+        return replace(report, causes=(Cause("tied", text, details),), changes=raise_k())
+    text = f"{higher:,} document{'s score' if higher > 1 else ' scores'} higher"
+    mine, other = index.get_embeddings([tester.id, hits[-1].id])
+    pairs = zip(align(query[0], mine).similarities, align(query[0], other).similarities, strict=True)
+    differences = tuple(TokenDifference(i, float(a), float(b)) for i, (a, b) in enumerate(pairs))
+    return replace(report, causes=(Cause("scored_lower", text, details),), changes=raise_k(), differences=differences)
+
+
+def _wider_searches(index: _Examined, options: SearchOptions) -> list[dict[str, Any]]:
+    """Return changes of a search that lead to more and more documents, and last to all; none for an exact index."""
+    if "effort" not in index.search_options:
+        return []
+    reset = {name: None for name in ("nprobe", "candidates", "rerank") if getattr(options, name) is not None}
+    factors = [] if options.effort == "exact" else [effort_factor(options.effort) * each for each in _WIDER]
+    return [{"effort": effort, **reset} for effort in (*factors, "exact")]
+
+
+def _ranking(index: _Examined, tester: Tester, wider: Sequence[dict[str, Any]]) -> list[Hit]:
+    """Return the ranking of all documents by their stored vectors, down to the one in question."""
+    k, most = tester.k, max(tester.k, len(index))
+    while True:
+        hits = tester.search(k=k, **(wider[-1] if wider else {}))
+        for place, hit in enumerate(hits, start=1):
+            if hit.id == tester.id:
+                return hits[:place]
+        if k >= most:
+            return []
+        k = min(10 * k, most)
+
+
+def _raise_k(tester: Tester, most: int, wider: Sequence[dict[str, Any]]) -> tuple[Change, ...]:
+    """Return the smallest k that finds the document, as do those above it, with a higher effort if it takes one."""
+    for change in ({}, *wider):
+        k = tester.smallest("k", tester.k, most, **change)
+        if k is not None:
+            return (Change({**change, "k": k}),)
+    return ()
 
 
 class Condition:
@@ -47,14 +215,14 @@ class Condition:
     def __init__(self, expression: str, parameters: Parameters) -> None:
         self.expression, self.parameters = expression, parameters
 
-    def selects(self, index: Index, query: Any, id: Id, filter_timeout: float | None) -> bool:
+    def selects(self, index: _Examined, query: Any, id: Id, filter_timeout: float | None) -> bool:
         """Whether an index's document meets the condition."""
         if isinstance(self.parameters, Mapping):
             name, parameters = f":{_ID_PARAMETER}", {**self.parameters, _ID_PARAMETER: id}
-            arguments: dict[str, Any] = {"filter": [self.expression, f"id = {name}"], "parameters": parameters}
+            filter: dict[str, Any] = {"filter": [self.expression, f"id = {name}"], "parameters": parameters}
         else:
-            arguments = {"filter": [self.expression, "id = ?"], "parameters": (*self.parameters, id)}
-        return bool(index.search(query, 1, **arguments, filter_timeout=filter_timeout)[0])
+            filter = {"filter": [self.expression, "id = ?"], "parameters": (*self.parameters, id)}
+        return bool(index.find(query, 1, [], SearchOptions(**filter, filter_timeout=filter_timeout))[0])
 
     @property
     def fields(self) -> list[str]:
@@ -86,7 +254,7 @@ def split_filter(filter: str | Sequence[str] | None, parameters: Parameters) -> 
 
 
 def excluding_conditions(
-    index: Index, query: Any, id: Id, conditions: Sequence[Condition], filter_timeout: float | None
+    index: _Examined, query: Any, id: Id, conditions: Sequence[Condition], filter_timeout: float | None
 ) -> list[Condition]:
     """Return the conditions that a stored document does not meet."""
     return [each for each in conditions if not each.selects(index, query, id, filter_timeout)]
@@ -112,7 +280,7 @@ def filter_arguments(conditions: Sequence[Condition]) -> dict[str, Any]:
     }
 
 
-def filter_cause(index: Index, id: Id, excluding: Sequence[Condition], among: int) -> Cause:
+def filter_cause(index: _Examined, id: Id, excluding: Sequence[Condition], among: int) -> Cause:
     """Return the cause: the expressions that exclude a document, and its values of the fields that they name."""
     record = index.get([id])[0]
     stored = {fold_name(key): value for key, value in reversed(record.metadata.items())} | {"id": id}
@@ -132,167 +300,6 @@ def filter_cause(index: Index, id: Id, excluding: Sequence[Condition], among: in
 # Ids that are compared letter by letter with one that is not stored: the comparison takes 10 microseconds for each.
 _MOST_COMPARED = 50_000
 _NEAR = 3
-
-
-# `wider_efforts` multiplies an effort by these.
-_WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-def wider_searches(index: Index, options: SearchOptions) -> list[dict[str, Any]]:
-    """Return changes of a search that lead to more and more documents, and last to all; none for an exact index."""
-    if "effort" not in index.search_options:
-        return []
-    reset = {name: None for name in ("nprobe", "candidates", "rerank") if getattr(options, name) is not None}
-    factors = [] if options.effort == "exact" else [effort_factor(options.effort) * each for each in _WIDER]
-    return [{"effort": effort, **reset} for effort in (*factors, "exact")]
-
-
-def find_causes(index: Index, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
-    """Return why one search does not find a document; see `Index.why_not`."""
-    id = as_id(id)
-    packed = prepare_queries(query, index.dim)
-    if len(packed) != 1:
-        raise InvalidArgumentError(f"received {len(packed)} queries; why_not is about the search of one.")
-    hits = index.find(packed, k, [], options)[0]
-    found = next((rank for rank, hit in enumerate(hits, start=1) if hit.id == id), None)
-    last = hits[-1] if hits else None
-    report = WhyNotReport(id, k, rank=found, last_id=last and last.id, last_score=last and last.score)
-    if found is not None:
-        return replace(report, score=hits[found - 1].score)
-    if id not in index:
-        return replace(report, causes=(not_stored_cause(id, index.ids()),))
-    conditions = split_filter(options.filter, options.parameters)
-    excluding = excluding_conditions(index, packed, id, conditions, options.filter_timeout)
-    if excluding:
-        cause = filter_cause(index, id, excluding, len(conditions))
-        relaxed = filter_arguments([each for each in conditions if each not in excluding])
-        return without_filter(find_causes(index, packed, id, k, replace(options, **relaxed)), report, cause, relaxed)
-    return _Miss(index, packed, id, k, options, hits).report(report)
-
-
-def without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
-    """Return the report of a document that the filter excludes.
-
-    `inner`: the report of the search without the expressions that exclude the document; `report`: that of the search,
-    without causes; `relaxed`: the arguments of the filter without them.
-    """
-    changes = [Change({**relaxed, **change.arguments}) for change in inner.changes]
-    return replace(
-        report,
-        causes=(cause, *inner.causes),
-        changes=(Change(relaxed),) if inner.is_found else tuple(changes),
-        differences=inner.differences,
-    )
-
-
-class _Miss:
-    """A document that is stored, and that the filter selects, but that the search did not find."""
-
-    def __init__(
-        self, index: Index, query: TokenEmbeddings, id: Id, k: int, options: SearchOptions, hits: Sequence[Hit]
-    ) -> None:
-        self.index, self.query, self.id, self.k, self.options, self.hits = index, query, id, k, options, hits
-        self.wider = wider_searches(index, options)
-        self.ranking = self._rank()
-        self.rank = len(self.ranking)
-
-    def report(self, report: WhyNotReport) -> WhyNotReport:
-        """Complete a report: ranks, scores, causes and changes."""
-        report = replace(report, exact_rank=self.rank, score=self.ranking[-1].score)
-        above = {hit.id for hit in self.ranking}
-        if len(self.hits) < report.k or self.hits[-1].id not in above:
-            return self._lost(report)
-        higher = sum(hit.score > self.ranking[-1].score for hit in self.ranking)
-        details, changes = {"higher": higher, "equal": self.rank - 1 - higher}, self._raise_k()
-        if higher < report.k:
-            text = f"{higher} documents score higher, and {details['equal']} that were added earlier score the same"
-            return replace(report, causes=(Cause("tied", text, details),), changes=changes)
-        text = f"{higher:,} document{'s score' if higher > 1 else ' scores'} higher"
-        cause = Cause("scored_lower", text, details)
-        return replace(report, causes=(cause,), changes=changes, differences=self._differences())
-
-    def _lost(self, report: WhyNotReport) -> WhyNotReport:
-        """Complete the report of a document that scores higher than the last hit."""
-        loss = self.index.find_loss(self.query, self.id, self.k, self.options)
-        if loss is not None:
-            changes = self._raise_parameter(loss) or self._raise_k()
-            return replace(report, causes=(loss.cause,), changes=changes)
-        cause = Cause("not_candidate", "the search of this index does not score every document, and left it out")
-        return replace(report, causes=(cause,), changes=self._raise_k())
-
-    def _rank(self) -> list[Hit]:
-        """Return the ranking of the documents by their stored vectors, down to this one."""
-        k, exact = self.k, self.wider[-1] if self.wider else {}
-        while True:
-            hits = self._search({**exact, "k": k})
-            places = [place for place, hit in enumerate(hits, start=1) if hit.id == self.id]
-            if places:
-                return hits[: places[0]]
-            k = min(10 * k, max(k + 1, len(self.index)))
-
-    def _search(self, changes: Mapping[str, Any]) -> list[Hit]:
-        options = {name: value for name, value in changes.items() if name != "k"}
-        return self.index.find(self.query, changes.get("k", self.k), [], replace(self.options, **options))[0]
-
-    def _finds(self, change: Mapping[str, Any]) -> int | None:
-        """Return the rank of the document in a search with changed arguments."""
-        hits = self._search(change)
-        return next((rank for rank, hit in enumerate(hits, start=1) if hit.id == self.id), None)
-
-    def _raise_parameter(self, loss: StageLoss) -> tuple[Change, ...]:
-        """Return the smallest value of the parameter of a stage that finds the document, and the smallest effort."""
-        value = smallest_value(lambda value: self._finds({loss.parameter: value}) is not None, loss.value, loss.most)
-        wider = next((each for each in self.wider if self._finds(each) is not None), None)
-        found = [None if value is None else {loss.parameter: value}, wider]
-        return tuple(Change(dict(each)) for each in found if each is not None)
-
-    def _raise_k(self) -> tuple[Change, ...]:
-        """Return the smallest k that finds the document, as do those above it, with a higher effort if it takes one."""
-        for wider in ({}, *self.wider):
-            k = self._smallest_k(wider)
-            if k is not None:
-                return (Change({**wider, "k": k}),)
-        return ()
-
-    def _smallest_k(self, wider: Mapping[str, Any]) -> int | None:
-        most = max(self.rank, self.k + 1)
-        rank = self._finds({**wider, "k": most})
-        if rank is None:
-            return None
-        if not self.wider:  # most indexes rank all documents, so that their ranks do not depend on k
-            most = max(rank, self.k + 1)
-            return most if self._finds({**wider, "k": most}) is not None else self.rank
-        return smallest_value(lambda k: self._finds({**wider, "k": k}) is not None, self.k, most)
-
-    def _differences(self) -> tuple[TokenDifference, ...]:
-        """Compare the terms of the document's score, by query token, with those of the last hit."""
-        mine, other = self.index.get_embeddings([self.id, self.hits[-1].id])
-        pairs = zip(align(self.query[0], mine).similarities, align(self.query[0], other).similarities, strict=True)
-        return tuple(TokenDifference(i, float(a), float(b)) for i, (a, b) in enumerate(pairs))
-
-
-def smallest_value(finds: Callable[[int], bool], value: int, most: int) -> int | None:
-    """Return the smallest number above `value` for which `finds` is true, if it stays true from there on.
-
-    `finds`: called about ``2 * log2(number / value)`` times. `value`: a number for which `finds` is false. `most`: the
-    largest number to try; None is returned if `finds` is false for it and the others that are tried.
-
-    Examples
-    --------
-    >>> smallest_value(lambda number: number >= 37, value=4, most=1000)
-    37
-    >>> smallest_value(lambda number: number >= 37, value=4, most=30)
-    """
-    low = high = value
-    while low < most:
-        high = min(2 * high, most)
-        if finds(high):
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if finds(middle) else (middle, high)
-            return high
-        low = high
-    return None
 
 
 def not_stored_cause(id: Id, ids: Sequence[Id]) -> Cause:

@@ -1,0 +1,146 @@
+"""Search options: what a search can be told, its defaults and its choices, for every surface."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
+
+import numpy as np
+
+from latelier.errors import InvalidArgumentError
+from latelier.indexes.values import is_unicode
+from latelier.utils.checks import check_choice, check_count, describe, short
+
+Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]
+Fusion: TypeAlias = Literal["relative", "rrf"]
+Tokenizer: TypeAlias = Literal["porter", "unicode61", "trigram"]
+
+EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
+Effort: TypeAlias = "EffortName | float"
+
+Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+"""The values of a filter's placeholders: a list for ``?``, a dict for ``:name``."""
+
+# Documents that each side contributes to a fusion, or that keywords pass on to MaxSim: at least this many, and a
+# multiple of k, so that the last hits are chosen among others too.
+_DEPTH = 100
+_DEPTH_PER_HIT = 2
+_EFFORT_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
+# Options that an index accepts only if its `search_options` name them; every index accepts the others.
+_OF_SOME_INDEXES = ("effort", "nprobe", "candidates", "rerank")
+
+
+class SearchKeywords(TypedDict, total=False):
+    """The keywords of `Index.search`: the fields of `SearchOptions`."""
+
+    mode: Mode
+    fusion: Fusion
+    weights: Sequence[float]
+    depth: int | None
+    filter: str | Sequence[str] | None
+    parameters: Parameters
+    filter_timeout: float | None
+    effort: Effort | None
+    nprobe: int | None
+    candidates: int | None
+    rerank: int | None
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options of a search, checked, see `Index.search`; all searches have the same defaults, which stand here."""
+
+    mode: Mode = "vectors"
+    fusion: Fusion = "relative"
+    weights: Sequence[float] = (0.5, 0.5)
+    depth: int | None = None
+    filter: str | Sequence[str] | None = None
+    parameters: Parameters = ()
+    filter_timeout: float | None = 10.0
+    effort: Effort | None = None
+    nprobe: int | None = None
+    candidates: int | None = None
+    rerank: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("fusion", self.fusion, get_args(Fusion))
+        object.__setattr__(self, "weights", _check_weights(self.weights))
+        for name in ("depth", "nprobe", "candidates", "rerank"):
+            check_count(name, getattr(self, name), optional=True)
+        if self.filter is None and not (
+            self.parameters is None or (isinstance(self.parameters, Sized) and not len(self.parameters))
+        ):
+            raise InvalidArgumentError(
+                f"received parameters={short(self.parameters)} without a filter; give both, or neither."
+            )
+        if self.filter_timeout is not None:
+            object.__setattr__(self, "filter_timeout", _check_timeout(self.filter_timeout))
+        effort_factor(self.effort)
+
+    @classmethod
+    def accepted_by(cls, kind: str, own: Sequence[str], keywords: Mapping[str, Any]) -> SearchOptions:
+        """Return the options of an index of this kind, which has the options `own` besides those of every index."""
+        known = [field.name for field in fields(cls)]
+        accepted = [name for name in known if name not in _OF_SOME_INDEXES or name in own]
+        for name, value in keywords.items():
+            if name not in accepted and (value is not None or name not in known):
+                raise InvalidArgumentError(
+                    f"a search of {kind} has no option {short(name)}; its options are {', '.join(accepted)}."
+                )
+        return cls(**keywords)
+
+    def depth_for(self, k: int) -> int:
+        """Return how many documents each side of a fusion contributes, or keywords pass on, to a search of `k` hits."""
+        return max(_DEPTH, _DEPTH_PER_HIT * k) if self.depth is None else max(k, self.depth)
+
+
+def effort_factor(effort: object) -> float:
+    """Return the number that an effort stands for; 1.0 for None, and for ``"exact"``, which needs none."""
+    factor = 1.0 if effort is None else _EFFORT_FACTORS.get(effort) if isinstance(effort, str) else effort
+    is_number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
+    if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
+        raise InvalidArgumentError(
+            f"received effort={short(effort)}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is "
+            "'balanced')."
+        )
+    return float(factor)  # type: ignore[arg-type]
+
+
+def check_texts(texts: Any, mode: str) -> list[str]:
+    """Return the texts of queries as a list; empty for ``"vectors"``, which uses none."""
+    if mode == "vectors":
+        return []
+    if texts is None:
+        raise InvalidArgumentError(f"mode={mode!r} searches for words: give the text of each query as texts=[...].")
+    given = [texts] if isinstance(texts, str) else texts
+    if not isinstance(given, (list, tuple)):
+        raise InvalidArgumentError(f"received {describe(texts)} as texts; expected a text or a list of texts.")
+    for position, text in enumerate(given):
+        if not isinstance(text, str) or not is_unicode(text):
+            raise InvalidArgumentError(f"texts[{position}] is {short(text)}; expected a text that is valid Unicode.")
+    return list(given)
+
+
+def _check_weights(weights: Any) -> tuple[float, float]:
+    values = list(weights) if isinstance(weights, (list, tuple, np.ndarray)) else []
+    kinds = (int, float, np.integer, np.floating)
+    numbers = [value for value in values if isinstance(value, kinds) and not isinstance(value, bool)]
+    most = sys.float_info.max / 2  # the sum is finite too
+    is_valid = len(values) == len(numbers) == 2 and all(0 <= value <= most for value in numbers) and sum(numbers) > 0
+    if not is_valid:
+        raise InvalidArgumentError(
+            f"received weights={short(weights)}; expected two finite numbers, for vectors and keywords, of at least 0 "
+            "and not both 0."
+        )
+    return float(numbers[0]), float(numbers[1])
+
+
+def _check_timeout(timeout: Any) -> float:
+    if isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool) and timeout > 0:
+        return float(min(timeout, 1e9))  # an integer may be larger than any float
+    raise InvalidArgumentError(
+        f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
+    )
