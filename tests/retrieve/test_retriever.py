@@ -86,7 +86,7 @@ def test_texts_get_running_numbers_that_count_on(model):
     retriever.remove(0)
     retriever.add([(10, "Ten."), "Eleven."])
     retriever.add(iter(["Twelve."]))
-    assert retriever.index.ids() == [1, 10, 2, 11]  # from the largest in the index when the chunk is read
+    assert retriever.index.ids() == [1, 10, 11, 12]
 
 
 class Overtaken(indexes.Flat):
@@ -177,8 +177,8 @@ def test_chunks_before_an_invalid_document_are_kept_and_nothing_of_its_own(model
 
 
 @pytest.mark.parametrize("write", ["add", "resume", "update", "update if changed"])
-@pytest.mark.parametrize(("size", "other"), [(2, "an earlier document of this input"), (3, r"documents\[0\]")])
-def test_an_id_given_twice_is_an_error_at_any_distance(model, write, size, other):
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_id_given_twice_is_an_error_at_any_distance(model, write, size):
     retriever = Retriever(model)
     documents = [("a", "one"), ("b", "two"), ("a", "three")]
     options = {
@@ -188,7 +188,7 @@ def test_an_id_given_twice_is_an_error_at_any_distance(model, write, size, other
         "update if changed": {"skip_unchanged": True},
     }
     call = retriever.update if write.startswith("update") else retriever.add
-    with pytest.raises(DuplicateIdError, match=rf"documents\[2\]: id 'a' is given twice; {other} has it too"):
+    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 'a' is given twice; documents\[0\]"):
         call(documents, chunk_size=size, **options[write])
     assert retriever.index.ids() == ([] if size == 3 else ["a", "b"])
     retriever.update([("a", "four"), ("b", "two")])  # in another call

@@ -1,39 +1,27 @@
-"""Documents to transactions: chunks, ids, encoding ahead.
+"""How documents become transactions: read in chunks, given ids, cut into passages, encoded, stored.
 
-While workers encode, later documents are read before earlier ones are stored. Their ids must be seen as those of the
-index: for the numbers of documents without an id, and for ids that equal such a number.
-
-Documents without an id get numbers before they are encoded. Until they are stored, which takes seconds, other threads
-and processes may have stored documents under the same numbers.
-
-Each chunk is stored in one transaction, so memory stays bounded, and an interrupted call keeps the finished chunks. Ids
-are checked before the texts are encoded, which takes a thousand times longer.
+Ids are checked before texts are encoded, which takes a thousand times longer. Each transaction is stored by itself, so
+memory stays bounded, and an interrupted call keeps the finished ones. `Retriever` puts these steps together.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from latelier.arrays import DTYPES
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.store.rows import encode_metadata
-from latelier.indexes.stored import StoredIndex
 from latelier.indexes.values import duplicate_ids
 from latelier.retrieve.documents import InputDocument, parse_documents
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
-    DocumentSettings,
     PassageId,
-    PassageRange,
     Passages,
     StoredDocuments,
     cut_texts,
@@ -41,276 +29,99 @@ from latelier.retrieve.passages import (
     encode_passage_id,
     passage_prefix,
 )
-from latelier.utils import check_choice, check_count
 from latelier.utils.checks import short
-from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
     from latelier.retrieve.workers import EncodingWorkers
 
-__all__ = [
-    "DocumentChunk",
-    "Filling",
-    "OnExisting",
-    "PendingDocuments",
-    "RowIds",
-    "document_chunks",
-    "encoding_sizes",
-    "next_number",
-]
-
-
-class PendingDocuments(StoredDocuments):
-    """Stored documents, and those between `begin` and `end`.
-
-    `index`, `has_passages`: as for `StoredDocuments`.
-
-    Examples
-    --------
-    >>> from latelier import indexes
-    >>> documents = PendingDocuments(indexes.Flat())
-    >>> documents.begin(["a", 7])
-    >>> "a" in documents, documents.ids()
-    (True, ['a', 7])
-    >>> documents.end(["a", 7])
-    >>> "a" in documents, documents.ids()
-    (False, [])
-    """
-
-    def __init__(self, index: Index, has_passages: bool | None = None) -> None:
-        super().__init__(index, has_passages)
-        self._pending: Counter[Id] = Counter()
-
-    def begin(self, ids: Iterable[Id]) -> None:
-        """Count documents as stored from now on."""
-        self._pending.update(ids)
-
-    def end(self, ids: Iterable[Id]) -> None:
-        """Stop counting documents, because they are stored."""
-        self._pending -= Counter(ids)
-
-    def is_pending(self, id: Id) -> bool:
-        """Whether a document is between `begin` and `end`."""
-        return id in self._pending
-
-    def __contains__(self, id: Id | None) -> bool:
-        return (id is not None and self.is_pending(id)) or super().__contains__(id)
-
-    def ids(self) -> list[Id]:
-        """Return the ids of all stored documents in the order of insertion, then those of the others."""
-        stored = super().ids()
-        if not self._pending:
-            return stored
-        known = set(stored)
-        return [*stored, *(id for id in self._pending if id not in known)]
-
-
-class RowIds:
-    """The ids of new documents, or of their passages, as `latelier.indexes.Index.add` takes them.
-
-    An index reads the ids of a write after it has become the only writer. Numbers that are in the index by then are
-    replaced by those after its largest one, so nothing has to be encoded again. `numbers`: those that documents without
-    an id got, ascending; `stored`: the documents of the index, without those that are not stored yet; raises
-    `DuplicateIdError` while it is read, if a document that is stored as passages is in the index by now: the ids of its
-    new passages may differ from those of the old ones, so the index itself would take both.
-
-    Examples
-    --------
-    >>> from latelier import indexes
-    >>> index = indexes.Flat()
-    >>> ids = RowIds([0, "a", 1], [0, "a", 1], [0, 1], StoredDocuments(index))
-    >>> list(ids)
-    [0, 'a', 1]
-    >>> index.add([1], [[[1.0, 0.0]]])
-    >>> list(ids)
-    [2, 'a', 3]
-    """
-
-    def __init__(
-        self, ids: Sequence[Id], documents: Sequence[Id], numbers: Iterable[Id], stored: StoredDocuments
-    ) -> None:
-        self._ids, self._documents, self._numbers, self._stored = ids, documents, dict.fromkeys(numbers), stored
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __iter__(self) -> Iterator[Id]:
-        moved = self._moved()  # when the first id is read, not before
-        for id in self._ids:
-            passage = decode_passage_id(id) if moved and self._stored.has_passages else None
-            if passage is None:
-                yield moved.get(id, id)
-            else:
-                yield encode_passage_id(passage._replace(document=moved.get(passage.document, passage.document)))
-
-    def _moved(self) -> dict[Id, Id]:
-        """Return the new number of each number, if one of them is in the index."""
-        # The index itself finds the ids of whole documents.
-        checked = self._documents if self._stored.has_passages else self._numbers
-        taken = [id for id in checked if id in self._stored]
-        given = [id for id in taken if id not in self._numbers]
-        if given:
-            raise duplicate_ids(given, "in the index already")
-        if not taken:
-            return {}
-        others = [id for id in self._documents if id not in self._numbers]
-        first = next_number(itertools.chain(self._stored.ids(), others))
-        return dict(zip(self._numbers, itertools.count(first), strict=False))
-
-
-def next_number(ids: Iterable[Id]) -> int:
-    """Return the integer after the largest one among ids; 0 if there is none.
-
-    Examples
-    --------
-    >>> next_number([3, "a", 7]), next_number(["a"])
-    (8, 0)
-    """
-    return 1 + max((id for id in ids if isinstance(id, int)), default=-1)
-
-
 # What to do with a document if its id is in the index.
 OnExisting: TypeAlias = Literal["raise", "replace", "skip"]
+# Documents with the ids that they are to be stored under.
+Chunk: TypeAlias = "list[tuple[Id, InputDocument]]"
 
 # Characters of the texts of a chunk.
 _MOST_CHARACTERS = 1 << 26
 
 
-class DocumentChunk(NamedTuple):
-    """The documents of one transaction; the id of one without an id is a number, and can change until it is stored."""
+def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: int) -> tuple[int, int]:
+    """Lower the texts of a batch and of a transaction to the memory budget of the index, if it has one.
 
-    ids: list[Id]
-    documents: list[InputDocument]
-
-
-def document_chunks(
-    documents: Iterable[Any], stored: StoredDocuments, size: int, *, on_existing: OnExisting, progress: Any
-) -> Iterator[DocumentChunk]:
-    """Parse documents and yield them in chunks, with ids that the index accepts.
-
-    `documents`: as in `parse_documents`. `size`: documents per chunk; there are fewer if their texts take more than 64
-    MB. `on_existing`: for an id that is in the index: raise an error, replace the stored document, or skip the new one.
-    `progress`: a progress bar, updated by the number of documents that are skipped. Yields: up to `size` documents;
-    chunks of which all documents are skipped are left out. Raises `DuplicateIdError` if an id is given twice, in one
-    chunk or in two, or is in the index already.
+    Half of its working memory is for the activations of a batch: about ``16 * hidden + heads * L`` numbers per token of
+    a text with L tokens, while one layer computes. A quarter is for the vectors of a transaction.
     """
-    check_count("chunk_size", size)
-    parsed = enumerate(parse_documents(documents))
-    # The ids of all chunks before, so that an error does not depend on the distance between two documents. A text takes
-    # about 100 bytes, a thousandth of the vectors of its document.
-    earlier: set[Id] = set()
-    while given := _take(parsed, size):
-        _check_given_once(given, earlier)
-        chunk = given if on_existing != "skip" else _not_in(stored, given)
-        progress.update(len(given) - len(chunk))
-        if chunk:
-            yield DocumentChunk(_chunk_ids(chunk, stored, on_existing), [document for _, document in chunk])
+    memory = getattr(index, "memory", None)
+    if memory is None or memory.budget is None:
+        return batch_size, chunk_size
+    length = model.document_limits[1] or 512
+    encoder: Any = getattr(model.loaded[0], "model", None) if model.can_load else None
+    hidden = getattr(getattr(encoder, "config", None), "hidden_size", 768)
+    activations = 4 * length * (16 * hidden + hidden // 32 * length)
+    batch_size = min(batch_size, max(1, memory.working // 2 // activations))
+    return batch_size, min(chunk_size, max(1, memory.working // 4 // (4 * length * model.dim)))
 
 
-def _take(parsed: Iterator[tuple[int, InputDocument]], size: int) -> list[tuple[int, InputDocument]]:
-    """Return the next documents: `size` of them, or fewer if they are long."""
-    taken: list[tuple[int, InputDocument]] = []
+def read_chunks(
+    documents: Iterable[Any], stored: StoredDocuments, size: int, on_existing: OnExisting, bar: Any
+) -> Iterator[Chunk]:
+    """Parse documents and yield them with ids that the index accepts, `size` at a time, or fewer if they are long.
+
+    Documents that are skipped are counted on the progress bar.
+    """
+    chunk: Chunk = []
     characters = 0
-    for position, document in itertools.islice(parsed, size):
-        taken.append((position, document))
-        characters += len(document.text)
-        if characters > _MOST_CHARACTERS:
-            break
-    return taken
-
-
-def _check_given_once(given: list[tuple[int, InputDocument]], earlier: set[Id]) -> None:
-    """Check that no id is given twice, in a chunk or in those before; add the ids of the chunk to the earlier ones."""
-    positions: dict[Id, int] = {}
-    for position, document in given:
-        if (id_ := document.id) is None:
+    for id_, document in _with_ids(documents, stored, on_existing):
+        if on_existing == "skip" and id_ in stored:
+            bar.update(1)
             continue
-        if id_ in positions or id_ in earlier:
-            other = f"documents[{positions[id_]}]" if id_ in positions else "an earlier document of this input"
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is given twice; {other} has it too. Give each id once."
-            )
-        positions[id_] = position
-    earlier.update(positions)
+        chunk.append((id_, document))
+        characters += len(document.text)
+        if len(chunk) == size or characters > _MOST_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
-def _not_in(stored: StoredDocuments, given: list[tuple[int, InputDocument]]) -> list[tuple[int, InputDocument]]:
-    """Return the documents that are not in the index."""
-    for position, document in given:
-        if document.id is None:
-            raise InvalidArgumentError(
-                f"documents[{position}] has no id, so skip_existing (--resume) cannot tell whether it is in the index; "
-                "give (id, text) pairs or dicts."
-            )
-    return [(position, document) for position, document in given if document.id not in stored]
-
-
-def _chunk_ids(chunk: list[tuple[int, InputDocument]], stored: StoredDocuments, on_existing: OnExisting) -> list[Id]:
-    """Return the ids of a chunk; documents without an id get the integers after the largest one in the index."""
-    numbers: Iterator[int] | None = None
-    positions: dict[Id, int] = {}
-    for position, document in chunk:
+def _with_ids(
+    documents: Iterable[Any], stored: StoredDocuments, on_existing: OnExisting
+) -> Iterator[tuple[Id, InputDocument]]:
+    """Parse documents; those without an id get the integers after the largest one in the index and given so far."""
+    positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
+    number: int | None = None  # the next one for a document without an id
+    for position, document in enumerate(parse_documents(documents)):
         id_ = document.id
         if id_ is None:
             if on_existing == "replace":
                 raise InvalidArgumentError(
                     f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
                 )
-            numbers = numbers or itertools.count(next_number(stored.ids()))
-            id_ = next(numbers)
-        if id_ in positions:  # one of the two is a number that a document without an id got
+            if on_existing == "skip":
+                raise InvalidArgumentError(
+                    f"documents[{position}] has no id, so skip_existing (--resume) cannot tell whether it is in the "
+                    "index; give (id, text) pairs or dicts."
+                )
+            id_ = number = _next_number([*stored.ids(), *positions]) if number is None else number
+        if id_ in positions:
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
-                "all documents ids, or none."
+                "each document an id of its own, or none an id."
             )
-        if on_existing == "raise" and document.id is not None and id_ in stored:
+        if document.id is not None and on_existing == "raise" and id_ in stored:
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is in the index already; update(...), or --update on the "
                 "command line, replaces documents; skip_existing=True, or --resume, keeps the stored ones."
             )
         positions[id_] = position
-    return list(positions)
+        if number is not None and isinstance(id_, int):
+            number = max(number, id_ + 1)
+        yield id_, document
 
 
-# Shares of the index's working memory: the vectors of the documents of a transaction, which the index packs and encodes
-# while they are held; and the activations of a batch.
-_VECTORS_SHARE, _BATCH_SHARE = 4, 2
-# Assumed where a model does not say its sizes: those of BERT base.
-_HIDDEN, _HEADS, _LENGTH = 768, 12, 512
-_FLOAT_BYTES = 4
+def _next_number(ids: Iterable[Id]) -> int:
+    return 1 + max((id for id in ids if isinstance(id, int)), default=-1)
 
 
-def encoding_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: int) -> tuple[int, int]:
-    """Return the number of texts in a batch and in a transaction, lowered to the memory budget of the index.
-
-    A text of maximum length, with L tokens, takes about ``4 * L * (8 * hidden + 2 * intermediate + heads * L)`` bytes
-    while one layer computes, and ``4 * L * dim`` bytes as vectors. At least one text is encoded, whatever the budget.
-    `index`: the index; without a memory budget, nothing is lowered.
-    """
-    if not isinstance(index, StoredIndex) or index.memory.budget is None:
-        return batch_size, chunk_size
-    working = index.memory.working
-    length = model.document_limits[1] or _LENGTH
-    hidden, intermediate, heads = _layer_sizes(model)
-    activations = _FLOAT_BYTES * length * (8 * hidden + 2 * intermediate + heads * length)
-    vectors = _FLOAT_BYTES * length * model.dim
-    batch_size = min(batch_size, max(1, working // _BATCH_SHARE // activations))
-    return batch_size, min(chunk_size, max(1, working // _VECTORS_SHARE // vectors))
-
-
-def _layer_sizes(model: QueryModel) -> tuple[int, int, int]:
-    """Return the hidden size, the intermediate size and the number of heads of a model's layers."""
-    encoder: Any = getattr(model.loaded[0], "model", None) if model.can_load else None
-    config: Any = getattr(encoder, "config", None)
-    hidden = getattr(config, "hidden_size", _HIDDEN)
-    return hidden, getattr(config, "intermediate_size", 4 * hidden), getattr(config, "num_attention_heads", _HEADS)
-
-
-# Passages need room for some words beside special tokens and markers.
-_LEAST_ROOM = 8
-
-
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """What one transaction stores: one row per document, or per passage.
 
     ``documents`` are the ids of the documents, and ``numbers`` those of them that the user has not given.
@@ -323,162 +134,98 @@ class _Rows(NamedTuple):
     numbers: list[Id]
 
 
-class _Document(NamedTuple):
-    """What is stored of one document: the ids and texts of its passages, or its own, and its metadata."""
+def divide(
+    chunks: Iterable[Chunk],
+    model: QueryModel,
+    passages: Passages | None,
+    size: int,
+    *,
+    unchanged: StoredDocuments | None = None,
+    bar: Any = None,
+) -> Iterator[Rows]:
+    """Cut documents into passages, and yield transactions of at most `size` rows; a document is never in two.
 
-    ids: list[Id]
-    texts: list[str]
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Filling:
-    """The options of adding documents to an index.
-
-    `on_existing`: what to do with a document if its id is in the index: raise an error, replace it, or skip the new
-    one. `batch_size`: texts of maximum length per batch. `chunk_size`: documents, or passages, per transaction. A
-    document with more passages than that is one transaction. `passages`, `pool_factor`, `precision`: as the user gives
-    them, see `Retriever.add`. `workers`: processes that encode, or their number; None: this process does.
-    `skip_unchanged`: whether documents that are stored with the same text and metadata are left as they are.
+    Documents that are stored in `unchanged` with the same text and metadata are left out, and counted on the bar.
     """
-
-    on_existing: OnExisting
-    batch_size: int = 32
-    chunk_size: int = 2048
-    show_progress: bool = False
-    passages: Any = None
-    pool_factor: int | None = None
-    precision: str | None = None
-    workers: EncodingWorkers | int | None = None
-    skip_unchanged: bool = False
-
-    def run(self, model: QueryModel, index: Index, documents: Iterable[Any]) -> None:
-        """Encode documents and store them.
-
-        `documents`: as in `latelier.retrieve.documents.parse_documents`; raises `DuplicateIdError` if an id is given
-        twice, or is in the index already and `on_existing` is ``"raise"``.
-        """
-        check_count("batch_size", self.batch_size)
-        check_count("chunk_size", self.chunk_size)
-        check_choice("precision", self.precision, DTYPES, optional=True)
-        model.identity.check(index)
-        batch_size, chunk_size = encoding_sizes(index, model, self.batch_size, self.chunk_size)
-        replace(self, batch_size=batch_size, chunk_size=chunk_size)._run(model, index, documents)
-
-    def _run(self, model: QueryModel, index: Index, documents: Iterable[Any]) -> None:
-        """Encode and store documents, after the arguments were checked."""
-        settings = DocumentSettings.chosen(
-            index, self.passages, self.pool_factor, max_length=lambda: model.document_limits[1]
-        )
-        stored = PendingDocuments(index, has_passages=settings.passages is not None)
-        total = len(documents) if isinstance(documents, Sized) else None
-        with progress_bar(shown=self.show_progress, total=total, desc="Indexing", unit=" documents") as progress:
-            chunks = document_chunks(
-                documents, stored, self.chunk_size, on_existing=self.on_existing, progress=progress
-            )
-            passages, pool_factor = settings.passages, settings.pool_factor
-            transactions = (rows for chunk in chunks for rows in self._rows(chunk, passages, model, stored, progress))
-            for rows, embeddings in self._encoded(model, transactions, pool_factor, progress):
-                if index.dim is None:
-                    model.identity.store_in(index)
-                    settings.store_in(index)
-                self._store(rows, embeddings, StoredDocuments(index, stored.has_passages))
-                stored.end(rows.documents)
-
-    def _store(self, rows: _Rows, embeddings: Any, stored: StoredDocuments) -> None:
-        """Store documents in one commit."""
-        if self.on_existing == "replace":
-            prefixes = list(map(passage_prefix, rows.documents)) if stored.has_passages else []
-            stored.index.update(rows.ids, embeddings, rows.texts, rows.metadata, remove_prefixes=prefixes)
-            return
-        try:
-            ids = RowIds(rows.ids, rows.documents, rows.numbers, stored)
-            stored.index.add(ids, embeddings, rows.texts, rows.metadata)
-        except DuplicateIdError as error:
-            again = "Call it again, which skips them."
-            if self.on_existing != "skip":
-                again = (
-                    "Add the documents again with skip_existing=True, or --resume, which skips those that are stored "
-                    "and needs an id for each."
-                )
-            message = f"{error} Another writer has stored documents with these ids since this call checked them."
-            raise DuplicateIdError(f"{message} {again}") from error
-
-    def _encoded(
-        self, model: QueryModel, transactions: Iterable[_Rows], pool_factor: int, progress: Any
-    ) -> Iterator[tuple[_Rows, Any]]:
-        """Yield what each transaction stores, with its vectors."""
-        if self.workers is None:
-            for rows in transactions:
-                bar = _DocumentBar(progress, len(rows.documents), len(rows.ids))
-                yield rows, self._encode(model, rows.texts, pool_factor, bar)
-            return
-        from latelier.retrieve.workers import open_workers  # with Ray's, only if workers are asked for
-
-        options = {"batch_size": self.batch_size, "pool_factor": pool_factor, "precision": self.precision}
-        with open_workers(self.workers, model) as workers:
-            for rows, embeddings in _encode_ahead(workers, transactions, self.chunk_size, options):
-                yield rows, embeddings
-                progress.update(len(rows.documents))
-
-    def _rows(
-        self,
-        chunk: DocumentChunk,
-        passages: Passages | None,
-        model: QueryModel,
-        stored: PendingDocuments,
-        progress: Any,
-    ) -> Iterator[_Rows]:
-        """Yield the rows of a chunk in as many transactions as they need; a document is never in two."""
-        rows = _Rows([], [], [], [], [])
-        given = [document.id for document in chunk.documents]
-        for id, given_id, document in zip(chunk.ids, given, _parts(chunk, passages, model), strict=True):
-            if self.skip_unchanged and _is_stored(stored, id, document):
-                progress.update(1)
+    for chunk in chunks:
+        rows = Rows([], [], [], [], [])
+        for (id, document), (ids, texts) in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
+            if unchanged is not None and _is_stored(unchanged, id, ids, texts, document.metadata):
+                bar.update(1)
                 continue
-            if rows.ids and len(rows.ids) + len(document.ids) > self.chunk_size:
+            if rows.ids and len(rows.ids) + len(ids) > size:
                 yield rows
-                rows = _Rows([], [], [], [], [])
-            rows.ids.extend(document.ids)
-            rows.texts.extend(document.texts)
-            rows.metadata.extend([document.metadata] * len(document.ids))
+                rows = Rows([], [], [], [], [])
+            rows.ids.extend(ids)
+            rows.texts.extend(texts)
+            rows.metadata.extend([document.metadata] * len(ids))
             rows.documents.append(id)
-            if given_id is None:
+            if document.id is None:
                 rows.numbers.append(id)
-            stored.begin([id])
         if rows.ids:
             yield rows
 
-    def _encode(self, model: QueryModel, texts: list[str], pool_factor: int, bar: Any) -> Any:
-        """Return the vectors of texts; those of a very long document one part after the other while they are stored."""
 
-        def encode(part: list[str]) -> TokenEmbeddings:
-            return model.encode_documents(
-                part, batch_size=self.batch_size, pool_factor=pool_factor, precision=self.precision, bar=bar
-            )
-
-        size = self.chunk_size
-        if len(texts) <= size:
-            return encode(texts)
-        return (encode(texts[first : first + size]) for first in range(0, len(texts), size))
+# Passages need room for some words beside special tokens and markers.
+_LEAST_ROOM = 8
 
 
-def _encode_ahead(
-    workers: EncodingWorkers, transactions: Iterable[_Rows], size: int, options: dict[str, Any]
-) -> Iterator[tuple[_Rows, Any]]:
-    """Yield what each transaction stores, with its vectors, while workers encode the next transactions."""
-    waiting: deque[_Rows] = deque()
+def _stored_forms(chunk: Chunk, passages: Passages | None, model: QueryModel) -> Iterator[tuple[list[Id], list[str]]]:
+    """Yield the ids and the texts under which each document is stored: its own, or those of its passages."""
+    if passages is None:
+        yield from (([id], [document.with_title()]) for id, document in chunk)
+        return
+    tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.document_limits[0]
+    room = tokens - overhead
+    if room < _LEAST_ROOM:
+        raise InvalidArgumentError(
+            f"received passages of {tokens} tokens, of which special tokens and markers of this model take {overhead}; "
+            f"expected at least {overhead + _LEAST_ROOM}."
+        )
+    documents, rooms = [], []
+    starts = model.token_starts([document.title for _, document in chunk])
+    for (_, document), title_starts in zip(chunk, starts, strict=True):
+        taken = min(len(title_starts), room // 2)
+        if taken < len(title_starts):  # a title of half a passage, or of more, is cut
+            document = document._replace(title=document.title[: title_starts[taken]].rstrip())
+        documents.append(document)
+        rooms.append(room - taken)
+    ranges = cut_texts([document.text for document in documents], rooms, overlap, model.token_starts)
+    for (id, _), document, places in zip(chunk, documents, ranges, strict=True):
+        ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(places)]
+        yield ids, [document.with_title(document.text[start:end]) for start, end in places]
 
-    def chunks() -> Iterator[list[str]]:
-        for rows in transactions:
-            waiting.append(rows)
-            yield from (rows.texts[first : first + size] for first in range(0, len(rows.texts), size))
 
-    with closing(workers.encode(chunks(), **options)) as encoded:
-        for vectors in encoded:
-            rows = waiting.popleft()
-            remaining = -(-len(rows.texts) // size) - 1  # chunks of a very long document, read while it is stored
-            yield rows, chain([vectors], islice(encoded, remaining)) if remaining else vectors
+def _is_stored(stored: StoredDocuments, id: Id, ids: list[Id], texts: list[str], metadata: dict[str, Any]) -> bool:
+    """Whether the index holds a document with the same passages, texts and metadata."""
+    if stored.parts(id) != ids:
+        return False
+    given = _as_json(metadata, id)
+    return all(
+        record.text == text and _as_json(record.metadata, id) == given
+        for record, text in zip(stored.index.get(ids), texts, strict=True)
+    )
+
+
+def _as_json(metadata: dict[str, Any], id: Id) -> str:
+    """Return metadata as JSON with sorted keys, which tells apart 1, 1.0 and true; for ``==`` they are equal."""
+    return json.dumps(json.loads(encode_metadata(metadata, id)[0]), sort_keys=True)
+
+
+def encode(
+    model: QueryModel, transactions: Iterable[Rows], size: int, bar: Any, **options: Any
+) -> Iterator[tuple[Rows, Any]]:
+    """Yield each transaction with its vectors; those of a document of more than `size` passages come in parts.
+
+    `options` are those of `QueryModel.encode_documents`.
+    """
+    for rows in transactions:
+        shown = _DocumentBar(bar, len(rows.documents), len(rows.ids))
+        if len(rows.ids) <= size:
+            yield rows, model.encode_documents(rows.texts, bar=shown, **options)
+        else:  # encoded while they are stored
+            parts = (rows.texts[first : first + size] for first in range(0, len(rows.texts), size))
+            yield rows, (model.encode_documents(part, bar=shown, **options) for part in parts)
 
 
 class _DocumentBar:
@@ -489,59 +236,77 @@ class _DocumentBar:
         self._done = self._shown = 0
 
     def update(self, count: int = 1) -> None:
-        """Count rows that are done."""
         self._done += count
-        documents = self._done * self._documents // max(self._rows, 1)
+        documents = self._done * self._documents // self._rows
         self._bar.update(documents - self._shown)
         self._shown = documents
 
 
-def _parts(chunk: DocumentChunk, passages: Passages | None, model: QueryModel) -> Iterator[_Document]:
-    """Yield the documents of a chunk as the index stores them: whole, or as passages."""
-    if passages is None:
-        for id, document in zip(chunk.ids, chunk.documents, strict=True):
-            yield _Document([id], [document.with_title()], document.metadata)
+def encode_by_workers(
+    workers: EncodingWorkers | int, model: QueryModel, transactions: Iterable[Rows], size: int, bar: Any, **options: Any
+) -> Iterator[tuple[Rows, Any]]:
+    """Yield each transaction with its vectors, while workers, which are started if a number is given, encode the next.
+
+    Later documents are read before earlier ones are stored.
+    """
+    from latelier.retrieve.workers import open_workers  # with Ray's, only if workers are asked for
+
+    waiting: deque[Rows] = deque()
+
+    def parts() -> Iterator[list[str]]:
+        for rows in transactions:
+            waiting.append(rows)
+            yield from (rows.texts[first : first + size] for first in range(0, len(rows.texts), size))
+
+    with open_workers(workers, model) as opened, closing(opened.encode(parts(), **options)) as encoded:
+        for vectors in encoded:
+            rows = waiting.popleft()
+            remaining = -(-len(rows.texts) // size) - 1  # parts of a very long document, read while it is stored
+            yield rows, itertools.chain([vectors], itertools.islice(encoded, remaining)) if remaining else vectors
+            bar.update(len(rows.documents))
+
+
+def store(
+    rows: Rows, vectors: TokenEmbeddings | Iterable[TokenEmbeddings], stored: StoredDocuments, on_existing: OnExisting
+) -> None:
+    """Store documents in one commit."""
+    if on_existing == "replace":
+        prefixes = list(map(passage_prefix, rows.documents)) if stored.has_passages else []
+        stored.index.update(rows.ids, vectors, rows.texts, rows.metadata, remove_prefixes=prefixes)
         return
-    for id, document, ranges in zip(chunk.ids, *_cut(chunk.documents, passages, model), strict=True):
-        ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(ranges)]
-        texts = [document.with_title(document.text[start:end]) for start, end in ranges]
-        yield _Document(ids, texts, document.metadata)
+    try:
+        stored.index.add(_row_ids(rows, stored), vectors, rows.texts, rows.metadata)
+    except DuplicateIdError as error:
+        again = "Call it again, which skips them."
+        if on_existing != "skip":
+            again = (
+                "Add the documents again with skip_existing=True, or --resume, which skips those that are stored "
+                "and needs an id for each."
+            )
+        raise DuplicateIdError(
+            f"{error} Another writer has stored documents with these ids since this call checked them. {again}"
+        ) from error
 
 
-def _is_stored(stored: PendingDocuments, id: Id, document: _Document) -> bool:
-    """Whether the index holds a document with the same passages, texts and metadata."""
-    if stored.parts(id) != document.ids:
-        return False
-    given, records = _as_json(document.metadata, id), stored.index.get(document.ids)
-    return all(
-        record.text == text and _as_json(record.metadata, id) == given
-        for record, text in zip(records, document.texts, strict=True)
-    )
+def _row_ids(rows: Rows, stored: StoredDocuments) -> Iterator[Id]:
+    """Yield the ids of new rows; the index begins to read them after it has become the only writer.
 
-
-def _as_json(metadata: dict[str, Any], id: Id) -> str:
-    """Return metadata as JSON with sorted keys, which tells apart 1, 1.0 and true; for ``==`` they are equal."""
-    return json.dumps(json.loads(encode_metadata(metadata, id)[0]), sort_keys=True)
-
-
-def _cut(
-    documents: list[InputDocument], passages: Passages, model: QueryModel
-) -> tuple[list[InputDocument], list[list[PassageRange]]]:
-    """Return documents with titles that leave room for a text, and the passages of each."""
-    tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.document_limits[0]
-    room = tokens - overhead
-    if room < _LEAST_ROOM:
-        raise InvalidArgumentError(
-            f"received passages of {tokens} tokens, of which special tokens and markers of this model take {overhead}; "
-            f"expected at least {overhead + _LEAST_ROOM}."
-        )
-    rooms = []
-    for i, (document, starts) in enumerate(
-        zip(documents, model.token_starts([d.title for d in documents]), strict=True)
-    ):
-        taken = min(len(starts), room // 2)
-        if taken < len(starts):  # a title of half a passage, or of more, is cut
-            documents[i] = document._replace(title=document.title[: starts[taken]].rstrip())
-        rooms.append(room - taken)
-    texts = [document.text for document in documents]
-    return documents, cut_texts(texts, rooms, overlap, model.token_starts)
+    Numbers that others have taken since they were given are replaced by those after the largest one in the index, so
+    nothing has to be encoded again. A document with passages that is in the index by now is an error here: its new
+    passages may have other ids than the stored ones, so the index itself would take both.
+    """
+    numbers = dict.fromkeys(rows.numbers)
+    taken = [id for id in (rows.documents if stored.has_passages else numbers) if id in stored]
+    given = [id for id in taken if id not in numbers]
+    if given:
+        raise duplicate_ids(given, "in the index already")
+    moved: dict[Id, Id] = {}
+    if taken:
+        others = (id for id in rows.documents if id not in numbers)
+        moved = dict(zip(numbers, itertools.count(_next_number([*stored.ids(), *others])), strict=False))
+    for id in rows.ids:
+        passage = decode_passage_id(id) if moved and stored.has_passages else None
+        if passage is None:
+            yield moved.get(id, id)
+        else:
+            yield encode_passage_id(passage._replace(document=moved.get(passage.document, passage.document)))

@@ -1,4 +1,4 @@
-"""Cutting, passage ids, stored documents, merging of passages.
+"""Passages: cutting texts, the ids of passages, and the documents that an index stores whole or as passages.
 
 A passage ends at the last paragraph in its second half; if there is none, at the last sentence; else at the last word.
 The next one begins some tokens earlier, at a sentence or a word, so that what stands at a cut is in one of the two as a
@@ -7,9 +7,6 @@ whole.
 The id of a passage is JSON: ``["a",3,1200,2015]`` is passage 3 of the document ``"a"``, its characters 1,200 to 2,015.
 So ids keep their type (1 and "1" are two documents), any id is possible, offsets need no metadata key that could be a
 user's, and the passages of a document are those whose ids begin with ``["a",``.
-
-All documents of an index are prepared in one way: their scores would not be comparable otherwise. So the passages and
-the pooling of the first `Retriever.add` are stored, and later calls take them from there.
 """
 
 from __future__ import annotations
@@ -29,19 +26,7 @@ from latelier.indexes.values import as_ids, check_known
 from latelier.retrieve.results import Result
 from latelier.utils.checks import check_count, describe, is_count
 
-__all__ = [
-    "DocumentSettings",
-    "PassageId",
-    "PassageRange",
-    "Passages",
-    "SearchHits",
-    "StoredDocuments",
-    "as_passages",
-    "cut_texts",
-    "decode_passage_id",
-    "encode_passage_id",
-    "passage_prefix",
-]
+__all__ = ["Passages"]
 
 # Fewer tokens than these hold no sentence.
 _LEAST_TOKENS = 16
@@ -138,12 +123,10 @@ def as_passages(value: Any) -> Passages | None:
 def cut_texts(
     texts: Sequence[str], rooms: Sequence[int], overlap: int, starts: Callable[[Sequence[str]], list[np.ndarray]]
 ) -> list[list[PassageRange]]:
-    """Cut texts into passages.
+    """Cut texts into passages of at most `rooms` tokens, which share at most `overlap` with the one before.
 
-    `rooms`: maximum number of tokens of a passage of each text. `overlap`: maximum number of tokens that a passage
-    shares with the one before it. `starts`: returns the positions of the tokens of texts, see `latelier.models.tokens`.
-    Returns: at least one per text, in order. They begin and end with a character that is not white space, and between
-    them there is nothing but white space.
+    `starts` returns the first character of each token of some texts. There is at least one passage per text; each
+    begins and ends with a character that is not white space, and between them there is nothing but white space.
     """
     cut = [_cut(text, tokens, room, overlap) for text, tokens, room in zip(texts, starts(texts), rooms, strict=True)]
     # A word that was cut has other tokens than before, and may have more of them.
@@ -210,11 +193,7 @@ def _breaks_a_word(text: str, part: PassageRange) -> bool:
 
 
 class PassageId(NamedTuple):
-    """A passage of a document.
-
-    `document`: id of the document; `number`: number of the passage in the document, from 0; `start`, `end`: the passage
-    is ``text[start:end]`` of the text that the user gave, in characters.
-    """
+    """Passage `number`, from 0, of a document: ``text[start:end]`` of the text that the user gave, in characters."""
 
     document: Id
     number: int
@@ -252,17 +231,9 @@ _SETTING = "documents"
 
 
 class DocumentSettings(NamedTuple):
-    """How documents are prepared.
+    """How all documents of an index are prepared, since their scores would not be comparable otherwise.
 
-    `passages`: into what passages they are cut; None: into none. `pool_factor`: about how many token vectors are pooled
-    into one; 1: none are pooled.
-
-    Examples
-    --------
-    >>> from latelier import indexes
-    >>> index = indexes.Flat()
-    >>> DocumentSettings.stored_in(index)
-    DocumentSettings(passages=None, pool_factor=1)
+    The passages (None: whole documents) and the pooling of the first `Retriever.add` are stored in the index.
     """
 
     passages: Passages | None = None
@@ -270,10 +241,7 @@ class DocumentSettings(NamedTuple):
 
     @classmethod
     def stored_in(cls, index: Index) -> DocumentSettings:
-        """Return the settings of an index; whole documents without pooling, if it stores none.
-
-        Raises `IndexFormatError` if they are malformed.
-        """
+        """Return the settings of an index; whole documents without pooling, if it stores none."""
         stored = index.settings.get(_SETTING)
         if stored is None:
             return cls()
@@ -294,8 +262,7 @@ class DocumentSettings(NamedTuple):
     ) -> DocumentSettings:
         """Return the settings of documents to add: those of the index, or for an empty index those that are given.
 
-        `passages`, `pool_factor`: as the user gives them; None: as the index has them. `max_length`: returns the
-        maximum number of tokens that the model reads of a document; called if there are passages.
+        `max_length`, which returns how many tokens the model reads of a document, is called if there are passages.
         """
         given = None if passages is None else as_passages(passages)
         factor = check_count("pool_factor", pool_factor, optional=True)
@@ -342,8 +309,8 @@ _PASSAGES = 4
 class StoredDocuments:
     """The documents of an index by the ids that the user gave them.
 
-    `index`: the index. An id in it that is not that of a passage, in an index of passages, was not written by a
-    retriever; it is a document of its own. `has_passages`: whether it holds passages; None: as its settings say.
+    In an index of passages, an id that is not that of a passage was not written by a retriever: a document of its own.
+    `has_passages`: None: as the settings of the index say.
     """
 
     def __init__(self, index: Index, has_passages: bool | None = None) -> None:
@@ -368,11 +335,11 @@ class StoredDocuments:
         return found or ([id] if self._is_whole(id) else [])
 
     def get(self, ids: Id | Iterable[Id]) -> list[Record]:
-        """Return the texts and metadata of documents, in the order of `ids`.
+        """Return the texts and metadata of documents, in the order of `ids`; `UnknownIdError` if one is missing.
 
         The text of a document that is stored as passages is put together from them: its title, its passages without
         what overlaps, and spaces for the white space between two passages and before the first, which none of them
-        holds. Raises `UnknownIdError` if one is not in the index.
+        holds.
         """
         wanted = as_ids(ids)
         with self.index.snapshot():
@@ -385,10 +352,7 @@ class StoredDocuments:
         return [_joined(id, [next(records) for _ in found]) for id, found in zip(wanted, parts, strict=True)]
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
-        """Remove documents with all their passages, all or none.
-
-        Raises `UnknownIdError` if one is not in the index.
-        """
+        """Remove documents with all their passages, all or none."""
         if not self.has_passages:
             self.index.remove(ids)
             return

@@ -5,17 +5,26 @@ Documents are encoded and stored in chunks, so memory stays bounded, and an inte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from latelier.arrays import DTYPES
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike, SearchKeywords
 from latelier.retrieve.explanation import Explanation, explain_document
-from latelier.retrieve.indexing import Filling
+from latelier.retrieve.indexing import (
+    OnExisting,
+    bounded_sizes,
+    divide,
+    encode,
+    encode_by_workers,
+    read_chunks,
+    store,
+)
 from latelier.retrieve.model import (
     QueryModel,
     checked_queries,
@@ -23,11 +32,11 @@ from latelier.retrieve.model import (
     given_model,
     open_with_model,
 )
-from latelier.retrieve.passages import Passages, StoredDocuments
+from latelier.retrieve.passages import DocumentSettings, Passages, StoredDocuments
 from latelier.retrieve.results import Result
 from latelier.retrieve.searching import find_results, find_run
 from latelier.retrieve.why_not import explain_miss
-from latelier.utils.checks import check_count, describe
+from latelier.utils.checks import check_choice, check_count, describe
 from latelier.utils.misc import NotCopied, progress_bar
 
 if TYPE_CHECKING:
@@ -269,8 +278,17 @@ class Retriever(NotCopied):
         DuplicateIdError
             If an id is in the index already; `update` replaces documents.
         """
-        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision, workers
-        Filling("skip" if skip_existing else "raise", *options).run(self._model, self.index, documents)
+        self._write(
+            documents,
+            "skip" if skip_existing else "raise",
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            show_progress=show_progress,
+            passages=passages,
+            pool_factor=pool_factor,
+            precision=precision,
+            workers=workers,
+        )
 
     def update(
         self,
@@ -299,8 +317,58 @@ class Retriever(NotCopied):
         InvalidArgumentError
             As in `add`, and if a document has no id.
         """
-        options = batch_size, chunk_size, show_progress, passages, pool_factor, precision, workers
-        Filling("replace", *options, skip_unchanged).run(self._model, self.index, documents)
+        self._write(
+            documents,
+            "replace",
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            show_progress=show_progress,
+            passages=passages,
+            pool_factor=pool_factor,
+            precision=precision,
+            workers=workers,
+            skip_unchanged=skip_unchanged,
+        )
+
+    def _write(
+        self,
+        documents: Iterable[Any],
+        on_existing: OnExisting,
+        *,
+        batch_size: int,
+        chunk_size: int,
+        show_progress: bool,
+        passages: Passages | int | bool | None,
+        pool_factor: int | None,
+        precision: str | None,
+        workers: EncodingWorkers | int | None,
+        skip_unchanged: bool = False,
+    ) -> None:
+        """Read documents in chunks, give them ids, cut them into passages, encode them, and commit each transaction."""
+        check_count("batch_size", batch_size)
+        check_count("chunk_size", chunk_size)
+        check_choice("precision", precision, DTYPES, optional=True)
+        model, index = self._model, self.index
+        model.identity.check(index)
+        batch_size, size = bounded_sizes(index, model, batch_size, chunk_size)
+        settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.document_limits[1])
+        stored = StoredDocuments(index, has_passages=settings.passages is not None)
+        factor = settings.pool_factor
+        options: dict[str, Any] = {"batch_size": batch_size, "pool_factor": factor, "precision": precision}
+        total = len(documents) if isinstance(documents, Sized) else None
+        with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
+            chunks = read_chunks(documents, stored, size, on_existing, bar)
+            unchanged = stored if skip_unchanged else None
+            transactions = divide(chunks, model, settings.passages, size, unchanged=unchanged, bar=bar)
+            if workers is None:
+                encoded = encode(model, transactions, size, bar, **options)
+            else:
+                encoded = encode_by_workers(workers, model, transactions, size, bar, **options)
+            for rows, vectors in encoded:
+                if index.dim is None:
+                    model.identity.store_in(index)
+                    settings.store_in(index)
+                store(rows, vectors, stored, on_existing)
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents with all their passages, all or none.
