@@ -34,12 +34,11 @@ from latelier.indexes.results import (
     VerifyReport,
     warn_of_damage,
 )
-from latelier.indexes.store import connections
+from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.store.segments import Arrays, Part, Segment, TokenArray
-from latelier.indexes.store.settings import UserSettings
 from latelier.indexes.store.snapshot import Snapshot
 from latelier.indexes.store.storage import Storage, StoredSizes
 from latelier.indexes.store.transaction import Transaction
@@ -539,7 +538,7 @@ class StoredIndex(Index):
         batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
         with self._storage.transaction() as transaction:
             read = transaction.prepare(map(self.budget_check(), batches.read(self.dim, self.encode, self._are_finite)))
-            for batch in connections.iterate_outside(read):
+            for batch in read:
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
                 self.insert(transaction, batch, replace=replace)

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -151,18 +151,30 @@ if hasattr(os, "register_at_fork"):
 
 
 _threads: WeakSet[threading.Thread] = WeakSet()
+# How long a fork waits for the threads that prepare kernels.
+_PREPARE_SECONDS = 60.0
+_compiler: list[Any] = []  # numba's compiler lock, while a fork holds it
 
 
-def wait_for_preparations(seconds: float) -> None:
-    """Wait for the threads that prepare kernels, which a fork has to do.
+def pause_compilation() -> None:
+    """Before a fork, wait until no thread compiles kernels, and let none begin.
 
-    A child that is forked meanwhile inherits the locks that they hold, of imports and of numba's compiler, and no
-    thread of it releases them. `seconds`: how long to wait at most.
+    A child inherits the locks that such a thread holds, of imports and of numba's compiler, and nobody releases them.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + _PREPARE_SECONDS
     for thread in list(_threads):
         if thread is not threading.current_thread():
             thread.join(max(0.0, end - time.monotonic()))
+    compiler = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
+    if lock := getattr(compiler, "_lock", None):
+        lock.acquire()
+        _compiler.append(lock)
+
+
+def resume_compilation() -> None:
+    """After a fork, in both processes, let threads compile kernels again."""
+    while _compiler:
+        _compiler.pop().release()
 
 
 class FirstUse:

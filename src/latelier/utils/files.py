@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import shutil
 import stat
 import sys
 import zlib
@@ -31,11 +32,13 @@ __all__ = [
     "check_unicode",
     "is_file",
     "is_folder",
+    "new_folder",
     "number_or_text",
     "open_binary",
     "parse_json",
     "read_text",
     "replaced",
+    "sync_folder",
     "text_lines",
     "write_bytes",
     "write_lines",
@@ -251,6 +254,36 @@ def replaced(file: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes `folder` after the ``with`` block: others find a whole one or none.
+
+    `folder`: does not exist yet. Whoever writes a file into it also syncs it. Raises `OSError` if the file system
+    reports an error; nothing is left behind then, unless the process is killed.
+    """
+    unfinished = folder.with_name(f".{folder.name}")
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        sync_folder(unfinished)
+        unfinished.rename(folder)
+        sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder to disk; on Windows, where this is neither possible nor needed, do nothing."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _mode(file: Path) -> int | None:

@@ -18,7 +18,7 @@ from index_helpers import contents, in_child, matrices
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, ReadOnlyIndexError, StorageError
 from latelier.indexes.store import connections
-from latelier.indexes.store.settings import write_setting
+from latelier.indexes.store.catalog import write_setting
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and POSIX permissions")
 
@@ -324,14 +324,14 @@ def change_setting(folder, name, value):
 
 
 def test_a_newer_format_asks_for_an_upgrade(folder):
-    change(folder, "PRAGMA user_version = 4")
+    change(folder, "PRAGMA user_version = 2")
     for use in (indexes.Flat, indexes.open):
         with pytest.raises(
             IndexFormatError,
-            match="format version 4, but this version of latelier reads formats up to 3; upgrade with: pip",
+            match="format version 2, but this version of latelier reads formats up to 1; upgrade with: pip",
         ):
             use(folder)
-    change(folder, "PRAGMA user_version = 3")
+    change(folder, "PRAGMA user_version = 1")
     assert indexes.open(folder).ids() == ["a", 1, "ß"]
 
 

@@ -205,7 +205,6 @@ def test_filters_do_not_reach_the_tables(shared):
 
 def test_an_older_format_works_as_before_and_is_upgraded_on_request(folder):
     change(folder, "DROP TABLE keyword")
-    change(folder, "PRAGMA user_version = 2")
     with indexes.open(folder) as index:
         index.add("new", np.eye(2), "fresh")
         index.remove(2)
@@ -262,11 +261,13 @@ def test_sqlite_without_fts5(folder, monkeypatch):
 
 def test_forks_wait_until_sqlite_was_asked_for_fts5(monkeypatch):
     used, connect = [], sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda path: used.append(bool(connections._inside())) or connect(path))
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda path: used.append(bool(connections._process.inside)) or connect(path)
+    )
     keywords.has_fts5.cache_clear()
     assert keywords.has_fts5()
     assert used == [True]
-    assert not bool(connections._inside())
+    assert not bool(connections._process.inside)
 
 
 def test_the_longest_lists_are_left_out_only_where_they_cannot_matter():
@@ -282,7 +283,7 @@ def test_the_longest_lists_are_left_out_only_where_they_cannot_matter():
                 "SELECT rowid, -bm25(keyword) s FROM keyword WHERE keyword MATCH ? ORDER BY s DESC, rowid LIMIT ?"
             )
             for k in (1, 10, 100, 600):
-                rows = index._storage._views.ask(lambda c: c.execute(statement, (match, k)).fetchall())  # noqa: B023
+                rows = index._storage.ask(lambda c: c.execute(statement, (match, k)).fetchall())  # noqa: B023
                 hits = index.search(None, k, mode="keywords", texts=query)[0]
                 assert [(hit.id, hit.score) for hit in hits] == rows
 

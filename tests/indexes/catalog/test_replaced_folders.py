@@ -9,6 +9,7 @@ from index_helpers import contents
 
 from latelier import indexes
 from latelier.errors import StorageError
+from latelier.indexes.store import connections
 
 ONE = np.ones((1, 4))
 MOVED = r"was replaced or moved since it was opened; nothing was changed. Open it again with indexes.open\(path\)"
@@ -94,8 +95,8 @@ def test_an_index_deleted_and_made_anew_is_another_one(tmp_path):
     server._storage._pool.close_idle()
     shutil.rmtree(tmp_path / "index")
     new = make(tmp_path / "index", "b")
-    folder = server._storage._pool._folder
-    folder.catalog_id = folder.find()  # as it may happen
+    pool = server._storage._pool
+    pool._catalog_id = connections._file_id(pool._catalog)  # as it may happen
     for call in CALLS.values():
         with pytest.raises(StorageError, match=MOVED):
             call(server)

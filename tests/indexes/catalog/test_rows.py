@@ -4,7 +4,8 @@ import sqlite3
 
 import pytest
 
-from latelier.indexes.store.checks import column_checksums, insert_columns, row_checksum, spell
+from latelier.indexes.store.checks import column_checksums, row_checksum, spell
+from latelier.indexes.store.rows import _insert_columns as insert_columns
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4, 500, 901])

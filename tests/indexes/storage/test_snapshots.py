@@ -64,7 +64,7 @@ def test_a_snapshot_ends_also_where_another_thread_closes_its_generator(tmp_path
         thread.join()
         index.add("a", np.eye(4))
         assert index.ids() == ["a"]
-        assert connections._state.used == {}
+        assert not connections._process.inside
 
 
 @pytest.mark.parametrize("dim", [1, 16, 4096])

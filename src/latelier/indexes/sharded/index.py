@@ -38,11 +38,10 @@ from latelier.indexes.results import (
 )
 from latelier.indexes.sharded import worker
 from latelier.indexes.sharded.worker import KINDS, Opening, ShardFindings, WriteState
-from latelier.indexes.store import connections
+from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import as_folder, closed_error
 from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
 from latelier.indexes.store.rows import new_fields
-from latelier.indexes.store.settings import UserSettings
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.stored import MemoryReport
 from latelier.indexes.values import as_id, as_ids, as_prefixes, check_known, duplicate_ids, is_single_id
@@ -264,7 +263,7 @@ class Sharded(Index):
             if prefixes:
                 self._call("write", "remove", ([], prefixes))
             read = batches.read(dim, lambda embeddings, _: {"vectors": embeddings.vectors})
-            for batch in connections.iterate_outside(read):
+            for batch in read:
                 ids = [document.id for document in batch.documents]
                 if twice := [id for id, count in Counter(ids).items() if count > 1 or id in seen]:
                     raise duplicate_ids(twice, "given twice in this call; give every document a different id")

@@ -1,40 +1,41 @@
-"""Checksums of rows and what they say of damage.
+"""What is checked of the folder of an index, and why.
 
-SQLite notices when the structure of a page is damaged, but not when a bit of a text, a number or an id has changed.
-Format 1 of the catalog had no checksums: its rows are one column shorter and are read without a check.
+A folder may come from a stranger, and a disk may change bits. What is promised, and what keeps each promise:
+
+* No code of the folder runs. Arrays are read by their dtype and shape, never unpickled (`check_description`); a catalog
+  may hold only the tables that this library makes, so no view and no trigger (`check_tables`). Which models an index
+  may name is decided in `latelier.models.untrusted`.
+* Nothing outside of the folder is touched. Stored names must have the form that this library gives them, and no file
+  may be a link, a pipe or a device (`own_file`, `check_side_files`).
+* No crash. Kernels follow numbers and offsets without checking them, so these are checked when a segment is opened
+  (`check_segment`), from a copy in memory, which cannot change afterwards.
+* Never other results in silence. SQLite notices a damaged page, but not a changed bit of a text, a number or an id, so
+  each row has a checksum, compared whenever it is read (`check_row`). Files of arrays have one too. A search does not
+  compare it, since that takes as long as reading the whole file; `verify` does, and so does a merge before it copies.
+
+Checksums find accidents. Whoever writes an index can also compute them, and decides what its documents say.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import sqlite3
+import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import repeat
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from latelier.errors import CorruptedIndexError
 
-__all__ = [
-    "CATALOG",
-    "COLUMNS",
-    "check_row",
-    "column_checksums",
-    "damaged",
-    "decode_json",
-    "has_checksums",
-    "insert_columns",
-    "insert_rows",
-    "is_intact",
-    "placeholders",
-    "read_rows",
-    "row_checksum",
-    "spell",
-]
-
 CATALOG = "catalog.sqlite"
-
-# The columns that a row's checksum covers. `document` and `content` are read and written in `document_rows`.
+# The columns that a row's checksum covers. Those of `document` and `content` depend on the metadata, see `rows`.
 COLUMNS = {
     "setting": ("name", "value"),
     "user_setting": ("name", "value"),
@@ -44,9 +45,105 @@ COLUMNS = {
 }
 # The type is part of the checksum, so that 1 and "1" differ. All other types, which no index stores, count as "x".
 _TYPES = {str: "\x1fs", int: "\x1fi", float: "\x1ff", type(None): "\x1fn"}
-_MOST_VALUES = 900  # in one statement; SQLite before 3.32 allows 999
-# Rows have a checksum from this format of the catalog on.
-_FIRST_FORMAT_WITH_CHECKSUMS = 2
+# The last bytes of a journal that names a super-journal: https://www.sqlite.org/fileformat.html#the_rollback_journal
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+# Names of folders and files; a folder that is still being written has a dot before its name.
+_SEGMENT_NAME, _FILE_NAME = re.compile(r"\.?[0-9a-f]{16}"), re.compile(r"[a-z_]{1,40}\.npy")
+# Dtypes of the arrays that an index stores.
+_DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
+# Larger values are damage.
+_MAX_DIM, _MAX_COUNT, _MAX_HEADER_BYTES, _MAX_DIMENSIONS, _MAX_SIZE = 1 << 20, 1 << 62, 4096, 4, 1 << 48
+# The statement of the table `document`. The group leaves out the columns of metadata keys, and the closing parenthesis.
+_FIELD_COLUMNS = re.compile(r"(CREATE TABLE document \(.*?)(?:, f\d+)*\)")
+
+
+def damaged(reason: str) -> CorruptedIndexError:
+    """Return the error for a catalog with values that this library never writes."""
+    return CorruptedIndexError(
+        f"the catalog of this index is damaged: {reason}. Restore {CATALOG} from a backup or rebuild the index."
+    )
+
+
+# The folder.
+
+
+def check_side_files(folder: Path) -> None:
+    """Reject files beside the catalog that would make SQLite touch other files, or wait for ever on a pipe."""
+    for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
+        file = folder / name
+        # Another process may delete a file at any moment, so each is looked at once.
+        with suppress(FileNotFoundError):
+            mode = file.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                raise damaged(f"{file} is a link, but an index must hold its own files")
+            if not stat.S_ISREG(mode):
+                raise damaged(f"{file} is not a regular file")
+    with suppress(FileNotFoundError):
+        journal = folder / f"{CATALOG}-journal"
+        if journal.read_bytes().endswith(_SUPER_JOURNAL):  # SQLite deletes the file that it names
+            raise damaged(f"{journal} is not a journal that an index writes")
+
+
+def is_segment_name(name: object) -> bool:
+    """Whether a folder of segments may hold a folder of this name; it has a dot before it until it is complete."""
+    return isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None
+
+
+def own_file(segments: Path, name: object, file: str) -> Path:
+    """Return the path of a file, given the folder of segments and the names of its folder and itself in the catalog."""
+    if not is_segment_name(name) or not _FILE_NAME.fullmatch(file):
+        raise damaged(f"it names the file {file!r:.60} of the segment {name!r:.60}, which no index has")
+    path = segments / str(name) / file
+    for link in (segments, path.parent, path):
+        if link.is_symlink():
+            raise CorruptedIndexError(f"{link} is a link, but an index must hold its own files")
+    return path
+
+
+# The catalog.
+
+
+def check_tables(connection: sqlite3.Connection, tables: Collection[str], keywords: Iterable[Collection[str]]) -> None:
+    """Check that a catalog has the tables with these statements, those of one keyword index or none, and no more."""
+    found = set()
+    for kind, name, statement in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+        if kind == "index" and statement is None:
+            continue  # made by SQLite for a primary key or a unique column
+        if statement is None or kind != "table":
+            raise damaged(f"it has the {kind} {name!r}, which no index has")
+        whole = _FIELD_COLUMNS.fullmatch(str(statement))
+        found.add(f"{whole[1]})" if whole else statement)
+    if not found.issuperset(tables) or not any(found - set(tables) == set(some) for some in ((), *keywords)):
+        raise damaged("its tables are not those of an index")
+
+
+def check_counters(settings: Mapping[str, Any]) -> None:
+    """Check the counters of a catalog, and the dimension of its vectors."""
+    for name in ("generation", "next_number"):
+        if type(value := settings.get(name)) is not int or not 0 <= value < _MAX_COUNT:
+            raise damaged(f"its {name} is {value!r}")
+    dim = settings.get("dim")
+    if dim is not None and (type(dim) is not int or not 1 <= dim <= _MAX_DIM):
+        raise damaged(f"its dim is {dim!r}")
+
+
+def check_segment_row(row: Any, first: int) -> None:
+    """Check a `SegmentRow` whose numbers may begin with `first`."""
+    if not (isinstance(row.name, str) and all(type(number) is int for number in row[1:6])):
+        raise damaged(f"its segment {row.name!r:.60} has values of a wrong type")
+    most = min(row.last - row.first + 1, row.tokens)
+    if not (first <= row.first and 0 <= row.removed < row.documents <= most and row.last < _MAX_COUNT):
+        raise damaged(f"its segment {row.name!r:.60} has impossible numbers or counts")
+    if not isinstance(row.files, dict):
+        raise damaged(f"its segment {row.name!r:.60} has no list of files")
+
+
+def decode_json(value: object, what: str) -> Any:
+    """Return the value of a column that holds JSON; `what` names the column in an error."""
+    try:
+        return json.loads(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise damaged(f"its {what} is not JSON") from error
 
 
 def row_checksum(table: str, values: Sequence[Any]) -> int:
@@ -66,93 +163,67 @@ def spell(values: Iterable[Any]) -> list[str]:
     return [_TYPES.get(type(value), "\x1fx") + str(value) for value in values]
 
 
-def has_checksums(connection: sqlite3.Connection) -> bool:
-    """Whether rows of this catalog's format have checksums."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0]) >= _FIRST_FORMAT_WITH_CHECKSUMS
-
-
-def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) -> None:
-    """Insert rows into a table of `COLUMNS`, replacing rows with the same primary key."""
-    count = len(COLUMNS[table])
-    if has_checksums(connection):
-        count += 1
-        rows = ((*row, row_checksum(table, row)) for row in rows)
-    connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders(count)})", rows)
-
-
-def insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Insert new rows into a table, many in one statement, which takes half the time of a statement for each.
-
-    `columns`: the names of its columns, and the values of each in the new rows.
-    """
-    width, values = len(columns), list(columns.values())
-    row, count = f"({placeholders(width)})", max(1, _MOST_VALUES // width)
-    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {row}"
-    several = len(values[0]) // count * count
-    row_by_row: list[Any] = [None] * (several * width)
-    for place, column in enumerate(values):
-        row_by_row[place::width] = column[:several]
-    full = f"{statement}{f', {row}' * (count - 1)}"
-    for first in range(0, len(row_by_row), count * width):
-        connection.execute(full, row_by_row[first : first + count * width])
-    connection.executemany(statement, zip(*(column[several:] for column in values), strict=True))
-
-
-def read_rows(
-    connection: sqlite3.Connection, table: str, tail: str = "", parameters: Sequence[Any] = ()
-) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of a table of `COLUMNS`, without their checksums.
-
-    `tail`: the end of the statement: ``"WHERE name = ? ORDER BY first"``; `parameters`: the values of the ``?`` in
-    `tail`; raises `CorruptedIndexError` if a row differs from its checksum.
-    """
-    count = len(COLUMNS[table])
-    for row in connection.execute(f"SELECT * FROM {table} {tail}", parameters):
-        yield check_row(table, row[:count], row[count:])
-
-
-def check_row(table: str, values: tuple[Any, ...], checksum: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values of a row if they match its checksum; `checksum` is empty in a format without checksums.
-
-    Raises `CorruptedIndexError` if the checksum differs.
-    """
-    if not checksum or checksum[0] == row_checksum(table, values):
-        return values
-    raise CorruptedIndexError(
-        f"the catalog of this index is damaged: the row {values[0]!r:.60} of its table {table!r} does not match its "
-        f"checksum. verify() lists all damage; restore {CATALOG} from a backup or rebuild the index."
-    )
-
-
 def is_intact(table: str, row: Sequence[Any]) -> bool:
     """Whether the last value of a row is the checksum of the values before it."""
     return bool(row[-1] == row_checksum(table, row[:-1]))
 
 
-def placeholders(count: int) -> str:
-    """Return `count` question marks for a statement.
-
-    Examples
-    --------
-    >>> placeholders(3)
-    '?, ?, ?'
-    """
-    return ", ".join("?" * count)
-
-
-def decode_json(value: object, what: str) -> Any:
-    """Return the value of a column that holds JSON; `what` names the column in an error.
-
-    Raises `CorruptedIndexError` if the column does not hold JSON.
-    """
-    try:
-        return json.loads(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RecursionError) as error:
-        raise damaged(f"its {what} is not JSON") from error
-
-
-def damaged(reason: str) -> CorruptedIndexError:
-    """Return the error for a catalog with values that this library never writes."""
-    return CorruptedIndexError(
-        f"the catalog of this index is damaged: {reason}. Restore {CATALOG} from a backup or rebuild the index."
+def check_row(table: str, row: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of a row without their checksum, the last one, which must match them."""
+    if is_intact(table, row):
+        return row[:-1]
+    raise CorruptedIndexError(
+        f"the catalog of this index is damaged: the row {row[0]!r:.60} of its table {table!r} does not match its "
+        f"checksum. verify() lists all damage; restore {CATALOG} from a backup or rebuild the index."
     )
+
+
+# Files of arrays.
+
+
+def check_description(written: Any, path: Path) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return the dtype and the shape of the array in a file, as the catalog gives them, if they fit its size."""
+    if not (isinstance(written, dict) and {"bytes", "crc32", "dtype", "shape"} <= written.keys()):
+        raise CorruptedIndexError("the catalog has no complete description of it")
+    if not path.is_file():
+        raise CorruptedIndexError("it is missing")
+    size = path.stat().st_size
+    if type(written["bytes"]) is not int or size != written["bytes"]:
+        raise CorruptedIndexError(f"it has {size} bytes, but {written['bytes']} were written")
+    if not (isinstance(written["dtype"], str) and written["dtype"] in _DTYPES and isinstance(written["shape"], list)):
+        raise CorruptedIndexError(f"the catalog gives it the dtype {written['dtype']!r:.60}, which no index has")
+    dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
+    # Bounds within which numpy can make an array, even if one dimension is 0.
+    is_possible = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
+    if not is_possible or math.prod(max(1, n) for n in shape) >= _MAX_SIZE:
+        raise CorruptedIndexError(f"the catalog gives it the shape {shape!r:.60}, which no index has")
+    if not 0 <= size - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
+        raise CorruptedIndexError(f"it has {size} bytes, too many or too few for {dtype} {list(shape)}")
+    return dtype, shape
+
+
+def check_segment(
+    arrays: Mapping[str, np.ndarray], row: Any, token_arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+) -> None:
+    """Check that the arrays of a segment fit together and fit its `SegmentRow`, so that kernels may rely on them.
+
+    Numbers and offsets ascend and stay inside the arrays, each document has a token, and each of `token_arrays`, given
+    as dtype and shape per token, has a row for each token. The values in these rows are not checked.
+    """
+    expected = {name: (dtype, (row.tokens, *shape)) for name, (dtype, shape) in token_arrays.items()}
+    expected["documents"] = np.dtype("int64"), (3, row.documents + 1)
+    expected["ids"] = np.dtype("uint8"), (arrays["ids"].shape[:1] if "ids" in arrays else ())
+    if arrays.keys() != expected.keys():
+        raise CorruptedIndexError(f"it has the arrays {sorted(arrays)}, not {sorted(expected)}")
+    for name, (dtype, shape) in expected.items():
+        array = arrays[name]
+        if (array.dtype, array.shape) != (dtype, shape):
+            raise CorruptedIndexError(f"its {name} are {array.dtype} {array.shape}, not {dtype} {shape}")
+    numbers, offsets, id_offsets = arrays["documents"]
+    # Neighbours are compared, as differences could overflow.
+    if (numbers[0], numbers[-2]) != (row.first, row.last) or (numbers[1:-1] <= numbers[:-2]).any():
+        raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
+    if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
+        raise CorruptedIndexError(f"the token offsets of its documents do not divide its {row.tokens} tokens")
+    if id_offsets[0] != 0 or id_offsets[-1] != len(arrays["ids"]) or (id_offsets[1:] <= id_offsets[:-1]).any():
+        raise CorruptedIndexError("the offsets of its ids do not divide the bytes of its ids")

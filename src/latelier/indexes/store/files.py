@@ -27,25 +27,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
+from latelier.indexes.store.checks import check_description
 from latelier.utils.ragged import lengths_to_offsets
-
-__all__ = [
-    "FileReads",
-    "Scratch",
-    "compare_checksum",
-    "file_damage",
-    "read_error",
-    "read_file",
-    "release_memory",
-    "write_file",
-]
 
 # Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
-# Dtypes of the arrays that an index stores.
-_DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
-# A description with larger values is damaged.
-_MAX_HEADER_BYTES, _MAX_DIMENSIONS, _MAX_SIZE = 4096, 4, 1 << 48
 # Smaller files are read rather than memory-mapped: a map holds a file descriptor, and their number is limited.
 _MAP_BYTES = 1 << 20
 # Bytes read or written at a time.
@@ -65,27 +51,20 @@ def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
             checksum = zlib.crc32(chunk, checksum)
         file.flush()
         os.fsync(file.fileno())
-    return {
-        "bytes": header.tell() + array.nbytes,
-        "crc32": checksum,
-        "dtype": array.dtype.str,
-        "shape": list(array.shape),
-    }
+    size = header.tell() + array.nbytes
+    return {"bytes": size, "crc32": checksum, "dtype": array.dtype.str, "shape": list(array.shape)}
 
 
 def read_file(path: Path, written: Any) -> np.ndarray:
-    """Return an array, memory-mapped if it is large. Its header is not parsed but compared with its description.
+    """Return an array, memory-mapped if it is large, given its description in the catalog.
 
-    `written`: its description in the catalog; it is checked here, as it may be damaged. Raises `CorruptedIndexError` if
-    the file is missing, or differs from its description in size, shape or dtype. Raises `StorageError` if the operating
-    system cannot open it now, for example because too many files are open.
+    Its header is not parsed but compared with the description. Raises `CorruptedIndexError` if they differ; raises
+    `StorageError` if the operating system cannot open the file now, for example because too many files are open.
     """
     try:
-        _check_size(path, written)
-        dtype, shape = _described(written)
-        size = math.prod(shape) * dtype.itemsize
+        dtype, shape = check_description(written, path)
         with path.open("rb") as file:
-            header = file.read(max(0, written["bytes"] - size))
+            header = file.read(written["bytes"] - math.prod(shape) * dtype.itemsize)
             expected = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape}, }}"
             if header[:8] != b"\x93NUMPY\x01\x00" or header[10:].rstrip() != expected.encode():
                 raise CorruptedIndexError(f"it begins with {header[10:].rstrip()!r:.99}, but {expected} was written")
@@ -99,23 +78,10 @@ def read_file(path: Path, written: Any) -> np.ndarray:
         raise read_error(path, error) from error
 
 
-def release_memory(array: np.ndarray) -> None:
-    """Give the memory of an array that is mapped from a file back to the system; it is read again when it is needed."""
-    base = array.base
-    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
-        base = base.base
-    mapped = getattr(base, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
 def file_damage(path: Path, written: Any) -> str | None:
-    """Read every byte of a file; return what is wrong with it, or ``None`` if it is intact.
-
-    Raises `StorageError` if the operating system cannot read it now.
-    """
+    """Read every byte of a file; return what is wrong with it, or ``None`` if it is intact."""
     try:
-        _check_size(path, written)
+        check_description(written, path)
         checksum = 0
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
@@ -130,10 +96,7 @@ def file_damage(path: Path, written: Any) -> str | None:
 
 
 def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> None:
-    """Compare the checksum of a file's header and of the array that was read from it with its description.
-
-    Raises `CorruptedIndexError` if the checksums differ.
-    """
+    """Raise `CorruptedIndexError` unless a file's header and the array that was read from it match their checksum."""
     try:
         with path.open("rb") as file:
             checksum = zlib.crc32(file.read(written["bytes"] - array.nbytes))
@@ -145,32 +108,6 @@ def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> 
         raise CorruptedIndexError(f"{path} is damaged: {_WRONG_CHECKSUM}")
 
 
-def _chunks(array: np.ndarray) -> Iterator[memoryview]:
-    """Yield the bytes of an array; the memory of a mapped one is given back after each chunk."""
-    content = np.ascontiguousarray(array).reshape(-1).view("uint8").data
-    for first in range(0, len(content), _CHUNK_BYTES):
-        yield content[first : first + _CHUNK_BYTES]
-        release_memory(array)
-
-
-def _described(written: dict[str, Any]) -> tuple[np.dtype, tuple[int, ...]]:
-    """Return the dtype and shape in a description, after checking that such an array fits into the file."""
-    if (
-        not isinstance(written["dtype"], str)
-        or written["dtype"] not in _DTYPES
-        or not isinstance(written["shape"], list)
-    ):
-        raise CorruptedIndexError(f"the catalog gives it the dtype {written['dtype']!r:.60}, which no index has")
-    dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
-    # Bounds within which numpy can make an array, even if one dimension is 0.
-    is_possible = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
-    if not is_possible or math.prod(max(1, n) for n in shape) >= _MAX_SIZE:
-        raise CorruptedIndexError(f"the catalog gives it the shape {shape!r:.60}, which no index has")
-    if not 0 <= written["bytes"] - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
-        raise CorruptedIndexError(f"it has {written['bytes']} bytes, too many or too few for {dtype} {list(shape)}")
-    return dtype, shape
-
-
 def read_error(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
     """Return the error for a file that cannot be read: damage, or a temporary failure of the system."""
     if error.errno in _DAMAGE:
@@ -178,14 +115,22 @@ def read_error(path: Path, error: OSError) -> CorruptedIndexError | StorageError
     return StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.")
 
 
-def _check_size(path: Path, written: Any) -> None:
-    if not (isinstance(written, dict) and {"bytes", "crc32", "dtype", "shape"} <= written.keys()):
-        raise CorruptedIndexError("the catalog has no complete description of it")
-    if not path.is_file():
-        raise CorruptedIndexError("it is missing")
-    size = path.stat().st_size
-    if type(written["bytes"]) is not int or size != written["bytes"]:
-        raise CorruptedIndexError(f"it has {size} bytes, but {written['bytes']} were written")
+def release_memory(array: np.ndarray) -> None:
+    """Give the memory of an array that is mapped from a file back to the system; it is read again when it is needed."""
+    base = array.base
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    mapped = getattr(base, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _chunks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield the bytes of an array; the memory of a mapped one is given back after each chunk."""
+    content = np.ascontiguousarray(array).reshape(-1).view("uint8").data
+    for first in range(0, len(content), _CHUNK_BYTES):
+        yield content[first : first + _CHUNK_BYTES]
+        release_memory(array)
 
 
 class FileReads:

@@ -29,32 +29,6 @@ from latelier.indexes.store.checks import damaged
 from latelier.indexes.values import plain_str
 from latelier.utils.checks import check_choice, describe
 
-__all__ = [
-    "DEFAULT_TOKENIZER",
-    "FTS5_TABLES",
-    "MAX_WORDS",
-    "TABLE_STATEMENTS",
-    "TOKENIZERS",
-    "check_compaction",
-    "check_config",
-    "check_expected",
-    "check_options",
-    "check_tokenizer",
-    "delete_texts",
-    "drop_keywords",
-    "flush_keywords",
-    "has_fts5",
-    "insert_texts",
-    "is_merged",
-    "keyword_damage",
-    "make_keywords",
-    "merge_keywords",
-    "query_words",
-    "rank_by_keywords",
-    "stored_tokenizer",
-    "translate_damage",
-]
-
 # The tokenizers of users, in FTS5's words. Accents are removed from all letters, and not only from those with one code
 # point (remove_diacritics 1, FTS5's default).
 TOKENIZERS = {
@@ -131,12 +105,7 @@ def check_options(keywords: object, tokenizer: object) -> str | None:
     """Return the tokenizer of a new index; None for one without a keyword index.
 
     `keywords`: True or False; None is True if SQLite has FTS5. `tokenizer`: a name of `TOKENIZERS`; None for the
-    default. Raises `StorageError` if a keyword index is asked for, and SQLite has no FTS5.
-
-    Examples
-    --------
-    >>> check_options(True, "trigram"), check_options(False, None)
-    ('trigram', None)
+    default.
     """
     if not isinstance(keywords, (bool, type(None))):
         raise InvalidArgumentError(f"received keywords={describe(keywords)}; expected True, False or None.")
@@ -153,10 +122,7 @@ def check_options(keywords: object, tokenizer: object) -> str | None:
 
 
 def stored_tokenizer(connection: sqlite3.Connection) -> str | None:
-    """Return the tokenizer of the keyword index; None if there is no keyword index.
-
-    Raises `CorruptedIndexError` if its table is not one that this library makes.
-    """
+    """Return the tokenizer of the keyword index; None if there is no keyword index."""
     row = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'keyword'").fetchone()
     if row is None:
         return None
@@ -171,8 +137,7 @@ def make_keywords(
 ) -> None:
     """Make the keyword index of all stored texts, in place of the present one, if any.
 
-    `connection`: in a writing transaction; `tokenizer`: a name of `TOKENIZERS`; `progress`: called with the number of
-    documents of each step.
+    `progress`: called with the number of documents of each step.
     """
     drop_keywords(connection)
     with translate_damage():
@@ -248,10 +213,7 @@ def is_merged(connection: sqlite3.Connection) -> bool:
 
 
 def check_config(connection: sqlite3.Connection) -> None:
-    """Check the settings that FTS5 stores with its table, before it reads them.
-
-    Raises `CorruptedIndexError` if they are not those of a new table.
-    """
+    """Check the settings that FTS5 stores with its table, before it reads them."""
     if connection.execute("SELECT k, v FROM keyword_config LIMIT 2").fetchall() != _FTS5_CONFIG:
         raise keyword_damage("its settings are not those of an index")
 
@@ -284,47 +246,17 @@ def _missing_fts5() -> StorageError:
     )
 
 
-# FTS5 gives words of more than half of the documents this idf.
-_MIN_IDF = 1e-6
-# The row of ``keyword_data`` with the number of documents and their total length, as variable-length integers.
-_AVERAGES_ROW = 1
-# Bytes of SQLite's longest variable-length integer.
-_VARINT_BYTES = 9
-
-
-def _inverse_frequencies(connection: sqlite3.Connection, words: Iterable[str]) -> dict[str, float]:
-    """Return the idf of each word that a document holds, see `rank_by_keywords`; words come without quotes."""
-    row = connection.execute("SELECT block FROM keyword_data WHERE id = ?", (_AVERAGES_ROW,)).fetchone()
-    block = bytes(row[0]) if row is not None and isinstance(row[0], bytes) else b""
-    documents = _read_varint(block) if block else 0
-    found = {}
-    for word in words:
-        matching = connection.execute("SELECT count(*) FROM keyword WHERE keyword MATCH ?", (f'"{word}"',))
-        if count := matching.fetchone()[0]:
-            ratio = (documents - count + 0.5) / (count + 0.5)
-            found[word] = max(_MIN_IDF, math.log(ratio)) if ratio > 0 else _MIN_IDF
-    return found
-
-
-def _read_varint(block: bytes) -> int:
-    """Return the first variable-length integer of SQLite's file format in a block."""
-    value = 0
-    for place, byte in enumerate(block[:_VARINT_BYTES]):
-        if place == _VARINT_BYTES - 1:
-            return value << 8 | byte
-        value = value << 7 | byte & 0x7F
-        if byte < 0x80:
-            return value
-    raise keyword_damage("its totals are not numbers")
-
-
 # Distinct words of a query that are searched for; FTS5 opens every word's list of documents at once.
 MAX_WORDS = 256
 # Characters of a word that are searched for with the tokenizer "trigram". FTS5 finds a word as a sequence of trigrams,
 # and compares each with every place of the first: a long word could take hours in a text that repeats one letter.
 _TRIGRAM_WORD = 64
-# FTS5's bm25() has this factor in its numerator, k1 + 1, so no word adds more than this times its idf.
+# FTS5's bm25() has the factor k1 + 1 in its numerator, so no word adds more than that times its idf.
 _MAX_TF = 2.2
+# FTS5 gives words of more than half of the documents this idf.
+_MIN_IDF = 1e-6
+# Bytes of SQLite's longest variable-length integer.
+_VARINT_BYTES = 9
 # Rows read at a time where a filter selects the documents.
 _ROWS = 4096
 
@@ -349,7 +281,8 @@ def query_words(text: str) -> list[str]:
 def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed: np.ndarray | None = None) -> Ranking:
     """Return the `k` best documents that hold at least one word of a query, by BM25 (k1 = 1.2, b = 0.75).
 
-    The score of a document is the sum over the distinct words of the query of
+    `allowed`: row ids of the documents that may be found, ascending; None for all. The score of a document is the sum
+    over the distinct words of the query of
 
         idf * (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average length))
 
@@ -359,9 +292,6 @@ def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed:
     FTS5 takes two microseconds per document that it scores, so documents that hold only frequent words are left out of
     the first attempt. Its result is final if the k-th best score is higher than the sum of the highest scores that
     those words can add (the bound of MaxScore, Turtle and Flood 1995); otherwise all documents are scored.
-    `connection`: in a reading transaction of a catalog with a keyword index. `allowed`: numbers of the documents that
-    may be found, ascending; None for all. Returns: scores are float64 and above 0. Raises `CorruptedIndexError` if the
-    keyword index is damaged. Raises `LatelierError` if the index has no keyword index.
     """
     words = _searched_words(connection, text)
     with translate_damage():
@@ -369,18 +299,41 @@ def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed:
         idf = _inverse_frequencies(connection, words)
         frequent, most = _frequent_words(idf)
         if frequent:
-            required = [word for word in idf if word not in frequent]
-            found = _ranked(connection, list(idf), required, k, allowed)
+            found = _ranked(connection, list(idf), [word for word in idf if word not in frequent], k, allowed)
             if len(found.numbers) == k and found.scores[-1] > most:
                 return found
         return _ranked(connection, list(idf), [], k, allowed)
 
 
-def _searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
-    """Return the words of a query that are searched for.
+def _inverse_frequencies(connection: sqlite3.Connection, words: Iterable[str]) -> dict[str, float]:
+    """Return the idf of each word that a document holds, as FTS5 computes it."""
+    documents, found = _count_texts(connection), {}
+    for word in words:
+        matching = connection.execute("SELECT count(*) FROM keyword WHERE keyword MATCH ?", (f'"{word}"',))
+        if count := matching.fetchone()[0]:
+            ratio = (documents - count + 0.5) / (count + 0.5)
+            found[word] = max(_MIN_IDF, math.log(ratio)) if ratio > 0 else _MIN_IDF
+    return found
 
-    Raises `LatelierError` if the index has no keyword index.
-    """
+
+def _count_texts(connection: sqlite3.Connection) -> int:
+    """Return the number of documents in the keyword index: the first variable-length integer of FTS5's row 1."""
+    row = connection.execute("SELECT block FROM keyword_data WHERE id = 1").fetchone()
+    block = row[0] if row is not None and isinstance(row[0], bytes) else b""
+    value = 0
+    for byte in block[: _VARINT_BYTES - 1]:
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value
+    if len(block) < _VARINT_BYTES:
+        if not block:
+            return 0
+        raise keyword_damage("its totals are not numbers")
+    return value << 8 | block[_VARINT_BYTES - 1]
+
+
+def _searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
+    """Return the words of a query that are searched for; raise `LatelierError` if there is no keyword index."""
     tokenizer = stored_tokenizer(connection)
     if tokenizer is None:
         raise LatelierError(

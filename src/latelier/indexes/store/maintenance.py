@@ -11,7 +11,18 @@ from collections.abc import Iterator
 
 from latelier.errors import CorruptedIndexError, StorageError
 from latelier.indexes.results import Damage, Id, VerifyReport
-from latelier.indexes.store.checks import CATALOG, COLUMNS, has_checksums, is_intact, placeholders
+from latelier.indexes.store.catalog import (
+    AnnDataRow,
+    SegmentRow,
+    check_catalog,
+    read_ann_data,
+    read_segments,
+    read_setting,
+    referenced_names,
+    tombstones,
+    write_setting,
+)
+from latelier.indexes.store.checks import CATALOG, COLUMNS, is_intact
 from latelier.indexes.store.connections import ConnectionPool
 from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import (
@@ -23,21 +34,8 @@ from latelier.indexes.store.keywords import (
     translate_damage,
 )
 from latelier.indexes.store.rows import document_checksum, ids_between, known_fields
-from latelier.indexes.store.schema import check_tables, give_back_pages
 from latelier.indexes.store.segments import Part, Segment, SegmentStore
-from latelier.indexes.store.settings import (
-    AnnDataRow,
-    SegmentRow,
-    read_ann_data,
-    read_segments,
-    read_setting,
-    tombstones,
-    write_setting,
-)
 from latelier.indexes.store.snapshot import SegmentState, Snapshot
-from latelier.indexes.store.transaction import referenced_names
-
-__all__ = ["Compaction", "catalog_damages", "delete_garbage", "keyword_damages", "verify"]
 
 
 class Compaction:
@@ -57,7 +55,7 @@ class Compaction:
         """Merge one run of segments after the other; yield the rows of its segments, and the merged segment."""
         for run in self._runs():
             if len(run) > 1 or (run and run[0].row.removed):
-                parts = [state.living for state in run]
+                parts = [state.live for state in run]
                 yield [state.row for state in run], Segment.merge(parts, self._scratch)
 
     def _runs(self) -> Iterator[list[SegmentState]]:
@@ -98,7 +96,9 @@ def delete_garbage(pool: ConnectionPool, store: SegmentStore) -> None:
     with pool.writing() as begin:
         connection = begin()
         garbage = set(store.names()) - referenced_names(connection)
-        give_back_pages(connection)
+        for _ in range(connection.execute("PRAGMA freelist_count").fetchone()[0]):
+            # Each step of this statement frees one page, and execute() takes one step only.
+            connection.execute("PRAGMA incremental_vacuum")
         if garbage:  # a commit that failed may be in the log, and reference them: this one takes its place there
             write_setting(connection, "generation", int(read_setting(connection, "generation")) + 1)
     if garbage and pool.is_in_place():  # otherwise these are the files of another index, which was moved here
@@ -154,7 +154,7 @@ def keyword_damages(connection: sqlite3.Connection) -> Iterator[str]:
 
 def _copy_rows(source: sqlite3.Connection, statement: str, target: sqlite3.Connection, table: str) -> None:
     rows = source.execute(statement)
-    target.executemany(f"INSERT INTO {table} VALUES ({placeholders(len(rows.description))})", rows)
+    target.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows.description))})", rows)
 
 
 def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
@@ -163,7 +163,7 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
     `connection`: a connection in a reading transaction; yields: with the ids of the damaged documents where they are
     known; raises `CorruptedIndexError` at damage that makes further checks impossible.
     """
-    check_tables(connection)
+    check_catalog(connection)
     # SQLite 3.44 and newer also check the keyword index here; `keyword_damages` names the cure of its damage.
     try:
         lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
@@ -177,7 +177,7 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
         return
     for table in COLUMNS:
         rows = connection.execute(f"SELECT * FROM {table}")
-        count = sum(not is_intact(table, row) for row in rows if len(row) > len(COLUMNS[table]))
+        count = sum(not is_intact(table, row) for row in rows)
         if count:
             yield Damage(CATALOG, f"{count:,} rows of its table {table!r} do not match their checksums", ())
     ids = _damaged_documents(connection)
@@ -201,8 +201,6 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
 
 def _damaged_documents(connection: sqlite3.Connection) -> list[Id]:
     """Return the ids of documents whose row in ``document`` or ``content`` differs from its checksum."""
-    if not has_checksums(connection):
-        return []
     columns = [field.column for field in known_fields(connection)]
     documents = connection.execute(f"SELECT {', '.join(['checksum', 'number', 'id', *columns])} FROM document")
     damaged = [row[2] for row in documents if row[0] != document_checksum(columns, row[1:])]

@@ -8,14 +8,12 @@ A segment is written into a folder with a temporary name; its files and the fold
 to its final name, so a folder with a final name is complete. It never changes again: memory-mapped files do not shrink
 (no SIGBUS), and a reader can use the files that it has open even after the segment is deleted.
 
-An index may come from an untrusted source. Only `FileStore` turns names in the catalog into paths: it accepts only
-names of the form that it generates itself, and follows no links.
+Only `FileStore` turns names in the catalog into paths, and only those that `latelier.indexes.store.checks` lets pass.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,12 +26,12 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
 from latelier.indexes.results import Id
-from latelier.indexes.store.connections import looking_into, sync_folder
+from latelier.indexes.store.catalog import Files, SegmentRow
+from latelier.indexes.store.checks import check_segment, is_segment_name, own_file
+from latelier.indexes.store.connections import looking_into
 from latelier.indexes.store.files import Scratch, compare_checksum, file_damage, read_file, release_memory, write_file
-from latelier.indexes.store.settings import Files, SegmentRow
+from latelier.utils.files import new_folder, sync_folder
 from latelier.utils.ragged import lengths_to_offsets, rows_or_slice, split_by_rows
-
-__all__ = ["Arrays", "FileStore", "Layout", "MemoryStore", "Part", "Segment", "SegmentStore", "TokenArray"]
 
 Arrays: TypeAlias = "dict[str, np.ndarray]"
 
@@ -77,10 +75,7 @@ class Segment:
         lengths: Sequence[int] | np.ndarray,
         arrays: Arrays,
     ) -> Segment:
-        """Return a segment of new documents.
-
-        `numbers`: number of each document in the catalog, ascending.
-        """
+        """Return a segment of new documents; `numbers`: their row ids, ascending."""
         encoded = [(str(id) if isinstance(id, int) else _JSON.encode(id)).encode() for id in ids]
         sizes = list(map(len, encoded))
         return cls({**_document_arrays(numbers, lengths, b"".join(encoded), sizes), **arrays})
@@ -89,8 +84,7 @@ class Segment:
     def merge(cls, parts: Sequence[Part], scratch: Scratch | None = None) -> Segment:
         """Return one segment with the documents of all parts (at least one), in order.
 
-        `parts`: documents of segments with the same token arrays. `scratch`: where the arrays are made; None: in
-        memory.
+        `scratch`: where the arrays are made; None: in memory.
         """
         scratch = scratch or Scratch()
         numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
@@ -106,7 +100,7 @@ class Segment:
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """``(n,)``: the number of each document in the catalog, ascending."""
+        """``(n,)``: the row ids of the documents, ascending."""
         return self.arrays[_DOCUMENTS][_NUMBERS, :-1]
 
     @cached_property
@@ -134,18 +128,15 @@ class Segment:
         for array in self.arrays.values():
             release_memory(array)
 
-    def living(self, removed: Sequence[int]) -> Part:
-        """Return the documents that are not removed, given the numbers of the removed ones."""
+    def live(self, removed: Sequence[int]) -> Part:
+        """Return the live documents, given the row ids of the removed ones."""
         if not removed:
             return Part(self, np.arange(len(self)))
         is_removed = np.isin(self.numbers, np.array(removed, dtype="int64"), assume_unique=True)
         return Part(self, np.flatnonzero(~is_removed))
 
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
-        """Return the ids of the documents at `positions`.
-
-        Raises `CorruptedIndexError` if the ids are damaged.
-        """
+        """Return the ids of the documents at `positions`."""
         # Views of memory take less time to slice than arrays.
         encoded, places = self.arrays[_IDS].data, np.asarray(positions, dtype="int64")
         ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
@@ -159,46 +150,6 @@ class Segment:
         if len(ids) != len(places) or not {*map(type, ids)} <= {int, str}:
             raise CorruptedIndexError("the ids of a segment are damaged; verify() names the file")
         return list(ids)
-
-    def check(self, row: SegmentRow, layout: Layout) -> None:
-        """Raise an error unless the arrays fit together and fit the catalog.
-
-        Afterwards memory accesses that rely on them are safe: numbers and offsets ascend and stay inside the arrays,
-        each document has a token, and each token array has a row of the right shape for each token. The values in
-        these rows are not checked.
-
-        Parameters
-        ----------
-        row
-            The segment in the catalog.
-        layout
-            The token arrays of the index.
-
-        Raises
-        ------
-        CorruptedIndexError
-            If the arrays do not fit; the message says where.
-        """
-        arrays = self.arrays
-        expected: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
-            _DOCUMENTS: (np.dtype("int64"), (3, row.documents + 1)),
-            _IDS: (np.dtype("uint8"), arrays[_IDS].shape[:1] if _IDS in arrays else ()),
-            **{name: (array.dtype, (row.tokens, *array.shape)) for name, array in layout(self.dim).items()},
-        }
-        if arrays.keys() != expected.keys():
-            raise CorruptedIndexError(f"it has the arrays {sorted(arrays)}, not {sorted(expected)}")
-        for name, (dtype, shape) in expected.items():
-            array = arrays[name]
-            if (array.dtype, array.shape) != (dtype, shape):
-                raise CorruptedIndexError(f"its {name} are {array.dtype} {array.shape}, not {dtype} {shape}")
-        numbers, offsets, id_offsets = self.numbers, self.offsets, self.id_offsets
-        # Neighbours are compared, as differences could overflow.
-        if (numbers[0], numbers[-1]) != (row.first, row.last) or (numbers[1:] <= numbers[:-1]).any():
-            raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
-        if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
-            raise CorruptedIndexError(f"the token offsets of its documents do not divide its {row.tokens} tokens")
-        if id_offsets[0] != 0 or id_offsets[-1] != len(arrays[_IDS]) or (id_offsets[1:] <= id_offsets[:-1]).any():
-            raise CorruptedIndexError("the offsets of its ids do not divide the bytes of its ids")
 
     def __len__(self) -> int:
         return self.arrays[_DOCUMENTS].shape[1] - 1
@@ -245,13 +196,8 @@ def _document_arrays(
     return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}
 
 
-# Names of folders and files; a folder that is still being written has a dot before its name.
-_NAME = re.compile(r"[0-9a-f]{16}")
-_FILE = re.compile(r"[a-z_]{1,40}\.npy")
-
-
 class MemoryStore:
-    """The segments and ANN data of an index in memory."""
+    """The segments and ANN data of an index in memory, which has no files."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Arrays] = {}
@@ -263,10 +209,7 @@ class MemoryStore:
         return name, {}
 
     def open(self, row: SegmentRow, dim: int) -> Segment:
-        """Return a segment.
-
-        Raises `CorruptedIndexError` if the segment is missing.
-        """
+        """Return a segment."""
         if row.name not in self._arrays:  # a newer commit has merged it
             raise CorruptedIndexError("it is missing")
         return Segment(self._arrays[row.name], dim)
@@ -280,11 +223,11 @@ class MemoryStore:
         return {key: array.nbytes for key, array in self._arrays.get(name, {}).items()}
 
     def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
-        """Yield nothing: there are no files."""
+        """Yield nothing."""
         return iter(())
 
     def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
-        """Do nothing: there are no files."""
+        """Do nothing."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Drop segments; readers that have one open can still use its arrays."""
@@ -297,10 +240,7 @@ class MemoryStore:
 
 
 class FileStore:
-    """The segments and ANN data of an index on disk.
-
-    `folder`: holds one folder per segment; made with the first segment.
-    """
+    """The segments and ANN data of an index on disk, in a folder of folders, which is made with the first segment."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         self.folder = folder
@@ -309,53 +249,36 @@ class FileStore:
     def write(self, arrays: Arrays) -> tuple[str, Files]:
         """Write arrays into a new folder; return its name, and the description of its files for the catalog.
 
-        Raises `CorruptedIndexError` if the folder of segments is a link. Raises `StorageError` if the file system
-        reports an error, such as a full disk; no file is left behind.
+        Raises `StorageError` if the file system reports an error, such as a full disk; no file is left behind.
         """
         name = secrets.token_hex(8)
-        temporary = self.folder / f".{name}"
         if self.folder.is_symlink():
             raise CorruptedIndexError(f"{self.folder} is a link, but an index must hold its own files.")
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir()
                 sync_folder(self.folder.parent)
-            temporary.mkdir()
-            files = {f"{key}.npy": write_file(temporary / f"{key}.npy", array) for key, array in arrays.items()}
-            sync_folder(temporary)
-            temporary.rename(self.folder / name)
-            sync_folder(self.folder)
+            with new_folder(self.folder / name) as new:
+                return name, {f"{key}.npy": write_file(new / f"{key}.npy", array) for key, array in arrays.items()}
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(
                 f"could not write a segment into {self.folder}: {error.strerror or error}. The index is unchanged; "
                 "free some space or choose another disk."
             ) from error
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        return name, files
 
     def open(self, row: SegmentRow, dim: int) -> Segment:
-        """Open a segment, and check that its arrays fit together; kernels rely on this check, see `Segment.check`.
-
-        Raises `CorruptedIndexError` or `StorageError`: as for `open_arrays`, and if the arrays do not fit together.
-        """
+        """Open a segment, and check that its arrays fit together, on which kernels rely."""
         arrays = self.open_arrays(row.name, row.files)
-        # "documents" is copied from the memory map, so that it cannot change with the file after it was checked.
-        segment = Segment({name: np.array(a) if name == "documents" else a for name, a in arrays.items()}, dim)
+        if _DOCUMENTS in arrays:
+            arrays[_DOCUMENTS] = np.array(arrays[_DOCUMENTS])  # a copy of the map, which cannot change with the file
         try:
-            segment.check(row, self._layout)
+            check_segment(arrays, row, self._layout(dim))
         except CorruptedIndexError as error:
             raise CorruptedIndexError(f"{self.folder / row.name} is damaged: {error}") from error
-        return segment
+        return Segment(arrays, dim)
 
     def open_arrays(self, name: str, files: Files) -> Arrays:
-        """Return the arrays in a folder, the larger ones memory-mapped.
-
-        Raises `CorruptedIndexError` if a file is missing, or differs from its description in size, shape or dtype;
-        raises `StorageError` if the operating system cannot open it now, for example because too many files are open.
-        """
+        """Return the arrays in a folder, the larger ones memory-mapped; see `read_file` for its errors."""
         return {Path(file).stem: read_file(self._path(name, file), written) for file, written in files.items()}
 
     def sizes(self, name: str, files: Files) -> dict[str, int]:
@@ -374,46 +297,26 @@ class FileStore:
                 yield f"{self.folder.name}/{name}/{file}", reason
 
     def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
-        """Compare open arrays with their checksums, before they are copied into another segment.
-
-        Raises `CorruptedIndexError` if an array does not match its checksum.
-        """
+        """Compare open arrays with their checksums, before they are copied into another segment."""
         for file, written in files.items():
             compare_checksum(arrays[Path(file).stem], self._path(name, file), written)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete segments that no reader will open any more; `compact` deletes later what cannot be deleted now."""
         for name in names:
-            if _NAME.fullmatch(name.removeprefix(".")) and not self.folder.is_symlink():
+            if is_segment_name(name) and not self.folder.is_symlink():
                 shutil.rmtree(self.folder / name, ignore_errors=True)  # does not follow links
 
     def names(self) -> list[str]:
-        """Return the names of all folders of segments, including the incomplete ones of killed writers.
-
-        Raises `StorageError` if the system denies to look into the folder.
-        """
+        """Return the names of all folders of segments, including the incomplete ones of killed writers."""
         with looking_into(self.folder.parent):
             if not self.folder.is_dir() or self.folder.is_symlink():
                 return []
-            return [path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name.removeprefix("."))]
+            return [path.name for path in self.folder.iterdir() if is_segment_name(path.name)]
 
     def _path(self, name: str, file: str) -> Path:
-        """Return the path of a file, given the names of its folder and itself in the catalog.
-
-        Raises `CorruptedIndexError` if a name does not have the form that `write` generates, or the file or one of its
-        folders is a link.
-        """
-        if not (isinstance(name, str) and _NAME.fullmatch(name) and _FILE.fullmatch(file)):
-            raise CorruptedIndexError(
-                f"the catalog of the index in {self.folder.parent} is damaged: it names the file {file!r:.60} of the "
-                f"segment {name!r:.60}, which no index has"
-            )
-        path = self.folder / name / file
         with looking_into(self.folder.parent):
-            for link in (self.folder, path.parent, path):
-                if link.is_symlink():
-                    raise CorruptedIndexError(f"{link} is a link, but an index must hold its own files")
-        return path
+            return own_file(self.folder, name, file)
 
 
 SegmentStore: TypeAlias = "MemoryStore | FileStore"

@@ -1,25 +1,20 @@
-"""Snapshot and Views.
+"""`Snapshot`: the open segments and ANN data of one commit, and their live documents.
 
 The snapshot of a later commit shares all segments that have not changed, so only new segments are opened.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.filters.evaluation import SelectionCache
 from latelier.indexes.results import Id
-from latelier.indexes.store import connections
-from latelier.indexes.store.connections import Connection, ConnectionPool
-from latelier.indexes.store.segments import Arrays, Part, SegmentStore
-from latelier.indexes.store.settings import (
+from latelier.indexes.store.catalog import (
     AnnDataRow,
     SegmentRow,
     read_ann_data,
@@ -28,22 +23,19 @@ from latelier.indexes.store.settings import (
     read_stamp,
     tombstones,
 )
-
-__all__ = ["AnnData", "SegmentState", "Snapshot", "View", "Views", "load_snapshot"]
+from latelier.indexes.store.connections import Connection
+from latelier.indexes.store.segments import Arrays, Part, SegmentStore
 
 
 class SegmentState(NamedTuple):
-    """One segment of a commit: its row in the catalog, and its living documents, or the error if it is damaged."""
+    """One segment of a commit: its row in the catalog, and its live documents, or the error if it is damaged."""
 
     row: SegmentRow
     part: Part | CorruptedIndexError
 
     @property
-    def living(self) -> Part:
-        """The living documents.
-
-        Raises `CorruptedIndexError` if the segment cannot be read.
-        """
+    def live(self) -> Part:
+        """The live documents; raises `CorruptedIndexError` if the segment cannot be read."""
         if isinstance(self.part, Part):
             return self.part
         raise CorruptedIndexError(
@@ -54,34 +46,31 @@ class SegmentState(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the living documents, or of all documents if the segment cannot be read."""
+        """Number of tokens of the live documents, or of all documents if the segment cannot be read."""
         return self.part.tokens if isinstance(self.part, Part) else self.row.tokens
 
     def select(self, numbers: np.ndarray) -> Part:
-        """Return the living documents with these numbers, which ascend.
-
-        Raises `CorruptedIndexError` if the segment cannot be read, or one of them is missing in it or removed.
-        """
-        segment, living = self.living
+        """Return the live documents with these row ids, which ascend; raise an error if one is not in the segment."""
+        segment, live = self.live
         positions = np.searchsorted(segment.numbers, numbers)
         found = segment.numbers[np.minimum(positions, len(segment) - 1)] == numbers
-        if not found.all() or (self.row.removed and not np.isin(positions, living).all()):
+        if not found.all() or (self.row.removed and not np.isin(positions, live).all()):
             raise _unknown_documents(f"its segment {self.row.name} does not hold")
         return Part(segment, positions)
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
-        """Return the ids of living documents by their numbers, which may be in any order."""
-        segment = self.living.segment
+        """Return the ids of live documents by their row ids, which may be in any order."""
+        segment = self.live.segment
         return segment.ids(np.searchsorted(segment.numbers, numbers))
 
-    def keep_living(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the numbers, of ascending ones, that are living documents; all if the segment cannot be read."""
+    def keep_live(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those row ids, of ascending ones, that are live documents; all if the segment cannot be read."""
         if not isinstance(self.part, Part):
             return numbers
-        known, is_living = self.part.segment.numbers, np.zeros(len(self.part.segment), bool)
-        is_living[self.part.positions] = True
+        known, is_live = self.part.segment.numbers, np.zeros(len(self.part.segment), bool)
+        is_live[self.part.positions] = True
         places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-        return numbers[is_living[places] & (known[places] == numbers)]
+        return numbers[is_live[places] & (known[places] == numbers)]
 
 
 class AnnData(NamedTuple):
@@ -148,34 +137,34 @@ class Snapshot:
 
     @cached_property
     def documents(self) -> int:
-        """Number of living documents."""
+        """Number of live documents."""
         return sum(state.row.documents - state.row.removed for state in self.segments)
 
     @cached_property
     def tokens(self) -> int:
-        """Number of tokens of the living documents, and of all documents in segments that cannot be read."""
+        """Number of tokens of the live documents, and of all documents in segments that cannot be read."""
         return sum(state.tokens for state in self.segments)
 
     def parts(self, numbers: np.ndarray | None = None) -> list[Part]:
-        """Return living documents by segment, in the order of insertion.
+        """Return live documents by segment, in the order of insertion.
 
-        `numbers`: ascending numbers of living documents; ``None`` returns all. Raises `CorruptedIndexError` if one of
+        `numbers`: ascending row ids of live documents; ``None`` returns all. Raises `CorruptedIndexError` if one of
         these documents is in a segment that cannot be read, or in no segment.
         """
         if numbers is None:
-            return [state.living for state in self.segments]
+            return [state.live for state in self.segments]
         found = list(self._split(numbers))
         if sum(len(own) for _, own in found) < len(numbers):
             raise _unknown_documents("no segment holds")
         return [state.select(own) for state, own in found]
 
-    def keep_living(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the numbers, of ascending ones, that are living documents or in a segment that cannot be read."""
-        kept = [state.keep_living(own) for state, own in self._split(numbers)]
+    def keep_live(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those row ids, of ascending ones, that are live documents or in a segment that cannot be read."""
+        kept = [state.keep_live(own) for state, own in self._split(numbers)]
         return np.concatenate([np.zeros(0, "int64"), *kept])
 
     def ids(self, numbers: np.ndarray) -> list[Id]:
-        """Return the ids of living documents by their numbers, which may be in any order."""
+        """Return the ids of live documents by their row ids, which may be in any order."""
         ids = np.empty(len(numbers), dtype=object)
         owners = np.searchsorted(self._firsts, numbers, side="right") - 1
         for owner in set(owners.tolist()):
@@ -184,7 +173,7 @@ class Snapshot:
         return list(ids)
 
     def _split(self, numbers: np.ndarray) -> Iterator[tuple[SegmentState, np.ndarray]]:
-        """Yield each segment with the numbers that lie in its range, if there are any; `numbers` ascend."""
+        """Yield each segment with the row ids that lie in its range, if there are any; `numbers` ascend."""
         begins = np.searchsorted(numbers, self._firsts).tolist()
         ends = np.searchsorted(numbers, self._lasts, side="right").tolist()
         for state, begin, end in zip(self.segments, begins, ends, strict=True):
@@ -219,7 +208,7 @@ def _load_segment(
     try:
         # If the segment is open already, only its removed documents have changed.
         segment = store.open(row, dim) if known_part is None else known_part.segment
-        return SegmentState(row, segment.living(tombstones(connection, row) if row.removed else []))
+        return SegmentState(row, segment.live(tombstones(connection, row) if row.removed else []))
     except CorruptedIndexError as error:
         return SegmentState(row, error)
 
@@ -241,74 +230,3 @@ def _unknown_documents(where: str) -> CorruptedIndexError:
         f"the catalog of this index is damaged: it names documents that {where}. Restore catalog.sqlite from a backup "
         "or rebuild the index."
     )
-
-
-T = TypeVar("T")
-
-
-class View(NamedTuple):
-    """One commit: a connection in a reading transaction, and the snapshot of the same commit."""
-
-    connection: Connection
-    snapshot: Snapshot
-
-
-class Views:
-    """Opens views of an index.
-
-    `pool`: connections to the catalog.
-    """
-
-    def __init__(self, pool: ConnectionPool, store: SegmentStore) -> None:
-        self._pool, self._store = pool, store
-        self._latest: Snapshot | None = None
-        self._loading = connections.Lock()
-        self._by_thread = threading.local()
-
-    @property
-    def held(self) -> View | None:
-        """The view that this thread holds; ``None`` if it holds none."""
-        return getattr(self._by_thread, "view", None)
-
-    @contextmanager
-    def open(self) -> Iterator[View]:
-        """Yield the view that this thread holds, or else a view of the latest commit."""
-        held = self.held
-        while held is None:
-            with self._pool.reading() as connection:
-                with self._loading.current:
-                    snapshot = self._latest = load_snapshot(connection, self._store, self._latest)
-                # A segment may be missing because a newer commit has merged it while it was being opened.
-                if not snapshot.damaged or snapshot.generation == self._latest_generation():
-                    yield View(connection, snapshot)
-                    return
-        yield held
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Within the ``with`` block, let all reads of this thread see one commit."""
-        if self.held is not None:
-            yield
-            return
-        mine = self._by_thread.__dict__  # belongs to the thread that begins the block, even if another one ends it
-        with self.open() as view:
-            mine["view"] = view
-            try:
-                yield
-            finally:
-                del mine["view"]
-
-    def ask(self, question: Callable[..., T], *arguments: Any) -> T:
-        """Return ``question(connection, *arguments)`` for a connection in a reading transaction; open no snapshot."""
-        if self.held is not None:
-            return question(self.held.connection, *arguments)
-        with self._pool.reading() as connection:
-            return question(connection, *arguments)
-
-    def close(self) -> None:
-        """Forget the latest snapshot."""
-        self._latest = None
-
-    def _latest_generation(self) -> int:
-        with self._pool.reading() as connection:
-            return int(read_setting(connection, "generation"))

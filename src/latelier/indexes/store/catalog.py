@@ -1,0 +1,326 @@
+"""The catalog of an index: its tables, its settings, and the rows of its segments.
+
+Every row has a ``checksum``, in ``document`` the third column and elsewhere the last one.
+
+``setting``
+    The configuration as JSON values; ``uid``, a random name of the index; and the counters of the storage, of which
+    ``generation`` changes with every commit.
+``user_setting``
+    The values that users and tools store in an index, such as the name of the model that encoded it.
+``segment``
+    The segments and their files. A segment holds documents with the row ids ``first`` to ``last``; these ranges do not
+    overlap. The order of the row ids is the order of insertion.
+``tombstone``
+    Removed documents that are still in a segment.
+``document``
+    One row per document: its row id ``number``, its id (of no declared type, so that 1 and "1" differ), and one column
+    per metadata key that filters can name.
+``content``
+    Text and exact metadata. They are kept out of ``document``, since every filter scans it, and small rows are faster.
+``field``
+    The column of ``document`` that holds each metadata key.
+``keyword``
+    The keyword index of the texts, see `latelier.indexes.store.keywords`. An index may have none.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeAlias
+
+from latelier.errors import IndexFormatError
+from latelier.indexes.store.checks import (
+    CATALOG,
+    COLUMNS,
+    check_counters,
+    check_row,
+    check_segment_row,
+    check_tables,
+    damaged,
+    decode_json,
+    row_checksum,
+)
+from latelier.indexes.store.keywords import FTS5_TABLES, TABLE_STATEMENTS
+from latelier.indexes.values import as_key, encode_json, is_unicode
+
+FORMAT_VERSION = 1
+APPLICATION_ID = int.from_bytes(b"LATL", "big")
+_TABLES = (
+    "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE user_setting (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE segment (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, "
+    "documents INTEGER NOT NULL, removed INTEGER NOT NULL, tokens INTEGER NOT NULL, files TEXT NOT NULL, "
+    "checksum INTEGER NOT NULL)",
+    "CREATE TABLE tombstone (segment TEXT, number INTEGER, checksum INTEGER NOT NULL, PRIMARY KEY (segment, number)) "
+    "WITHOUT ROWID",
+    "CREATE TABLE document (number INTEGER PRIMARY KEY, id NOT NULL UNIQUE, checksum INTEGER NOT NULL)",
+    "CREATE TABLE content (number INTEGER PRIMARY KEY, metadata TEXT NOT NULL, text TEXT, checksum INTEGER NOT NULL)",
+    "CREATE TABLE field (name TEXT PRIMARY KEY, spelling TEXT NOT NULL, column TEXT NOT NULL UNIQUE, "
+    "checksum INTEGER NOT NULL)",
+)
+# The row of ``setting`` that names the ANN data; the name is part of the format.
+_ANN_DATA = "derived"
+
+
+# The configuration and the counters.
+
+
+def create(connection: sqlite3.Connection, settings: dict[str, Any]) -> dict[str, Any]:
+    """Make the tables, within a transaction of the caller; return the whole configuration and the counters."""
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    written = {"uid": secrets.token_hex(16), "generation": 0, "next_number": 0, "dim": None, **settings}
+    for name, value in written.items():
+        write_setting(connection, name, value)
+    return written
+
+
+def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, Any] | None:
+    """Check the catalog's format, tables and counters; return its configuration, ``None`` if it is still empty.
+
+    Raises `IndexFormatError` if the file was made by another program or by a newer version; raises
+    `CorruptedIndexError` if the tables or the configuration are damaged.
+    """
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if not application and not tables:
+        return None
+    if application != APPLICATION_ID:
+        raise IndexFormatError(f"{CATALOG} in {where} is not the catalog of an index; choose another folder.")
+    if version > FORMAT_VERSION:
+        raise IndexFormatError(
+            f"the index in {where} has format version {version}, but this version of latelier reads formats up to "
+            f"{FORMAT_VERSION}; upgrade with: pip install --upgrade latelier"
+        )
+    check_catalog(connection)
+    settings = {name: decode_json(value, f"setting {name!r}") for name, value in read_rows(connection, "setting")}
+    check_counters(settings)
+    return settings
+
+
+def check_catalog(connection: sqlite3.Connection) -> None:
+    """Check that the catalog has the tables of its format and nothing else."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != FORMAT_VERSION:
+        raise damaged(f"its format version is {version}")
+    check_tables(connection, _TABLES, [{own, *FTS5_TABLES.values()} for own in TABLE_STATEMENTS.values()])
+
+
+def read_setting(connection: sqlite3.Connection, name: str) -> Any:
+    """Return one value of the configuration, or a counter; raise `CorruptedIndexError` if there is none."""
+    found = find_setting(connection, name)
+    if found is None:
+        raise damaged(f"its setting {name!r} is missing")
+    return found[0]
+
+
+def find_setting(connection: sqlite3.Connection, name: str) -> tuple[Any] | None:
+    """Return one value of the configuration, or a counter, in a tuple; ``None`` if there is none of this name."""
+    for _, value in read_rows(connection, "setting", "WHERE name = ?", (name,)):
+        return (decode_json(value, f"setting {name!r}"),)
+    return None
+
+
+def read_stamp(connection: sqlite3.Connection) -> Any:
+    """Return a value that differs between commits; this is faster than `read_setting` of the generation."""
+    return connection.execute("SELECT * FROM setting WHERE name = 'generation'").fetchone()
+
+
+def write_setting(connection: sqlite3.Connection, name: str, value: Any) -> None:
+    """Set one value of the configuration, or a counter."""
+    insert_rows(connection, "setting", [(name, json.dumps(value))])
+
+
+# The settings of users.
+
+
+class UserSettings(MutableMapping[str, Any]):
+    """JSON values by name, read from the catalog at each access and written to it at each assignment.
+
+    Parameters
+    ----------
+    read
+        ``read(function, *arguments)`` returns ``function(connection, *arguments)`` for the latest commit.
+    write
+        Returns the context of a writing transaction, which yields a function that returns the connection.
+
+    Examples
+    --------
+    >>> from latelier import indexes
+    >>> index = indexes.Flat()
+    >>> index.settings["model"] = {"name": "my-colbert", "max_length": 350}
+    >>> index.settings["model"]["name"], index.settings.get("language")
+    ('my-colbert', None)
+    >>> len(index.settings)
+    1
+    """
+
+    def __init__(
+        self,
+        read: Callable[..., Any],
+        write: Callable[[], AbstractContextManager[Callable[[], sqlite3.Connection]]],
+    ) -> None:
+        self._read, self._write = read, write
+
+    def __getitem__(self, name: str) -> Any:
+        _check_name(name)
+        for _, value in self._read(_user_settings, "WHERE name = ?", (name,)):
+            return decode_json(value, f"user setting {name!r}")
+        raise KeyError(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        what = f"the setting {name!r}"
+        row = (as_key(name, what), encode_json(value, what))
+        with self._write() as begin:
+            insert_rows(begin(), "user_setting", [row])
+
+    def __delitem__(self, name: str) -> None:
+        _check_name(name)
+        with self._write() as begin:
+            if not begin().execute("DELETE FROM user_setting WHERE name = ?", (name,)).rowcount:
+                raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, _ in self._read(_user_settings, "ORDER BY name")])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"UserSettings({dict(self)})"
+
+
+def _check_name(name: object) -> None:
+    """Raise `KeyError` for a name that no setting can have."""
+    if not isinstance(name, str) or not is_unicode(name):
+        raise KeyError(name)
+
+
+def _user_settings(connection: sqlite3.Connection, tail: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    rows = list(read_rows(connection, "user_setting", tail, parameters))
+    if not all(isinstance(name, str) for name, _ in rows):
+        raise damaged("it has settings whose names are not text")
+    return rows
+
+
+# Segments and ANN data.
+
+# The size, shape, dtype and checksum of each file, by file name.
+Files: TypeAlias = "dict[str, dict[str, Any]]"
+
+
+class SegmentRow(NamedTuple):
+    """The row of a segment.
+
+    `name`: name of its folder; `first`, `last`: the row ids of its first and last document; `documents`, `removed`:
+    number of documents that it holds, and number of those that were removed since; `tokens`: number of tokens of all
+    its documents, removed ones included.
+    """
+
+    name: str
+    first: int
+    last: int
+    documents: int
+    removed: int
+    tokens: int
+    files: Files
+
+
+class AnnDataRow(NamedTuple):
+    """The row of an index's ANN data: arrays made from the documents, stored in a folder like those of a segment."""
+
+    name: str
+    files: Files
+
+
+def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
+    """Return all segments in the order of insertion."""
+    rows: list[SegmentRow] = []
+    for values in read_rows(connection, "segment", "ORDER BY first"):
+        row = SegmentRow(*values)
+        row = row._replace(files=decode_json(row.files, "list of files"))
+        check_segment_row(row, rows[-1].last + 1 if rows else 0)
+        rows.append(row)
+    return rows
+
+
+def write_segment(connection: sqlite3.Connection, row: SegmentRow) -> None:
+    """Insert a segment, or replace the row of the same name."""
+    insert_rows(connection, "segment", [(*row[:-1], json.dumps(row.files))])
+
+
+def delete_segments(connection: sqlite3.Connection, names: Iterable[str]) -> None:
+    """Delete the rows of segments and their tombstones."""
+    rows = [(name,) for name in names]
+    connection.executemany("DELETE FROM segment WHERE name = ?", rows)
+    connection.executemany("DELETE FROM tombstone WHERE segment = ?", rows)
+
+
+def count_documents(connection: sqlite3.Connection) -> int:
+    """Return the number of documents in the index."""
+    return sum(row.documents - row.removed for row in read_segments(connection))
+
+
+def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
+    """Return the row ids of a segment's removed documents, ascending."""
+    numbers = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
+    fits = all(type(number) is int and row.first <= number <= row.last for number in numbers)
+    if not fits or len(numbers) != row.removed:
+        raise damaged(f"its segment {row.name!r:.60} counts {row.removed} removed documents, but lists others")
+    return numbers
+
+
+def write_tombstones(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
+    """Mark documents of a segment as removed, and return its new row."""
+    insert_rows(connection, "tombstone", ((row.name, number) for number in numbers))
+    row = row._replace(removed=row.removed + len(numbers))
+    write_segment(connection, row)
+    return row
+
+
+def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
+    """Return the row of the ANN data; ``None`` if the index has none."""
+    found = find_setting(connection, _ANN_DATA)
+    if found is None:
+        return None
+    if not (isinstance(found[0], list) and [type(part) for part in found[0]] == [str, dict]):
+        raise damaged(f"its setting {_ANN_DATA!r} does not name a folder and its files")
+    return AnnDataRow(*found[0])
+
+
+def write_ann_data(connection: sqlite3.Connection, row: AnnDataRow | None) -> None:
+    """Store the row of the ANN data; ``None`` deletes it."""
+    connection.execute("DELETE FROM setting WHERE name = ?", (_ANN_DATA,))
+    if row is not None:
+        write_setting(connection, _ANN_DATA, row)
+
+
+def referenced_names(connection: sqlite3.Connection) -> set[str]:
+    """Return the names of all segments and ANN data in the catalog."""
+    ann_data = read_ann_data(connection)
+    return {row.name for row in read_segments(connection)} | ({ann_data.name} if ann_data else set())
+
+
+# Rows with checksums.
+
+
+def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) -> None:
+    """Insert rows into a table of `COLUMNS`, replacing rows with the same primary key."""
+    marks = ", ".join("?" * (len(COLUMNS[table]) + 1))
+    checked = ((*row, row_checksum(table, row)) for row in rows)
+    connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", checked)
+
+
+def read_rows(
+    connection: sqlite3.Connection, table: str, tail: str = "", parameters: Sequence[Any] = ()
+) -> Iterator[Sequence[Any]]:
+    """Yield rows of a table of `COLUMNS` that match their checksums; `tail` is the end of the statement."""
+    for row in connection.execute(f"SELECT * FROM {table} {tail}", parameters):
+        yield check_row(table, row)
