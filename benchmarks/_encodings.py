@@ -83,7 +83,7 @@ def _encode(model: ColBERT, texts: list[str], side: str) -> tuple[TokenEmbedding
         rows: list[torch.Tensor | None] = [None] * len(lengths)
         means: list[torch.Tensor | None] = [None] * len(lengths)
         dtype = "bfloat16" if prefers_bfloat16(int(lengths.sum()), model.device, model.dtype) else None
-        with inference(model, model.device, dtype):
+        with inference(model.device, dtype):
             for chosen in batch_by_tokens(lengths.numpy(), _BATCH_TOKENS):
                 batch = select_rows(features, used, chosen)
                 encoded = model[0](batch)

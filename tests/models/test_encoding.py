@@ -12,7 +12,6 @@ import torch
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT, encoding
-from latelier.models import encoding as compute_dtype
 
 pytestmark = pytest.mark.processor
 
@@ -116,20 +115,20 @@ class TestComputeDtype:
         assert fresh.encode_document(TEXTS, packed=True) == exact
 
     def test_long_work_is_in_bfloat16_where_the_hardware_has_it(self, fresh, monkeypatch):
-        monkeypatch.setattr(compute_dtype, "_LONG_WORK", 20)
-        monkeypatch.setattr(compute_dtype, "_cpu_multiplies_bfloat16", lambda: True)
+        monkeypatch.setattr(encoding, "_LONG_WORK", 20)
+        monkeypatch.setattr(encoding, "prefers_bfloat16", lambda *_: True)
         assert fresh.encode_document(TEXTS, packed=True) == fresh.encode_document(
             TEXTS, compute_dtype="bfloat16", packed=True
         )
-        monkeypatch.setattr(compute_dtype, "_cpu_multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(encoding, "prefers_bfloat16", lambda *_: False)
         assert fresh.encode_document(TEXTS, packed=True) == fresh.encode_document(
             TEXTS, compute_dtype="float32", packed=True
         )
 
     def test_long_work_is_in_float32_where_bfloat16_goes_too_far(self, fresh, monkeypatch, caplog):
-        monkeypatch.setattr(compute_dtype, "_LONG_WORK", 20)
-        monkeypatch.setattr(compute_dtype, "_cpu_multiplies_bfloat16", lambda: True)
-        monkeypatch.setattr(compute_dtype, "_LEAST_COSINE", 1.01)
+        monkeypatch.setattr(encoding, "_LONG_WORK", 20)
+        monkeypatch.setattr(encoding, "prefers_bfloat16", lambda *_: True)
+        monkeypatch.setattr(encoding, "_LEAST_COSINE", 1.01)
         with caplog.at_level(logging.WARNING):
             packed = fresh.encode_document(TEXTS, packed=True)
         assert packed == fresh.encode_document(TEXTS, compute_dtype="float32", packed=True)
@@ -137,10 +136,10 @@ class TestComputeDtype:
 
     def test_zero_and_broken_vectors(self):
         exact = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-        assert compute_dtype.stays_close(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), exact)
-        assert not compute_dtype.stays_close(torch.tensor([[1.0, 0.1], [0.0, 0.0]]), exact)
-        assert not compute_dtype.stays_close(torch.tensor([[float("nan"), 0.0], [0.0, 0.0]]), exact)
-        assert compute_dtype.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
+        assert encoding.stays_close(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), exact)
+        assert not encoding.stays_close(torch.tensor([[1.0, 0.1], [0.0, 0.0]]), exact)
+        assert not encoding.stays_close(torch.tensor([[float("nan"), 0.0], [0.0, 0.0]]), exact)
+        assert encoding.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from latelier.models import ColBERT, encoding
-from latelier.models.encoding import tokenize_window
+from latelier.models import ColBERT, tokenization
+from latelier.models.tokenization import tokenize_window
 
 TEXTS = ["", "a pear.", *(f"number {i}, " * i for i in range(1, 60))]
 
@@ -25,8 +25,8 @@ def check_features(model, texts, task, prompt=None):
 def joins(monkeypatch):
     """The calls of `numpy.full`, which only features of joined ids make."""
     calls = []
-    full = encoding.np.full
-    monkeypatch.setattr(encoding.np, "full", lambda *args, **options: calls.append(args) or full(*args, **options))
+    full = tokenization.np.full
+    monkeypatch.setattr(tokenization.np, "full", lambda *args, **options: calls.append(args) or full(*args, **options))
     return calls
 
 
@@ -50,74 +50,3 @@ def test_few_texts_and_other_padding(tiny, joins):
     model[0].processing_kwargs = {}
     check_features(model, TEXTS, "document")
     assert joins
-
-
-ONE = ["", "a pear.", "[SEP] and [MASK] in a text", "x " * 400, "naïve Ünïcode ☃"]
-
-
-@pytest.mark.parametrize("task", ["query", "document"])
-@pytest.mark.parametrize("prompt", [None, "", "search: "])
-def test_one_text(fresh, dense, task, prompt):
-    for model in (fresh, dense):
-        for text in ONE:
-            check_features(model, [text], task, prompt)
-
-
-def test_one_text_after_calls_that_leave_other_settings(dense):
-    tokenizer = dense.tokenizer
-    calls = [
-        {"truncation": True, "max_length": 4},
-        {"padding": "max_length", "max_length": 50, "truncation": True},
-        {"padding": True, "pad_to_multiple_of": 8},
-        {"split_special_tokens": True},
-        {"add_special_tokens": False},
-    ]
-    tokenize_window(dense, ["a pear."], None, "query")
-    for options in calls:
-        for text in ONE:
-            expected = dense.preprocess([text], task="query")
-            tokenizer([text], **options)
-            found = tokenize_window(dense, [text], None, "query")
-            assert found.keys() == expected.keys()
-            assert torch.equal(found["input_ids"], expected["input_ids"]), (options, text)
-            assert found["attention_mask"].all()
-
-
-def test_one_text_is_not_tokenised_by_transformers(tiny, monkeypatch):
-    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
-    expected = model.preprocess(["two pears"], task="query")
-    tokenize_window(model, ["a pear."], None, "query")
-    monkeypatch.setattr(ColBERT, "preprocess", None)
-    assert torch.equal(tokenize_window(model, ["two pears"], None, "query")["input_ids"], expected["input_ids"])
-
-
-def test_a_long_first_text_does_not_decide_for_the_next_ones(tiny, monkeypatch):
-    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
-    expected = model.preprocess(["two pears"], task="document")
-    for text in ("x " * 1000, "a pear."):
-        check_features(model, [text], "document")
-    monkeypatch.setattr(ColBERT, "preprocess", None)
-    assert torch.equal(tokenize_window(model, ["two pears"], None, "document")["input_ids"], expected["input_ids"])
-
-
-def test_one_text_of_a_tokenizer_that_changes_the_tokens(tiny, monkeypatch):
-    """What transformers adds to the tokens of its own tokenizer is not lost."""
-    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
-    own = type(model.tokenizer)
-
-    class Marked(own):
-        def __call__(self, texts, **options):
-            return super().__call__([f"marked {text}" for text in texts], **options)
-
-    model.tokenizer.__class__ = Marked
-    for text in ("a pear.", "two pears"):
-        check_features(model, [text], "query")
-
-
-def test_prompts_that_are_not_the_models_are_not_remembered(tiny):
-    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
-    model.prompts = {"query": "search: ", "document": ""}
-    for prompt in (None, "search: ", "", *(f"{number}: " for number in range(20))):
-        for text in ("a pear.", "two pears"):
-            check_features(model, [text], "query", prompt)
-    assert encoding._templates[model.tokenizer].keys() == {("query", "search: "), ("query", "")}

@@ -29,11 +29,3 @@ def test_more_texts_than_open_files_are_allowed(tiny, few_files):
     assert len(encoded) == MANY
     for i in (0, 555, MANY - 1):
         torch.testing.assert_close(encoded[i], model.encode_document(texts[i]), rtol=0, atol=1e-5)
-
-
-def test_a_joined_chunk_is_split_into_what_it_was():
-    from latelier.models.colbert import JoinedChunk
-
-    matrices = [torch.randn(3, 2), torch.randn(0, 2), torch.randn(1, 2)]
-    again = JoinedChunk.of(matrices).split()
-    assert [torch.equal(a, b) for a, b in zip(matrices, again, strict=True)] == [True, True, True]

@@ -1,10 +1,7 @@
 """Late-interaction models: texts in, one vector per token out.
 
-sentence-transformers reads the files; `heads` says which trained layers it found, and `pylate` writes PyLate's layout.
-
-`forwards` patches the modules of a model while texts are encoded, with prepacked weights (`prepacked`) and with BERT's
-layers in few operations (`bert`). `onnx_export`, `onnx_store` and `onnx_session` export the transformer, keep the
-export, and run it with ONNX Runtime.
+`colbert` is the model, whose files sentence-transformers reads. `encoding` is its loop over texts; on a CPU it computes
+with a copy of the model that `frozen` makes, or with ONNX Runtime (`onnx` exports, `exported` runs the export).
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,4 @@
-"""ColBERT with its overrides of sentence-transformers.
-
-A subclass of sentence-transformers' `MultiVectorEncoder`, whose methods delegate to the other modules of this package.
-
-sentence-transformers sends one shared-memory tensor per text, and each is an open file in the parent process until the
-last chunk has arrived: about a thousand texts exhaust the usual limit of 1,024 open files.
-"""
+"""ColBERT: sentence-transformers' `MultiVectorEncoder` with the ColBERT recipe and another encoding loop."""
 
 from __future__ import annotations
 
@@ -26,6 +20,7 @@ from latelier.models import aliases, compression, encoding, location
 from latelier.models.checkpoints import LayoutName, check_modules, damage_errors, is_layout, save_for_pylate
 from latelier.models.construction import Construction, check_lengths, max_length, set_max_lengths
 from latelier.models.encoding import OutputForm
+from latelier.models.frozen import FrozenCopies
 from latelier.models.onnx import check_backend, export
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.recipe import Recipe, check_text_pairs, read_inputs, untrained_recipe
@@ -38,35 +33,25 @@ from latelier.utils.checks import describe, short
 from latelier.utils.features import move_features
 from latelier.utils.files import as_path
 
-__all__ = [
-    "ColBERT",
-    "JoinedChunk",
-    "JoiningQueue",
-    "Overrides",
-    "embed_texts",
-    "encode_chunks",
-    "score_pairs",
-    "take_result",
-]
+__all__ = ["ColBERT"]
+
+# The modules of this library, by the name that a saved model's modules.json has for them: they need no
+# ``trust_remote_code``.
+_OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}
 
 
-class JoinedChunk(NamedTuple):
+# From worker processes, sentence-transformers sends one shared-memory tensor per text, each an open file in the parent
+# until the last chunk has arrived: a thousand texts exhaust the usual limit of 1,024. So those of a chunk are joined.
+
+
+class _JoinedChunk(NamedTuple):
     """The embeddings of a chunk of texts: ``(total tokens, dim)``, and the number of tokens of each text."""
 
     vectors: Tensor
     lengths: list[int]
 
-    @classmethod
-    def of(cls, rows: list[Tensor]) -> JoinedChunk:
-        """Join one ``(tokens, dim)`` tensor per text into one."""
-        return cls(torch.cat(rows), [len(row) for row in rows])
 
-    def split(self) -> list[Tensor]:
-        """Return one tensor per text, in memory that is not shared: the open file is closed."""
-        return list(self.vectors.clone().split(self.lengths))
-
-
-class JoiningQueue:
+class _JoiningQueue:
     """The queue that a worker process puts results into; joins the tensors of a chunk first."""
 
     def __init__(self, queue: Any) -> None:
@@ -75,25 +60,23 @@ class JoiningQueue:
     def put(self, result: list[Any]) -> None:
         """Send ``[chunk id, output]``; an output that is not a list of token vectors is sent unchanged."""
         chunk, output = result
-        joins = isinstance(output, list) and output and all(isinstance(m, Tensor) and m.ndim == 2 for m in output)
-        self._queue.put([chunk, JoinedChunk.of(output) if joins else output])
+        if isinstance(output, list) and output and all(isinstance(m, Tensor) and m.ndim == 2 for m in output):
+            output = _JoinedChunk(torch.cat(output), [len(rows) for rows in output])
+        self._queue.put([chunk, output])
 
 
-def encode_chunks(target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
-    """Run a worker process as sentence-transformers does; results go through a `JoiningQueue`."""
-    joining: Any = JoiningQueue(results_queue)
+def _encode_chunks(target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
+    """Run a worker process as sentence-transformers does."""
+    joining: Any = _JoiningQueue(results_queue)
     MultiVectorEncoder._multi_process_worker(target_device, model, input_queue, joining)
 
 
-def take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wait for ``[chunk id, output]`` as sentence-transformers does, and split what a `JoiningQueue` has joined."""
+def _take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wait for ``[chunk id, output]`` as sentence-transformers does, and split what was joined."""
     chunk, output = MultiVectorEncoder._get_worker_result(pool, *args, **kwargs)
-    return [chunk, output.split() if isinstance(output, JoinedChunk) else output]
-
-
-# The modules of this library, by the name that a saved model's modules.json has for them: they need no
-# ``trust_remote_code``.
-_OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}
+    if isinstance(output, _JoinedChunk):  # copied out of shared memory, so that the open file is closed
+        output = list(output.vectors.clone().split(output.lengths))
+    return [chunk, output]
 
 
 def _in_every_spelling(method: Callable[..., Any], task: str) -> Callable[..., Any]:
@@ -132,127 +115,7 @@ def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Cal
     return similarity
 
 
-class Overrides(MultiVectorEncoder):
-    """Base class of `ColBERT`, with no method that sentence-transformers does not have."""
-
-    _construction: Construction
-
-    encode_query = _in_every_spelling(MultiVectorEncoder.encode_query, "query")
-    encode_document = _in_every_spelling(MultiVectorEncoder.encode_document, "document")
-    similarity = _taking_packed(MultiVectorEncoder.similarity, colbert_scores)
-    similarity_pairwise = _taking_packed(MultiVectorEncoder.similarity_pairwise, colbert_scores_pairwise)
-
-    @property
-    def similarity_fn_name(self) -> Any:
-        """How `similarity` scores: ``"maxsim"``, the default, or ``"meanmaxsim"``."""
-        return super().similarity_fn_name
-
-    @similarity_fn_name.setter
-    def similarity_fn_name(self, value: Any) -> None:
-        try:
-            MultiVectorEncoder.similarity_fn_name.fset(self, value)  # type: ignore[attr-defined]
-        except (TypeError, ValueError) as error:
-            names = " or ".join(map(repr, self.SUPPORTED_SIMILARITY_FN_NAMES))
-            raise InvalidArgumentError(f"received similarity_fn_name={short(value)}; expected {names}.") from error
-
-    def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
-        self.save(path, *args, **kwargs)  # type: ignore[arg-type]  # `ColBERT.save` takes any path
-
-    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
-
-        Raises
-        ------
-        LatelierError
-            If markers were added to the vocabulary since the encoder was loaded: an adapter is saved with the name of
-            its encoder, which does not have them.
-        """
-        self._construction.check_vocabulary_is_saved(type(self).__name__)
-        super().add_adapter(*args, **kwargs)
-
-    def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        with damage_errors(model_name_or_path, kwargs):
-            modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
-            check_modules(model_name_or_path, list(modules.values() if isinstance(modules, dict) else modules))
-        return modules, module_kwargs
-
-    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
-        return self._construction.complete(model_name_or_path, loaded, False, self._legacy.prefixes, self.prompts)
-
-    def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
-        return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
-
-    def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
-        self._construction.note_saved_head(modules)
-        return modules, module_kwargs
-
-    def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:
-        """Encode in a worker process, where `encoding` has sent a job; or as sentence-transformers does."""
-        if job is None:
-            return super()._inference(inputs, device=device, **others)
-        return encoding.encode_chunk(self, inputs, job, device)
-
-    _module_classes = _OWN_MODULES
-    _multi_process_worker = staticmethod(encode_chunks)
-    _get_worker_result = staticmethod(take_result)
-
-    def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
-        return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)
-
-
-def embed_texts(model: Any, texts: str | Iterable[str], task: str, *, truncation: bool = True) -> Tensor:
-    """Return token vectors ``(n, max_length, dim)``; rows of padding and of tokens that are not scored are zero.
-
-    `model`: a `ColBERT`; its `truncate_dim` applies. `task`: ``"query"`` or ``"document"``. `truncation`: as in
-    `ColBERT.encode`.
-    """
-    length = max_length(model, task)
-    if not isinstance(texts, Iterable):
-        raise InvalidArgumentError(f"received {describe(texts)}; expected texts, or features from tokenize(...).")
-    features = model.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
-    if not features:
-        dim = model.truncate_dim or model.get_embedding_dimension() or 0
-        return torch.zeros(0, length, int(dim), device=model.device)
-    vectors, mask = _token_vectors(model, features)
-    vectors = vectors * mask.unsqueeze(-1)
-    return nn.functional.pad(vectors, (0, 0, 0, max(length - vectors.shape[1], 0)))
-
-
-def score_pairs(
-    model: Any,
-    queries: Sequence[str],
-    documents: Sequence[str],
-    batch_size: int,
-    show_progress_bar: bool,
-) -> Tensor:
-    """Return the score of query ``i`` against document ``i``, ``(n,)`` float32; `truncate_dim` applies."""
-    queries, documents = check_text_pairs(queries, documents)
-    check_count("batch_size", batch_size)
-    batches = []
-    for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not show_progress_bar):
-        pairs = slice(start, start + batch_size)
-        query_vectors, queries_mask = _token_vectors(model, model.preprocess(queries[pairs], task="query"))
-        document_vectors, documents_mask = _token_vectors(model, model.preprocess(documents[pairs], task="document"))
-        batches.append(
-            colbert_scores_pairwise(query_vectors, document_vectors, queries_mask, documents_mask, backend="torch")
-        )
-    return torch.cat(batches) if batches else torch.zeros(0, device=model.device)
-
-
-def _token_vectors(model: Any, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return vectors ``(n, tokens, dim)`` and the bool mask ``(n, tokens)`` of those that are scored."""
-    out = model.forward(move_features(features, model.device))
-    vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
-    if model.truncate_dim is not None:
-        vectors = nn.functional.normalize(vectors[..., : model.truncate_dim], dim=-1)
-    return vectors, mask
-
-
-class ColBERT(Overrides):
+class ColBERT(MultiVectorEncoder):
     """ColBERT model: texts in, one normalised vector per token out.
 
     Loads late-interaction checkpoints as they were trained: ours, PyLate's, Stanford ColBERT's, sentence-transformers'.
@@ -276,7 +139,8 @@ class ColBERT(Overrides):
         Default of the `truncate_dim` of `encode`, for models trained with ``dims``; not saved with the model.
     backend
         What encodes on a CPU. ``"torch"``; ``"onnx"``: ONNX Runtime (extra ``onnx``), which exports the transformer
-        once, into the cache folder, with vectors equal to 1e-5; ``"auto"``: the faster of the two, measured once.
+        once, into the cache folder, with vectors equal to 1e-5; ``"auto"``: ONNX Runtime where it is installed and the
+        model can be exported.
         Training, and weights that have changed since the first encoding, use torch with any of them.
     **kwargs
         Further parameters of `sentence_transformers.MultiVectorEncoder`. A single encoder in `modules` gets the recipe.
@@ -300,6 +164,10 @@ class ColBERT(Overrides):
     tensor([ True, False])
     """
 
+    _construction: Construction
+    _frozen: FrozenCopies
+    _module_classes = _OWN_MODULES
+
     def __init__(
         self,
         model_name_or_path: str | None = None,
@@ -316,6 +184,7 @@ class ColBERT(Overrides):
         aliases.check(type(self).__name__, kwargs, aliases.parameters_of(MultiVectorEncoder), ColBERT)
         device = check_backend(backend, device)
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
+        self._frozen = FrozenCopies()
         name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
         with location.loading(name, kwargs) as found:
@@ -471,6 +340,11 @@ class ColBERT(Overrides):
         encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, given, truncation=truncation)
         return batch.regroup(form.convert(encoded, dim or size, batch.single))
 
+    encode_query = _in_every_spelling(MultiVectorEncoder.encode_query, "query")
+    encode_document = _in_every_spelling(MultiVectorEncoder.encode_document, "document")
+    similarity = _taking_packed(MultiVectorEncoder.similarity, colbert_scores)
+    similarity_pairwise = _taking_packed(MultiVectorEncoder.similarity_pairwise, colbert_scores_pairwise)
+
     def encode_stream(
         self,
         texts: Iterable[str],
@@ -551,11 +425,32 @@ class ColBERT(Overrides):
             task = aliases.resolve_task(query_mode, is_query, task, default=input.get("task"))
             check_features(self, input, task)
             self._construction.check_fitted()
+            if torch.is_grad_enabled():  # the weights may be trained, by fused optimisers without counting a change
+                self._frozen.drop()
             return super().forward({**input}, task=task, **kwargs)  # the modules change the masks in it
         aliases.check("the model, called with texts,", kwargs, (), self.forward)
         given = aliases.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
         task = aliases.resolve_task(query_mode, is_query, task)
-        return {"embeddings": embed_texts(self, given, task, truncation=truncation)}
+        return {"embeddings": self._embed(given, task, truncation)}
+
+    def _embed(self, texts: Any, task: str, truncation: bool) -> Tensor:
+        """Return token vectors ``(n, max_length, dim)``; rows of padding and of tokens that are not scored are zero."""
+        length = max_length(self, task)
+        if not isinstance(texts, Iterable):
+            raise InvalidArgumentError(f"received {describe(texts)}; expected texts, or features from tokenize(...).")
+        features = self.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
+        if not features:
+            return torch.zeros(0, length, self.truncate_dim or self.embedding_size, device=self.device)
+        vectors, mask = self._token_vectors(features)
+        return nn.functional.pad(vectors * mask.unsqueeze(-1), (0, 0, 0, max(length - vectors.shape[1], 0)))
+
+    def _token_vectors(self, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return vectors ``(n, tokens, dim)`` with gradients, and the bool mask ``(n, tokens)`` of the scored ones."""
+        out = self.forward(move_features(features, self.device))
+        vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
+        if self.truncate_dim is not None:
+            vectors = nn.functional.normalize(vectors[..., : self.truncate_dim], dim=-1)
+        return vectors, mask
 
     def scores(
         self, queries: Sequence[str], documents: Sequence[str], batch_size: int = 2, tqdm_bar: bool = True
@@ -574,7 +469,46 @@ class ColBERT(Overrides):
         torch.Tensor
             ``(n,)`` float32.
         """
-        return score_pairs(self, queries, documents, batch_size, tqdm_bar)
+        queries, documents = check_text_pairs(queries, documents)
+        check_count("batch_size", batch_size)
+        batches = []
+        for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not tqdm_bar):
+            pairs = slice(start, start + batch_size)
+            left, left_mask = self._token_vectors(self.preprocess(queries[pairs], task="query"))
+            right, right_mask = self._token_vectors(self.preprocess(documents[pairs], task="document"))
+            batches.append(colbert_scores_pairwise(left, right, left_mask, right_mask, backend="torch"))
+        return torch.cat(batches) if batches else torch.zeros(0, device=self.device)
+
+    @property
+    def similarity_fn_name(self) -> Any:
+        """How `similarity` scores: ``"maxsim"``, the default, or ``"meanmaxsim"``."""
+        return super().similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, value: Any) -> None:
+        try:
+            MultiVectorEncoder.similarity_fn_name.fset(self, value)  # type: ignore[attr-defined]
+        except (TypeError, ValueError) as error:
+            names = " or ".join(map(repr, self.SUPPORTED_SIMILARITY_FN_NAMES))
+            raise InvalidArgumentError(f"received similarity_fn_name={short(value)}; expected {names}.") from error
+
+    def train(self, mode: bool = True) -> ColBERT:
+        """Set the training mode, as in torch; `encode` takes weights as they are after this call and after `eval`.
+
+        Parameters
+        ----------
+        mode
+            Whether to train.
+
+        Returns
+        -------
+        ColBERT
+            The model itself.
+        """
+        if "_frozen" in self.__dict__:  # the classes of sentence-transformers call this while the model is made
+            self._frozen.drop()
+        super().train(mode)
+        return self
 
     def tokenize(  # type: ignore[override]
         self,
@@ -701,6 +635,22 @@ class ColBERT(Overrides):
         with location.saving(path) as folder:
             save(folder, *args, **kwargs)
 
+    def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
+        self.save(path, *args, **kwargs)  # type: ignore[arg-type]  # `ColBERT.save` takes any path
+
+    def add_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.
+
+        Raises
+        ------
+        LatelierError
+            If markers were added to the vocabulary since the encoder was loaded: an adapter is saved with the name of
+            its encoder, which does not have them.
+        """
+        self._construction.check_vocabulary_is_saved(type(self).__name__)
+        super().add_adapter(*args, **kwargs)
+
     def export(self, folder: str | os.PathLike[str], *, compute_dtype: Literal["float32", "int8"] = "float32") -> None:
         """Write a folder from which `latelier.models.ExportedEncoder` encodes without torch.
 
@@ -718,3 +668,36 @@ class ColBERT(Overrides):
         """
         self._construction.check_fitted()
         export(self, folder, compute_dtype=compute_dtype)
+
+    # What follows overrides how sentence-transformers loads a model and encodes in several processes.
+
+    def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        with damage_errors(model_name_or_path, kwargs):
+            modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
+            check_modules(model_name_or_path, list(modules.values() if isinstance(modules, dict) else modules))
+        return modules, module_kwargs
+
+    def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, False, self._legacy.prefixes, self.prompts)
+
+    def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
+        return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
+
+    def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
+        self._construction.note_saved_head(modules)
+        return modules, module_kwargs
+
+    def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:
+        """Encode in a worker process, where `encoding` has sent a job; or as sentence-transformers does."""
+        if job is None:
+            return super()._inference(inputs, device=device, **others)
+        return encoding.encode_chunk(self, inputs, job, device)
+
+    _multi_process_worker = staticmethod(_encode_chunks)
+    _get_worker_result = staticmethod(_take_result)
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone
+        return super()._push_to_hub_usage_tip(repo_id).replace(type(self).__name__, MultiVectorEncoder.__name__)

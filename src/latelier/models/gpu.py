@@ -12,14 +12,13 @@ environment turns it off.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from inspect import signature
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,13 +31,11 @@ from transformers import AttentionInterface, BertModel, ModernBertModel, Roberta
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
-from latelier.errors import InvalidArgumentError
-from latelier.models.windows import Batch
+from latelier.models.frozen import is_on
 from latelier.utils.ragged import lengths_to_offsets
 
-__all__ = ["Packing", "encode_unpadded", "is_unpadded", "packed_attention", "packed_batches", "varlen_kernel"]
-
 _NAME = "latelier_packed"
+_Result = TypeVar("_Result")
 
 
 class Packing(NamedTuple):
@@ -160,7 +157,7 @@ def is_unpadded(
     `encode_padded`: encodes features of texts of this task with padding: returns the ``(tokens, dim)`` vectors of all
     scored tokens, and which those are.
     """
-    if not _is_on() or not _has_kernel(model, device, dtype) or not _can_pack(model):
+    if not is_on(_SWITCH) or not _has_kernel(model, device, dtype) or not _can_pack(model):
         return False
     tensors = {name for name, value in features.items() if isinstance(value, Tensor) and value.ndim > 1}
     if not tensors <= _FEATURES or len(features["input_ids"]) == 1:  # one text needs no padding
@@ -185,10 +182,10 @@ def packed_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]
 
 def encode_unpadded(
     model: MultiVectorEncoder, features: Mapping[str, Any], rows: np.ndarray, task: str, device: torch.device
-) -> Batch:
-    """Encode some texts of a window, without waiting for the device.
+) -> tuple[Tensor, list[int]]:
+    """Return the ``(tokens, dim)`` vectors of some texts of a window, and how many each has, still being computed.
 
-    `model`: a model for which `is_unpadded` holds; `task`: ``"query"`` or ``"document"``; `device`: where to compute.
+    `model`: a model for which `is_unpadded` holds.
     """
     index = torch.from_numpy(rows)
     used = features["attention_mask"][index].bool()
@@ -213,14 +210,7 @@ def encode_unpadded(
     vectors = out["token_embeddings"].squeeze(0)
     if not scored.all():
         vectors = vectors.index_select(0, _send(torch.from_numpy(scored.nonzero()[0]), device))
-    return Batch(rows, vectors, kept.tolist())
-
-
-def _is_on() -> bool:
-    value = os.environ.get(_SWITCH, "1")
-    if value not in ("0", "1"):
-        raise InvalidArgumentError(f"{_SWITCH}={value!r}; expected 0 (off) or 1 (on), or unset, which is on.")
-    return value == "1"
+    return vectors, kept.tolist()
 
 
 def _has_kernel(model: MultiVectorEncoder, device: torch.device, dtype: str | None) -> bool:
@@ -290,7 +280,7 @@ def _agrees(
     ids = ids.masked_fill(mask == 0, encoder.config.pad_token_id or 0)
     features = {"input_ids": ids, "attention_mask": mask}
     expected, _ = encode_padded(dict(features))
-    found = encode_unpadded(model, features, np.arange(len(lengths)), task, device).vectors
+    found, _ = encode_unpadded(model, features, np.arange(len(lengths)), task, device)
     cosines = torch.cosine_similarity(found.float(), expected.float(), dim=-1)
     least = cosines.min().item() if len(cosines) else 1.0
     if least >= _LEAST_COSINE:
@@ -301,3 +291,37 @@ def _agrees(
         least,
     )
     return False
+
+
+def start_copy(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Start to copy tensors to host memory.
+
+    `tensors`: tensors on one device. Those of a CUDA device are copied in the order of its work, without waiting for
+    it.
+    """
+    if not tensors or tensors[0].device.type != "cuda":
+        return lambda: [tensor.cpu() for tensor in tensors]
+    pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    with torch.cuda.device(tensors[0].device):
+        for host, tensor in zip(pinned, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+    def wait() -> list[Tensor]:
+        done.synchronize()
+        # Pinned memory is scarce and goes back to torch's pool: the next window is copied through it.
+        return [host.clone() for host in pinned]
+
+    return wait
+
+
+def one_behind(started: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+    """Yield the results of what was started, each after the next one has been started."""
+    finish: Callable[[], _Result] | None = None
+    for following in started:
+        if finish is not None:
+            yield finish()
+        finish = following
+    if finish is not None:
+        yield finish()

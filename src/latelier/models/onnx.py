@@ -13,23 +13,17 @@ import inspect
 import json
 import logging
 import os
-import platform
 import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, partial
-from importlib.metadata import version
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
-from math import log
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
-from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
 from safetensors.torch import save
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -39,12 +33,6 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
-from latelier.kernels.threads import allowed_threads, for_each
-from latelier.models.cpu.fingerprint import Fingerprint
-from latelier.models.cpu.forwards import patched_forwards
-from latelier.models.cpu.held_threads import held_threads, runs_in_threads
-from latelier.models.cpu.module_tree import ModuleTree, submodules
-from latelier.models.cpu.patching import PatchedForward, replaced_forwards
 from latelier.models.exported import (
     ACTIVATIONS,
     DESCRIPTION_FILE,
@@ -59,23 +47,7 @@ from latelier.models.exported import (
     write_folder,
 )
 from latelier.utils.checks import check_choice
-from latelier.utils.files import as_path, cache_folder, replaced
-
-__all__ = [
-    "EXPORT_DTYPES",
-    "EXPORT_VERSION",
-    "check_backend",
-    "cpu_forwards",
-    "encoder_fingerprint",
-    "export",
-    "export_float32",
-    "exported_session",
-    "has_adapters",
-    "known_fingerprint",
-    "onnx_forward",
-    "quantize_int8",
-    "stored_export",
-]
+from latelier.utils.files import as_path, cache_folder
 
 # Part of each export's fingerprint: raise it when the files of the same weights would be others.
 EXPORT_VERSION = 2
@@ -286,7 +258,7 @@ def encoder_fingerprint(encoder: Any) -> str:
 
 def has_adapters(encoder: nn.Module) -> bool:
     """Whether a transformer has adapters of peft: they can be turned off and scaled without a change of weights."""
-    return any(type(module).__module__.startswith("peft.") for module in submodules(encoder))
+    return any(type(module).__module__.startswith("peft.") for module in encoder.modules())
 
 
 def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> Path:
@@ -314,138 +286,22 @@ def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> P
     return folder
 
 
-_KNOWN_OPTIONS = {*INPUTS, "return_dict"}
-
-
-def exported_session(encoder: nn.Module, compute_dtype: str) -> OnnxEncoder | None:
-    """Return the session of a transformer's export, which is made if there is no export of these weights yet.
-
-    Weights that have changed since the first call are not exported again, as they may change in each step of a
-    training. `compute_dtype`: ``"float32"`` or ``"int8"``; returns: None if the weights have changed, the transformer
-    has adapters, is compiled, or has a hook or a replaced forward inside; raises `LatelierError` if the transformer
-    cannot be exported.
-    """
-    exports = _exports.get(encoder)
-    if exports is None:
-        exports = _exports[encoder] = _Exports(encoder)
-    return exports.session(encoder, compute_dtype)
-
-
-def known_fingerprint(encoder: nn.Module) -> str:
-    """Return the `encoder_fingerprint` that a transformer had at the first call; hashing its weights takes a while."""
-    if encoder not in _exports:
-        _exports[encoder] = _Exports(encoder)
-    return _exports[encoder].fingerprint
-
-
-@contextmanager
-def onnx_forward(encoder: nn.Module, session: OnnxEncoder, heads: Iterable[nn.Linear] = ()) -> Iterator[None]:
-    """Run a session in place of a transformer's forward inside the block.
-
-    It replaces it for the calling thread. With gradients, under autocast, for inputs other than a padded batch, and in
-    threads outside such a block, the transformer computes itself. `session`: the session of its export, which returns
-    float32 whatever the dtype of the weights is. `heads`: the linear layers after it. Those of another dtype multiply
-    in float32 too.
-    """
-    forwards: dict[nn.Module, Callable[..., Any]] = {encoder: _OnnxForward(encoder, session)}
-    forwards |= {each: partial(_in_float32, each) for each in heads if each.weight.dtype != torch.float32}
-    with replaced_forwards(forwards):
-        yield
-
-
-def _in_float32(linear: nn.Linear, input: Tensor) -> Tensor:
-    bias = None if linear.bias is None else linear.bias.float()
-    return nn.functional.linear(input.float(), linear.weight.float(), bias)
-
-
-class _Exports:
-    """The sessions of one transformer, and what tells whether its weights are those that were exported.
-
-    It holds no reference to the transformer, by which it is found in a weak dictionary.
-    """
-
-    def __init__(self, encoder: nn.Module) -> None:
-        self.fingerprint = encoder_fingerprint(encoder)
-        self._is_current = True
-        self._sessions: dict[str, OnnxEncoder] = {}
-        self._look(encoder)
-
-    def session(self, encoder: nn.Module, compute_dtype: str) -> OnnxEncoder | None:
-        """Return a session for the weights that the transformer has now; None if they are not those exported."""
-        if not (self._tree.is_unchanged() and self._weights.matches()):
-            # Weights also move without changing, to memory that worker processes share for instance.
-            is_current = encoder_fingerprint(encoder) == self.fingerprint
-            if self._is_current and not is_current:
-                logger.info("the weights have changed since they were exported: encoding with torch")
-            self._is_current = is_current
-            self._look(encoder)
-        if not self._is_current or self._has_adapters or _is_replaced(encoder) or self._tree.is_overridden():
-            return None
-        known = self._sessions.get(compute_dtype)
-        if known is None:
-            folder = stored_export(encoder, compute_dtype, self.fingerprint)
-            known = self._sessions[compute_dtype] = OnnxEncoder(folder)
-        return known
-
-    def _look(self, encoder: nn.Module) -> None:
-        self._tree = ModuleTree(encoder)
-        self._weights = Fingerprint([encoder, *self._tree.modules])
-        self._has_adapters = has_adapters(encoder)
-
-
-_exports: WeakKeyDictionary[nn.Module, _Exports] = WeakKeyDictionary()
-
-
-def _is_replaced(encoder: nn.Module) -> bool:
-    """Whether a transformer is compiled, or its forward is neither its own nor one of ours."""
-    forward = encoder.__dict__.get("forward")
-    return encoder._compiled_call_impl is not None or not (forward is None or isinstance(forward, PatchedForward))
-
-
-class _OnnxForward:
-    """Replaces the forward of a transformer."""
-
-    __slots__ = ("_encoder", "_session")
-
-    def __init__(self, encoder: nn.Module, session: OnnxEncoder) -> None:
-        self._encoder = encoder
-        self._session = session
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        computes_itself = args or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
-        if computes_itself or not _accepts(options):
-            return type(self._encoder).forward(self._encoder, *args, **options)
-        given = (options.get(name) for name in INPUTS)
-        inputs: list[Any] = [None if each is None else each.long().numpy() for each in given]
-        return BaseModelOutput(last_hidden_state=torch.from_numpy(self._session.run(*inputs)))
-
-
-def _accepts(options: dict[str, Any]) -> bool:
-    """Whether a call is for a padded batch of token ids, with no option that an export does not know."""
-    ids, mask = options.get("input_ids"), options.get("attention_mask")
-    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or mask.shape != ids.shape or ids.ndim != 2:
-        return False
-    return ids.numel() > 0 and all(name in _KNOWN_OPTIONS or not value for name, value in options.items())
-
-
 _BACKENDS = ("torch", "onnx", "auto")
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-# (texts, tokens): a query; and documents, of which each thread has a batch that takes torch about 50 ms on one core.
-_SHAPES_BACKENDS = ((1, 12), (4, 100))
-_SECONDS = 0.4  # to measure each shape
 
-_choices: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+@cache  # looking for packages takes a tenth of the time of a short query
+def is_installed() -> bool:
+    """Whether the packages of the extra ``onnx`` are here."""
+    return all(find_spec(package) is not None for package in _PACKAGES)
 
 
 def check_backend(backend: Any, device: Any) -> Any:
-    """Check the backend and the device that a model is to be loaded with.
-
-    Returns: the device; ``"cpu"`` if none was asked for and the backend is ``"onnx"``.
-    """
+    """Check the backend and the device to load a model with; return the device, ``"cpu"`` by default for ONNX."""
     check_choice("backend", backend, _BACKENDS)
     if backend != "onnx":
         return device
-    if not _is_installed():
+    if not is_installed():
         raise MissingExtraError('backend="onnx"', "onnx")
     if device is not None and str(device).split(":")[0] != "cpu":
         raise InvalidArgumentError(
@@ -455,124 +311,51 @@ def check_backend(backend: Any, device: Any) -> Any:
     return "cpu"
 
 
-@contextmanager
-def cpu_forwards(model: Any, compute_dtype: str, reads_attention: bool = False) -> Iterator[None]:
-    """Encode on the CPU inside the block with the model's backend: patched forwards, or ONNX Runtime.
+def choose_backend(model: Any, compute_dtype: str, reads_attention: bool) -> str:
+    """Return what is to compute a model's transformer on the CPU, ``"torch"`` or ``"onnx"``; see `FrozenCopies.find`.
 
-    `model`: the model; its ``cpu_backend`` is ``"torch"`` where it has none. `compute_dtype`: ``"float32"``;
-    ``"int8"``; or ``"autocast"``, for which torch computes in the dtype of its autocast. `reads_attention`: whether the
-    encoder's attention is recorded. ONNX Runtime does not return it, so torch computes. Raises `LatelierError` for
-    ``"int8"`` if the weights have changed since the model was first used, or it has hooks or adapters inside.
+    With ``cpu_backend="auto"`` it is ONNX Runtime where that is installed, for float32; torch if the export fails.
     """
     backend = getattr(model, "cpu_backend", "torch")
-    if compute_dtype == "int8" and (backend not in ("onnx", "auto") or not _is_installed()):
+    is_int8 = compute_dtype == "int8"
+    if is_int8 and (backend == "torch" or not is_installed()):
         raise InvalidArgumentError(
             "received compute_dtype='int8', which ONNX Runtime computes; load the model with backend='onnx'."
         )
-    if compute_dtype == "int8" and reads_attention:
+    if is_int8 and reads_attention:
         raise InvalidArgumentError(
             "received compute_dtype='int8' with a pool_method that reads the encoder's attention, which ONNX Runtime "
             "does not return; give another compute_dtype, or pool_method='ward'."
         )
-    encoder: Any = model[0].model if isinstance(model[0], Transformer) else None
-    if encoder is None and (compute_dtype == "int8" or backend == "onnx"):
-        raise InvalidArgumentError(
-            f"received backend={backend!r} for a model whose first module is a {type(model[0]).__name__}; ONNX Runtime "
-            "runs those that start with a Transformer. Give backend='torch'."
-        )
-    session = None
-    follows_backend = compute_dtype == "float32" and not reads_attention
-    if encoder is not None and (compute_dtype == "int8" or (follows_backend and _wants_onnx(encoder, backend))):
-        session = exported_session(encoder, compute_dtype)
-        if session is None and compute_dtype == "int8":
-            raise LatelierError(
-                "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
-                "hooks or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
+    if not isinstance(model[0], Transformer):
+        if is_int8 or backend == "onnx":
+            raise InvalidArgumentError(
+                f"received backend={backend!r} for a model whose first module is a {type(model[0]).__name__}; ONNX "
+                "Runtime runs those that start with a Transformer. Give backend='torch'."
             )
-    with patched_forwards(model) if session is None else onnx_forward(encoder, session, _heads(model)):
-        yield
+        return "torch"
+    if backend == "auto" and not is_int8:
+        backend = "onnx" if is_installed() and model.dtype == torch.float32 else "torch"
+    return "onnx" if is_int8 or (backend == "onnx" and compute_dtype == "float32") else "torch"
 
 
-def _heads(model: Any) -> list[nn.Linear]:
-    dense = (module for module in model if isinstance(module, Dense))
-    return [each for module in dense for each in module.children() if type(each) is nn.Linear]
+class OnnxTransformer(nn.Module):
+    """A transformer that ONNX Runtime runs; for inputs that an export does not know, the transformer itself."""
 
+    def __init__(self, encoder: Any, session: OnnxEncoder) -> None:
+        super().__init__()
+        self.config, self._session = encoder.config, session
+        self._encoder = [encoder]  # in a list, so that it is not a part of this module
 
-@cache  # looking for packages takes a tenth of the time of a short query
-def _is_installed() -> bool:
-    return all(find_spec(package) is not None for package in _PACKAGES)
-
-
-def _wants_onnx(encoder: nn.Module, backend: str) -> bool:
-    """Whether the backend is ONNX Runtime, or ``"auto"`` and ONNX Runtime is faster."""
-    if backend != "auto" or not _is_installed():
-        return backend == "onnx"
-    if encoder not in _choices:
-        try:
-            _choices[encoder] = _recall_or_measure(encoder)
-        except LatelierError as error:
-            logger.info("encoding with torch: %s", error)
-            _choices[encoder] = False
-    return _choices[encoder]
-
-
-def _recall_or_measure(encoder: nn.Module) -> bool:
-    if next(encoder.parameters()).dtype != torch.float32:
-        return False
-    path = cache_folder() / "onnx" / f"{known_fingerprint(encoder)}-{_machine()}.backend"
-    try:
-        return path.read_text(encoding="utf-8") == "onnx"
-    except (OSError, ValueError):
-        is_faster = _is_faster(encoder)
-    try:
-        with replaced(path) as new:
-            new.write_text("onnx" if is_faster else "torch", encoding="utf-8")
-    except OSError as error:
-        logger.info("the choice of a backend is not remembered: %s", error)
-    return is_faster
-
-
-def _machine() -> str:
-    """Return a hash of what the faster backend depends on: processor, threads and versions."""
-    features = sorted(name for name, present in get_host_cpu_features().items() if present)
-    versions = [version(package) for package in ("torch", "onnxruntime")]
-    facts = (platform.machine(), get_host_cpu_name(), features, torch.get_num_threads(), versions)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def _is_faster(encoder: Any) -> bool:
-    """Whether ONNX Runtime is faster than torch: the geometric mean of the ratios of times, by turns, at their best."""
-    session = exported_session(encoder, "float32")
-    if session is None:
-        return False
-    total = 0.0
-    for n, length in _SHAPES_BACKENDS:
-        ids = torch.randint(0, encoder.config.vocab_size, (n, length), generator=torch.Generator().manual_seed(0))
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "return_dict": True}
-        best = [float("inf"), float("inf")]
-        begin = time.perf_counter()
-        rounds = 0
-        while rounds < 2 or time.perf_counter() - begin < _SECONDS:  # the first round prepares weights and memory
-            for i, forwards in enumerate((lambda: patched_forwards(encoder), lambda: onnx_forward(encoder, session))):
-                start = time.perf_counter()
-                _run(encoder, inputs, forwards)
-                best[i] = min(best[i], time.perf_counter() - start)
-            rounds += 1
-        total += log(best[1] / best[0])
-    return total < 0
-
-
-def _run(encoder: Any, inputs: dict[str, Any], forwards: Callable[[], AbstractContextManager[None]]) -> None:
-    """Run a query once; or documents once in each thread."""
-
-    def run(held: AbstractContextManager[Any]) -> None:
-        with held, torch.no_grad(), forwards():
-            encoder(**inputs)
-
-    if len(inputs["input_ids"]) == 1 or not runs_in_threads(encoder):
-        run(nullcontext())
-    else:
-        for_each(run, [held_threads(1) for _ in range(allowed_threads())])
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Return the last hidden state, as transformers does."""
+        ids, mask = options.get("input_ids"), options.get("attention_mask")
+        known = isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape == mask.shape and ids.numel() > 0
+        if args or not known or any(value for name, value in options.items() if name not in (*INPUTS, "return_dict")):
+            return self._encoder[0](*args, **options)
+        given = (options.get(name) for name in INPUTS)
+        inputs: list[Any] = [None if each is None else each.long().numpy() for each in given]
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(self._session.run(*inputs)))
 
 
 EXPORT_DTYPES = ("float32", "int8")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Transformer
@@ -20,8 +22,6 @@ from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokens import text_ranges, tokenizer_lock
 from latelier.utils import resolve_length
 from latelier.utils.checks import describe
-
-__all__ = ["check_features", "check_preprocessing", "scored_ranges", "scored_tokens", "tokenizing"]
 
 # Options of sentence-transformers' own tokenisation.
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
@@ -133,3 +133,56 @@ def _treats_tasks_differently(model: MultiVectorEncoder) -> bool:
     skips = any(isinstance(module, MultiVectorMask) and module.skiplist_words for module in model)
     differ = skips or has_pooling(model, "query") != has_pooling(model, "document")
     return differ or prompts != {""} or encoder_module(model).query_expansion is not None
+
+
+_TYPES = "token_type_ids"
+# Features, and what they are called in what a tokenizer returns.
+_TENSORS = {"input_ids": "ids", "attention_mask": "attention_mask", _TYPES: "type_ids"}
+# Fewer texts take no time that matters.
+_LEAST_TEXTS = 32
+# What sentence-transformers passes to the tokenizer: lists of ids of different lengths.
+_UNPADDED: Any = {
+    "common": {"return_tensors": None},
+    "text": {"padding": False, "return_attention_mask": False, "return_token_type_ids": False},
+}
+
+
+def tokenize_window(model: MultiVectorEncoder, texts: list[str], prompt: str | None, task: str) -> dict[str, Any]:
+    """Return the features of texts, as `ColBERT.preprocess` does.
+
+    transformers turns padded lists of ids, types and masks into tensors one number at a time, which takes four times as
+    long as tokenising the texts on two cores, and holds Python's lock. Ids without padding, joined into one array, hold
+    the same information.
+    """
+    if len(texts) < _LEAST_TEXTS or not _pads_at_the_right(model, task):
+        return model.preprocess(texts, prompt=prompt, task=task)
+    first = model.preprocess(texts[:1], prompt=prompt, task=task)
+    tensors = {name: value for name, value in first.items() if isinstance(value, torch.Tensor)}
+    if not tensors.keys() <= _TENSORS.keys() or (_TYPES in tensors and tensors[_TYPES].any()):
+        return model.preprocess(texts, prompt=prompt, task=task)
+    features = model.preprocess(texts, prompt=prompt, task=task, processing_kwargs=_UNPADDED)
+    rows = features.pop("input_ids")
+    lengths = np.fromiter(map(len, rows), dtype="int64", count=len(rows))
+    used = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    ids = np.full(used.shape, model.tokenizer.pad_token_id, dtype="int64")
+    ids[used] = np.fromiter(chain.from_iterable(rows), dtype="int64", count=int(lengths.sum()))
+    made = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(used.astype("int64"))}
+    made[_TYPES] = torch.zeros_like(made["input_ids"])
+    return {**{name: made[name] for name in tensors}, **features}
+
+
+def _pads_at_the_right(model: MultiVectorEncoder, task: str) -> bool:
+    """Whether a text is padded at the right, and nothing else is done with its padding."""
+    encoder: Any = model[0]
+    if type(encoder) is not Transformer or (task == "query" and encoder.query_expansion is not None):
+        return False
+    tokenizer = encoder.tokenizer
+    return (
+        encoder.processor is tokenizer
+        and bool(getattr(tokenizer, "is_fast", False))
+        and tokenizer.padding_side == "right"
+        and tokenizer.pad_token_id is not None
+        and encoder.transformer_task == "feature-extraction"
+        and set(encoder.modality_config) == {"text"}
+        and not encoder.processing_kwargs
+    )

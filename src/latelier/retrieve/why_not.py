@@ -428,7 +428,7 @@ def truncation_changes(
     """
     changes, least = [], -np.inf if last_score is None else last_score
     if model.can_load:
-        from latelier.models.longer_documents import document_length, encode_up_to
+        from latelier.models.encoding import document_length, encode_up_to
 
         length = document_length(model.loaded, text)
         if length is not None:

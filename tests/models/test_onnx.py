@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +21,6 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 from latelier.models import onnx
 from latelier.models.exported import OnnxEncoder
-from latelier.models.onnx import export
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 
@@ -83,7 +81,6 @@ def test_vectors_are_those_of_torch(model, torch_model, task, runs):
     runs.clear()  # an export is compared with the transformer when it is made
     assert_same(model, torch_model, task)
     assert sum(n for n, _ in runs) == len(TEXTS)
-    assert "forward" not in model[0].model.__dict__
 
 
 def test_other_forms_of_the_result(model, torch_model):
@@ -99,7 +96,7 @@ def test_attention_is_read_by_torch(model, torch_model, method, runs):
     for row, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(row, other, rtol=0, atol=1e-5)
     assert not runs
-    with pytest.raises(InvalidArgumentError, match="compute_dtype='int8' with a pool_method that reads"):
+    with pytest.raises(InvalidArgumentError, match="compute_dtype='int8' with a pool_method"):
         model.encode_document(TEXTS, pool_factor=2, pool_method=method, compute_dtype="int8")
 
 
@@ -132,19 +129,11 @@ def change_in_place(model):
     model[0].model.encoder.layer[1].intermediate.dense.weight.mul_(1.5)
 
 
-def change_through_data(model):
-    model[0].model.encoder.layer[1].intermediate.dense.weight.data.mul_(1.5)
-
-
-def double_a_norm_through_data(model):
-    model[0].model.encoder.layer[1].attention.output.LayerNorm.weight.data.mul_(2)  # only the exponents change
-
-
 def replace_a_layer(model):
     model[0].model.encoder.layer[0].attention.self.query = nn.Linear(48, 48)
 
 
-@pytest.mark.parametrize("change", [change_in_place, change_through_data, double_a_norm_through_data, replace_a_layer])
+@pytest.mark.parametrize("change", [change_in_place, replace_a_layer])
 def test_changed_weights_are_computed_by_torch(model, change, no_more_exports):
     before = model.encode_document(TEXTS)
     with torch.no_grad():
@@ -155,7 +144,7 @@ def test_changed_weights_are_computed_by_torch(model, change, no_more_exports):
     for row, expected in zip(after, model.encode_document(TEXTS), strict=True):
         torch.testing.assert_close(row, expected)
     model.cpu_backend = "onnx"
-    with pytest.raises(LatelierError, match="the weights have changed since the model was first used"):
+    with pytest.raises(LatelierError, match="the weights have changed since"):
         model.encode_query("pear", compute_dtype="int8")
 
 
@@ -190,16 +179,6 @@ def test_other_weights_have_another_export(tiny, model, tmp_path):
     model.save(tmp_path / "changed")
     changed = ColBERT(tmp_path / "changed", device="cpu", backend="onnx")
     assert_same(changed, model)
-
-
-def test_gradients_are_those_of_torch(model, torch_model):
-    gradients = []
-    for each in (model, torch_model):
-        each.encode_document(TEXTS)
-        each.zero_grad()
-        each(texts=TEXTS, is_query=False)["embeddings"].square().sum(dim=-1).sum().backward()
-        gradients.append(each[0].model.encoder.layer[0].attention.self.key.weight.grad)
-    torch.testing.assert_close(*gradients)
 
 
 def test_hooks_inside_are_called(model):
@@ -238,7 +217,7 @@ def test_adapters_are_computed_by_torch(model, torch_model, runs, tmp_path):
     with pytest.raises(LatelierError, match="it has hooks or adapters inside"):
         model.encode_query("pear", compute_dtype="int8")
     with pytest.raises(InvalidArgumentError, match="adapters of peft; merge them"):
-        export(model, tmp_path / "exported")
+        model.export(tmp_path / "exported")
 
 
 def test_threads_compute_in_their_own_dtype(model):
@@ -251,7 +230,6 @@ def test_threads_compute_in_their_own_dtype(model):
     with ThreadPoolExecutor(3) as pool:
         for dtype, computed in [(dtype, pool.submit(encode, dtype)) for dtype in ("float32", "int8", "float32")]:
             torch.testing.assert_close(torch.stack(computed.result()), expected[dtype].expand(30, -1, -1))
-    assert "forward" not in model[0].model.__dict__
 
 
 def test_a_model_that_is_no_longer_used_is_freed(tiny):
@@ -261,18 +239,6 @@ def test_a_model_that_is_no_longer_used_is_freed(tiny):
     del model
     gc.collect()
     assert encoder() is None
-
-
-def test_the_number_of_threads_is_torchs(model, torch_model):
-    before = torch.get_num_threads()
-    model.encode_query("pear")
-    torch.set_num_threads(before + 1)
-    try:
-        assert_same(model, torch_model)
-        model.encode_document("pear " * 100)  # longer than what one thread computes
-        assert set(onnx.exported_session(model[0].model, "float32")._by_threads) == {1, before + 1}
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_damaged_export_is_made_again(tiny, torch_model, cache, tmp_path, monkeypatch):
@@ -292,7 +258,7 @@ def test_a_damaged_export_is_made_again(tiny, torch_model, cache, tmp_path, monk
 def test_a_cache_that_cannot_be_written(model, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LATELIER_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match="Set LATELIER_CACHE to a folder that can be written"):
+    with pytest.raises(StorageError, match="Set LATELIER_CACHE"):
         model.encode_query("pear")
 
 
@@ -303,34 +269,26 @@ def test_it_computes_on_the_cpu(tiny):
         ColBERT(tiny, device="cpu", backend="onxx")
 
 
-def test_auto_measures_once(tiny, torch_model, cache, runs, monkeypatch):
-    measured = []
+def test_auto_is_onnx_runtime_where_the_model_exports(tiny, torch_model, runs, monkeypatch):
+    auto = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto")
+    assert_same(auto, torch_model)
+    assert sum(n for n, _ in runs) >= len(TEXTS)
 
-    def is_faster(encoder):
-        measured.append(encoder)
-        return True
+    def fail(*args):
+        exports.append(args)
+        raise LatelierError("cannot be exported")
 
-    monkeypatch.setattr(onnx, "_is_faster", is_faster)
-    for _ in range(2):
-        assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
-    assert (len(measured), len(runs) > 0) == (1, True)
-    (remembered,) = (cache / "onnx").glob("*.backend")
-    remembered.write_text("torch")
+    exports = []
     runs.clear()
-    assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
-    assert (len(measured), runs) == (1, [])
-
-
-def test_auto_takes_the_faster_one(model, monkeypatch):
-    encoder, run = model[0].model, OnnxEncoder.run
-    monkeypatch.setattr(OnnxEncoder, "run", lambda *inputs: (time.sleep(0.1), run(*inputs))[1])
-    assert onnx._is_faster(encoder) is False
-    monkeypatch.setattr(OnnxEncoder, "run", lambda self, ids, *others: np.zeros((*ids.shape, 48), dtype="float32"))
-    assert onnx._is_faster(encoder) is True
+    monkeypatch.setattr("latelier.models.frozen.stored_export", fail)
+    auto = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto")
+    assert_same(auto, torch_model)
+    assert_same(auto, torch_model)
+    assert (runs, len(exports)) == ([], 1)
 
 
 def test_without_the_extra_auto_is_torch(tiny, torch_model, monkeypatch):
-    monkeypatch.setattr(onnx, "_is_installed", lambda: False)
+    monkeypatch.setattr(onnx, "is_installed", lambda: False)
     assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
     with pytest.raises(ImportError, match=r'pip install "latelier\[onnx\]"'):
         ColBERT(tiny, device="cpu", backend="onnx")

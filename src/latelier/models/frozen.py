@@ -1,0 +1,372 @@
+"""Frozen copies of a model, with which `encode` computes on a CPU.
+
+A copy shares the model's tensors and settings. Its linear layers multiply by weights in the layout of oneDNN (torch
+reorders a weight in every call, half of the work for one query), the layers of BERT (BERT, MiniLM, BGE, E5, ColBERTv2)
+run as four products each (for one query, the Python calls between transformers' modules take as long as the
+arithmetic); or ONNX Runtime computes the transformer. The model itself is never changed, and trains as it is.
+
+``LATELIER_CPU_FORWARD=0`` in the environment turns the copies for torch off.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertModel, BertSelfAttention
+
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.models.exported import OnnxEncoder
+from latelier.models.onnx import OnnxTransformer, choose_backend, encoder_fingerprint, has_adapters, stored_export
+
+# Laid-out weights take memory of their own: models with more than 1 GiB of linear weights have none.
+_MAX_BYTES = 1 << 30
+_ROWS_HINT = 32  # rows of a typical short input; a laid-out weight serves any number of rows
+# Modules of other packages, such as code that comes with a checkpoint, may keep what they compute for the next call.
+_PACKAGES = ("latelier.", "sentence_transformers.", "torch.nn.", "transformers.")
+# Rotary position embeddings that are computed anew, and kept, when a longer text comes.
+_CHANGING_ROPE = ("dynamic", "longrope")
+
+logger = logging.getLogger(__name__)
+
+
+def is_on(switch: str) -> bool:
+    """Whether a variable of the environment is 1 or unset."""
+    value = os.environ.get(switch, "1")
+    if value not in ("0", "1"):
+        raise InvalidArgumentError(f"{switch}={value!r}; expected 0 (off) or 1 (on), or unset, which is on.")
+    return value == "1"
+
+
+class _State(NamedTuple):
+    """What a copy was made of: it is made again when any of it is another object, or has counted a change."""
+
+    modules: list[nn.Module]
+    tensors: list[Tensor]
+    versions: list[int]
+    addresses: list[int]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _State | None:
+        """Return the state of a model; None if other code computes, or looks on, inside it: it has no copies then."""
+        modules: list[nn.Module] = []
+        tensors: list[Tensor] = []
+        waiting: list[nn.Module] = [model]
+        for module in waiting:  # grows while it is read; `model.modules()` takes ten times as long
+            own = module.__dict__
+            if own["_forward_hooks"] or own["_forward_pre_hooks"] or "_compiled_call_impl" in own:
+                return None
+            # A trainer of mixed precision leaves accelerate's autocast around the model's own forward.
+            if "forward" in own and not (module is model and "_original_forward" in own):
+                return None
+            waiting += [child for child in own["_modules"].values() if child is not None]
+            for held in (own["_parameters"], own["_buffers"]):
+                tensors += [tensor for tensor in held.values() if tensor is not None]
+        try:
+            versions = [tensor._version for tensor in tensors]
+        except RuntimeError:  # tensors made in inference mode count no changes
+            return None
+        modules = waiting[1:]  # without the model, which holds its copies: both are freed together
+        return cls(modules, tensors, versions, [*map(Tensor.data_ptr, tensors)])
+
+    def is_that_of(self, other: _State) -> bool:
+        return (
+            self.versions == other.versions
+            and self.addresses == other.addresses
+            and self.modules == other.modules
+            and all(map(is_, self.tensors, other.tensors))
+        )
+
+
+class FrozenCopies:
+    """The frozen copies of one model, by what they compute in; a copy or a pickle of the model starts with none.
+
+    Changes of weights that torch does not count, through ``.data`` or memory shared with numpy, are not seen until
+    `drop`, which ``model.train()``, ``model.eval()`` and a forward pass with gradients call.
+    """
+
+    def __init__(self) -> None:
+        self._held: tuple[_State, dict[str, Any]] | None = None
+        self._fingerprint: str | None = None  # of the weights that ONNX Runtime has
+        self._sessions: dict[str, OnnxEncoder] = {}
+
+    def __reduce__(self) -> Any:
+        return FrozenCopies, ()
+
+    def drop(self) -> None:
+        """Forget the copies, so that the next text is encoded with new ones."""
+        self._held = None
+
+    def find(self, model: Any, compute_dtype: str, *, reads_attention: bool = False) -> Any:
+        """Return the copy of a model that encodes on the CPU; None if the model itself has to.
+
+        `compute_dtype`: ``"float32"``, which stands for the dtype of the weights, ``"bfloat16"``, ``"float16"`` (by
+        autocast) or ``"int8"``. `reads_attention`: whether the encoder's attention is recorded, which takes the model
+        itself. Several threads may compute with a copy at once.
+        """
+        kind = choose_backend(model, compute_dtype, reads_attention)
+        if reads_attention or (kind == "torch" and not is_on("LATELIER_CPU_FORWARD")):
+            return None
+        state = _State.of(model)
+        if state is None:
+            if compute_dtype == "int8":
+                raise _cannot_int8()
+            return None
+        held = self._held
+        if held is None or not held[0].is_that_of(state):
+            held = self._held = state, {}
+        copies, name = held[1], f"{kind} {compute_dtype}"
+        if name not in copies:
+            made = self._freeze_onnx(model, compute_dtype, copies) if kind != "torch" else None
+            if made is None and compute_dtype == "int8":
+                raise _cannot_int8()
+            copies[name] = _freeze(model, compute_dtype) if made is None else made
+        return copies[name]
+
+    def _freeze_onnx(self, model: Any, compute_dtype: str, copies: dict[str, Any]) -> Any:
+        """Return a copy whose transformer is run by ONNX Runtime; None if torch has to compute it.
+
+        Weights that have changed since the first call are not exported again, as each step of a training changes them.
+        """
+        encoder = model[0].model
+        if has_adapters(encoder):  # they can be turned off and scaled without a change of weights
+            return None
+        if "fingerprint" not in copies:
+            copies["fingerprint"] = encoder_fingerprint(encoder)
+        fingerprint = copies["fingerprint"]
+        self._fingerprint = self._fingerprint or fingerprint
+        if fingerprint != self._fingerprint:
+            logger.info("the weights have changed since they were exported: encoding with torch")
+            return None
+        if compute_dtype not in self._sessions:
+            try:
+                self._sessions[compute_dtype] = OnnxEncoder(stored_export(encoder, compute_dtype, fingerprint))
+            except LatelierError as error:
+                if model.cpu_backend != "auto" or compute_dtype == "int8":
+                    raise
+                logger.info("encoding with torch: %s", error)
+                return None
+        session = self._sessions[compute_dtype]
+
+        def replace(module: nn.Module) -> nn.Module | None:
+            if module is encoder:
+                return OnnxTransformer(encoder, session)
+            if type(module) is nn.Linear and module.weight.dtype != torch.float32:  # a session returns float32
+                return copy.deepcopy(module).float()
+            return _LaidOutLinear(module) if is_plain_linear(module) and can_lay_out(torch.float32) else None
+
+        return _copy_model(model, replace)
+
+
+def _cannot_int8() -> LatelierError:
+    return LatelierError(
+        "received compute_dtype='int8', but the weights have changed since the model was first used, or it has hooks "
+        "or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
+    )
+
+
+def _freeze(model: Any, compute_dtype: str) -> Any:
+    """Return a copy of a model with laid-out weights; None if parts of it keep something from call to call."""
+    if not all(map(_keeps_nothing, list(model.modules())[1:])):
+        return None
+    dtype = getattr(torch, compute_dtype)
+    size = sum(module.weight.nbytes for module in model.modules() if is_plain_linear(module))
+    if size > _MAX_BYTES or not can_lay_out(dtype):
+        return _copy_model(model, lambda module: None)
+
+    def replace(module: nn.Module) -> nn.Module | None:
+        if is_plain_linear(module):
+            return _LaidOutLinear(module, dtype=dtype)
+        return _FrozenBert(module, dtype) if type(module) is BertModel and _is_standard(module) else None
+
+    return _copy_model(model, replace)
+
+
+def _keeps_nothing(module: nn.Module) -> bool:
+    rope = str(module.__dict__.get("rope_type", ""))
+    return type(module).__module__.startswith(_PACKAGES) and not any(kind in rope for kind in _CHANGING_ROPE)
+
+
+def _copy_model(model: Any, replace: Callable[[nn.Module], nn.Module | None]) -> Any:
+    """Return a model with replaced parts inside, which shares all else; parts for which `replace` returns None stay."""
+    own = dict(model.__dict__)
+    for name in ("forward", "_original_forward", "_frozen", "model_card_data"):  # the last refers to the model
+        own.pop(name, None)
+    return _with_children(type(model), own, replace)
+
+
+def _with_children(kind: type, own: dict[str, Any], replace: Callable[[nn.Module], nn.Module | None]) -> Any:
+    children: dict[str, Any] = {}
+    for name, child in own["_modules"].items():
+        new = None if child is None else replace(child)
+        if new is None and child is not None and child._modules:
+            new = _with_children(type(child), dict(child.__dict__), replace)
+        children[name] = child if new is None else new
+    copied = object.__new__(kind)
+    copied.__dict__.update({**own, "_modules": children})
+    return copied
+
+
+class _LaidOutLinear(nn.Module):
+    """Linear layers that read the same input, all with a bias or all without, with their outputs side by side."""
+
+    def __init__(self, *linears: Any, dtype: torch.dtype = torch.float32, gelu: bool = False) -> None:
+        super().__init__()
+        self._dtype = dtype
+        with torch.no_grad():
+            weight = torch.cat([linear.weight for linear in linears]).to(dtype)
+            biases = [linear.bias for linear in linears if linear.bias is not None]
+            self._bias = torch.cat(biases).to(dtype) if biases else None
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        # The algorithm of gelu: exact, rather than approximated by tanh.
+        self._activation = ("gelu", "none") if gelu else ("none", "")
+
+    def forward(self, input: Tensor) -> Tensor:
+        input = input if input.dtype == self._dtype else input.to(self._dtype)
+        if input.ndim < 2:
+            return self.forward(input[None])[0]
+        name, algorithm = self._activation
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            input.contiguous(), self._weight, self._bias, name, [], algorithm
+        )
+        return product
+
+
+class _FrozenLayer(NamedTuple):
+    """The weights of one layer of BERT."""
+
+    qkv: _LaidOutLinear
+    attention_output: _LaidOutLinear
+    attention_norm: nn.LayerNorm
+    intermediate: _LaidOutLinear
+    output: _LaidOutLinear
+    output_norm: nn.LayerNorm
+
+
+class _FrozenBert(BertModel):
+    """A copy of a `BertModel` for which `_is_standard` holds, without its pooled output.
+
+    Sums of residuals and norms keep the dtype of the embeddings.
+    """
+
+    def __init__(self, bert: BertModel, dtype: torch.dtype) -> None:
+        self.__dict__.update(bert.__dict__)
+        self._layers = []
+        for layer in bert.encoder.layer:
+            attention, after, wide = layer.attention.self, layer.attention.output, layer.intermediate.dense
+            self._layers.append(
+                _FrozenLayer(
+                    qkv=_LaidOutLinear(attention.query, attention.key, attention.value, dtype=dtype),
+                    attention_output=_LaidOutLinear(after.dense, dtype=dtype),
+                    attention_norm=after.LayerNorm,
+                    intermediate=_LaidOutLinear(wide, dtype=dtype, gelu=True),
+                    output=_LaidOutLinear(layer.output.dense, dtype=dtype),
+                    output_norm=layer.output.LayerNorm,
+                )
+            )
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Any = None, **options: Any
+    ) -> Any:
+        known = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and input_ids.numel() > 0
+        if not known or any(value is not None and name != "return_dict" for name, value in options.items()):
+            return super().forward(input_ids, attention_mask, token_type_ids, **options)
+        hidden = self._embed(input_ids, token_type_ids)  # (n, length, dim)
+        keys = attention_mask.bool()
+        mask = None if bool(keys.all()) else keys[:, None, None, :]
+        # `forward` rather than the call of each module, which looks for hooks.
+        for layer in self._layers:
+            attended = self._attend(layer.qkv.forward(hidden), mask)
+            hidden = _normalize(layer.attention_norm, hidden + layer.attention_output.forward(attended))
+            update = layer.output.forward(layer.intermediate.forward(hidden))
+            hidden = _normalize(layer.output_norm, hidden + update)
+        return BaseModelOutput(last_hidden_state=hidden)
+
+    def _embed(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        embeddings = self.embeddings
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        positions = embeddings.position_ids[:, : input_ids.shape[1]]
+        hidden = torch.embedding(embeddings.word_embeddings.weight, input_ids)
+        hidden = hidden + torch.embedding(embeddings.token_type_embeddings.weight, types)
+        hidden = hidden + torch.embedding(embeddings.position_embeddings.weight, positions)
+        return _normalize(embeddings.LayerNorm, hidden)
+
+    def _attend(self, qkv: Tensor, mask: Tensor | None) -> Tensor:
+        n, length, width = qkv.shape
+        # (3, n, heads, length, dim of a head)
+        parts = qkv.view(n, length, 3, self.config.num_attention_heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind()
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return attended.transpose(1, 2).reshape(n, length, width // 3)
+
+
+def _normalize(norm: nn.LayerNorm, input: Tensor) -> Tensor:
+    # Without the call of the module and its attributes, which take as long as the arithmetic for one short query.
+    parameters = norm._parameters
+    return torch.layer_norm(input, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
+
+
+def _is_standard(bert: Any) -> bool:
+    """Whether `_FrozenBert` computes all that a model is configured to, with layers of transformers' own classes."""
+    config, embeddings = bert.config, bert.embeddings
+    # "eager" returns attention weights; other names stand for other kernels.
+    if config.hidden_act != "gelu" or config._attn_implementation != "sdpa":
+        return False
+    if config.is_decoder or config.add_cross_attention or config.output_hidden_states or config.output_attentions:
+        return False
+    if type(embeddings) is not BertEmbeddings:
+        return False
+    tables = (embeddings.word_embeddings, embeddings.token_type_embeddings, embeddings.position_embeddings)
+    norms = [embeddings.LayerNorm]
+    linears: list[Any] = []
+    for layer in bert.encoder.layer:
+        if type(layer) is not BertLayer or type(layer.attention.self) is not BertSelfAttention:
+            return False
+        attention, after = layer.attention.self, layer.attention.output
+        linears += [attention.query, attention.key, attention.value, after.dense]
+        linears += [layer.intermediate.dense, layer.output.dense]
+        norms += [after.LayerNorm, layer.output.LayerNorm]
+    return (
+        all(type(table) is nn.Embedding and table.max_norm is None for table in tables)
+        and all(type(norm) is nn.LayerNorm for norm in norms)
+        and all(map(is_plain_linear, linears))
+    )
+
+
+def is_plain_linear(module: Any) -> bool:
+    """Whether a module is torch's own linear layer in float32 on the CPU, not quantised."""
+    weight = module._parameters.get("weight") if type(module) is nn.Linear else None  # None: pruned, weight-normed
+    return (
+        type(weight) is nn.Parameter
+        and type(weight.data) is Tensor
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and weight.is_contiguous()
+    )
+
+
+@cache
+def can_lay_out(dtype: torch.dtype) -> bool:
+    """Whether this build of torch has oneDNN's operators, and they multiply correctly in this dtype."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    linear = nn.utils.skip_init(nn.Linear, 48, 24)  # draws no random numbers
+    rows = torch.linspace(-1, 1, 3 * 48).reshape(1, 3, 48)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for tensor in (linear.weight, linear.bias):
+                tensor.copy_(torch.linspace(-1, 1, tensor.numel()).view_as(tensor).sin())
+            expected = nn.functional.gelu(nn.functional.linear(rows.to(dtype).float(), linear.weight, linear.bias))
+            product = _LaidOutLinear(linear, dtype=dtype, gelu=True).forward(rows).float()
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    return torch.allclose(product, expected, rtol=tolerance, atol=tolerance)
