@@ -2,7 +2,6 @@
 
 import ast
 import collections
-import graphlib
 import importlib
 from collections.abc import Iterator
 from importlib.util import resolve_name
@@ -11,22 +10,35 @@ from pathlib import Path
 import latelier
 
 PACKAGE = Path(latelier.__file__).parent
-# From the ground up: a module imports from its own row and the rows above it, never from those below.
+# From the ground up: a module imports from its own row and the rows above it, never from those below; imports under
+# TYPE_CHECKING and inside functions count. Inside `indexes`, each of its modules and packages has a place of its own.
 LAYERS = [
-    {"errors"},
-    {"utils"},
-    {"arrays", "embeddings"},
-    {"kernels"},
-    {"scores"},
-    {"modules"},
-    {"models", "indexes"},
-    {"experimental", "losses", "rank", "retrieve"},
-    {"evaluation"},
-    {"data"},
-    {"training"},
-    {"demo", "integrations", "serve"},
-    {"cli"},
+    ["errors"],
+    ["utils"],
+    ["arrays", "embeddings"],
+    ["kernels"],
+    ["scores"],
+    ["modules"],
+    ["models", "indexes"],
+    ["experimental", "losses", "rank", "retrieve"],
+    ["evaluation"],
+    ["data"],
+    ["training"],
+    ["demo", "integrations", "serve"],
+    ["cli"],
 ]
+LAYERS_OF_INDEXES = [
+    ["values", "results"],
+    ["filters"],
+    ["base", "documents", "exact", "single_vectors"],
+    ["store", "why_not", "hybrid", "gpu"],
+    ["stored"],
+    ["flat", "ivf"],
+    ["opening"],
+    ["copy", "qdrant", "sharded"],
+]
+PUBLIC_MODULES = {"latelier.errors", "latelier.embeddings", "latelier.arrays", "latelier.rank"}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def module_name(path: Path) -> str:
@@ -36,49 +48,126 @@ def module_name(path: Path) -> str:
 
 SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
+FACES = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 
 
-def layer(module: str) -> int:
-    """Row of a module in the table; ``latelier`` itself stands below all of them, so nothing may import from it."""
-    top = module.partition(".")[2].partition(".")[0]
-    return next((row for row, names in enumerate(LAYERS) if top in names), len(LAYERS))
+def code_lines(name: str) -> set[int]:
+    """Numbers of the lines that are not blank, comment or docstring."""
+    prose = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and ast.get_docstring(node, clean=False):
+            prose.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate(SOURCES[name].read_text(encoding="utf-8").splitlines(), start=1)
+    return {i for i, line in lines if line.strip() and not line.strip().startswith("#")} - prose
 
 
-def imports_of_module(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports outside of functions, those under TYPE_CHECKING included: a type is known where it is named."""
-    for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for field in ("body", "orelse", "finalbody"):
-                yield from imports_of_module(getattr(node, field, []))
-
-
-def own_imports(module: str) -> set[str]:
-    """Modules of this package that ``module`` names in its imports, outside of functions."""
-    package = module if SOURCES[module].name == "__init__.py" else module.rpartition(".")[0]
+def imported(name: str) -> set[str]:
+    """Modules of this package that a module imports, wherever the import stands."""
+    package = name if name in FACES else name.rpartition(".")[0]
     found = set()
-    for node in imports_of_module(TREES[module].body):
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        else:
+        elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
-            names = {f"{base}.{alias.name}" for alias in node.names}
-            found.update(name if name in SOURCES else base for name in names)
-    return found & SOURCES.keys() - {module}
+            each = {f"{base}.{alias.name}" for alias in node.names}
+            found.update(module if module in SOURCES else base for module in each)
+    return found & SOURCES.keys() - {name}
 
 
-def test_every_layer_is_known():
-    packages = {name.split(".")[1] for name in SOURCES if name.count(".") >= 1}
-    assert packages <= set().union(*LAYERS)
+IMPORTS = {name: imported(name) for name in SOURCES}
 
 
-def test_files_fit_500_lines_and_functions_100():
-    too_long = [name for name, path in SOURCES.items() if path.read_text(encoding="utf-8").count("\n") > 500]
+def against_the_layers(layers: list[list[str]], inside: str) -> list[str]:
+    row = {name: number for number, names in enumerate(layers) for name in names}
+
+    def place(module: str) -> int | None:
+        part = module.removeprefix(inside).split(".")[0] if module.startswith(inside) else ""
+        return row[part] if part else None
+
+    return [
+        f"{name} imports {other}"
+        for name, others in IMPORTS.items()
+        for other in others
+        if place(name) is not None and place(other) is not None and place(other) > place(name)
+    ]
+
+
+def test_imports_go_one_way():
+    assert against_the_layers(LAYERS, "latelier.") == []
+    assert against_the_layers(LAYERS_OF_INDEXES, "latelier.indexes.") == []
+
+
+def test_no_import_circles():
+    left = {name: set(others) for name, others in IMPORTS.items()}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert left == {}  # what is left is in a circle, or imports one
+
+
+def test_a_file_holds_one_subject_whole():
+    sizes = {name: len(code_lines(name)) for name in SOURCES}
+    assert {name: size for name, size in sizes.items() if size > 700} == {}
+    users = collections.defaultdict(set)
+    for name in SOURCES.keys() - FACES:
+        for other in IMPORTS[name]:
+            users[other].add(name)
+    serving_one_neighbour = [
+        name
+        for name in SOURCES.keys() - FACES
+        if sizes[name] < 80
+        and len(users[name]) == 1
+        and name.rpartition(".")[0] == next(iter(users[name])).rpartition(".")[0]
+    ]
+    assert len(serving_one_neighbour) <= 5, sorted(serving_one_neighbour)
+
+
+def test_functions_fit_80_lines_of_code():
+    too_long = []
     for name, tree in TREES.items():
-        functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        too_long += [f"{name}.{node.name}" for node in functions if node.end_lineno - node.lineno >= 100]
+        code = code_lines(name)
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS) and len(code & set(range(node.lineno, node.end_lineno + 1))) > 80:
+                too_long.append(f"{name}.{node.name}")
     assert too_long == []
+
+
+def internals(tree: ast.Module, public: set[str]) -> Iterator[ast.AST]:
+    """Functions and classes that no package offers, and private ones inside those that it does."""
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
+            if node.name not in public:
+                yield node
+            for inner in ast.walk(node):
+                if inner is not node and isinstance(inner, (ast.ClassDef, *FUNCTIONS)):
+                    if node.name not in public or inner.name.startswith("_"):
+                        yield inner
+
+
+def test_internals_are_described_in_a_few_lines():
+    public = set()
+    for name in [*FACES, *PUBLIC_MODULES]:
+        for node in ast.walk(TREES[name]):
+            public.update({node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set())
+    wordy = []
+    for name, tree in TREES.items():
+        for node in internals(tree, public):
+            text = ast.get_docstring(node) or ""
+            is_help = name.startswith("latelier.cli.")  # the docstring of a command is what --help shows
+            if "\n---" in text or (text.count("\n") + 1 > 10 and not is_help):
+                wordy.append(f"{name}.{node.name}")
+    assert wordy == []
+
+
+def test_only_public_modules_list_their_names():
+    listing = {
+        name
+        for name, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    }
+    assert listing - FACES - PUBLIC_MODULES == set()
 
 
 def test_every_module_says_what_it_holds():
@@ -97,58 +186,8 @@ def test_library_code_has_no_print_assert_bare_except_or_star_import():
     assert found == []
 
 
-def test_imports_go_one_way():
-    pairs = [(name, other) for name in SOURCES for other in own_imports(name)]
-    assert [f"{name} imports {other}" for name, other in pairs if layer(other) > layer(name)] == []
-
-
-def test_parts_of_numba_are_imported_in_one_place():
-    """`latelier.kernels.jit` says why."""
-    found = [
-        f"{name} imports {node.module}"
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("numba.") and node.module != "numba"
-    ]
-    assert found == ["latelier.kernels.jit imports numba.core", "latelier.kernels.jit imports numba.extending"]
-
-
-def test_contributing_shows_these_layers():
-    rows = " <- ".join(", ".join(sorted(row)) for row in LAYERS)
-    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert rows in " ".join(text.split())
-
-
-def test_no_import_cycles():
-    order = graphlib.TopologicalSorter({name: own_imports(name) for name in SOURCES})
-    assert set(order.static_order()) == SOURCES.keys()  # a cycle raises graphlib.CycleError, which names it
-
-
-def test_no_two_modules_give_one_name_two_meanings():
-    """Engines, and kernels of one kind, are named alike on purpose, as a command and the function that it calls."""
-    alike = ("latelier.kernels.", "latelier.scores.")
-    homes = collections.defaultdict(set)
-    for name, tree in TREES.items():
-        for node in [] if name.startswith("latelier.cli.") else tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-                homes[node.name].add(next((one for one in alike if name.startswith(one)), name))
-    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
-
-
-def test_init_files_only_re_export():
-    allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
-    found = [
-        f"{name}: {ast.unparse(node).splitlines()[0]}"
-        for name, tree in TREES.items()
-        if SOURCES[name].name == "__init__.py" and name != "latelier"  # which loads its sub-packages on first use
-        for node in tree.body
-        if not isinstance(node, allowed) and ast.unparse(node).splitlines()[0] != "if TYPE_CHECKING:"
-    ]
-    assert found == []
-
-
 def test_names_that_packages_import_on_first_use_are_those_that_type_checkers_see():
-    lazy = [name for name, tree in TREES.items() if "lazy_names" in ast.unparse(tree) and name != "latelier.utils.misc"]
+    lazy = [name for name in FACES if "lazy_names" in ast.unparse(TREES[name])]
     assert lazy
     for name in lazy:
         [block] = [node for node in TREES[name].body if isinstance(node, ast.If)]
@@ -159,8 +198,3 @@ def test_names_that_packages_import_on_first_use_are_those_that_type_checkers_se
         assert sorted({*seen, *eager}) == sorted(package.__all__)
         assert set(seen) <= set(dir(package))
         assert all(getattr(package, each) is getattr(importlib.import_module(seen[each]), each) for each in seen)
-
-
-def test_test_files_have_names_of_their_own():
-    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]  # pytest imports them by name alone
-    assert sorted(names) == sorted(set(names))
