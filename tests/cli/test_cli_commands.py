@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 
-import latelier
 from latelier import indexes
 from latelier.cli import app
 from latelier.cli.output import bold
@@ -270,26 +268,6 @@ def test_help_names_every_command_with_an_example(run):
         assert printed.split("\n\n")[0].count("...") <= 1  # the usage
 
 
-HELP = """
-import sys
-from latelier.cli import main
-try:
-    main()
-finally:
-    print([name for name in ("numpy", "torch", "typer") if name in sys.modules])
-"""
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [("--version", f"latelier {latelier.__version__}\n"), ("--help", "Usage: latelier [OPTIONS] COMMAND [ARGS]...\n")],
-)
-def test_the_real_command_prints_help_and_version_without_numpy_or_torch(option, expected):
-    printed = subprocess.run([sys.executable, "-c", HELP, option], capture_output=True, text=True, check=True).stdout
-    assert printed.startswith(expected)
-    assert printed.endswith("\n['typer']\n")
-
-
 def test_bold_is_for_terminals_unless_no_color_is_set(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -299,9 +277,3 @@ def test_bold_is_for_terminals_unless_no_color_is_set(monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     assert bold("x") == "x"
-
-
-def test_the_list_of_commands_cuts_no_summary(run):
-    shown = run("--help").stdout
-    assert "Show why a search misses a document, and what would find it." in shown
-    assert not [line for line in shown.partition("Commands:")[2].splitlines() if line.endswith("...")]

@@ -1,35 +1,36 @@
-"""Evaluate, compare."""
+"""The commands evaluate and compare."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from latelier.cli.locations import open_index
-from latelier.cli.options import DeviceOption, EffortOption, Fusion, Kind, Mode
+from latelier.cli.options import (
+    DeviceOption,
+    Kind,
+    SearchKeywords,
+    is_given,
+    refuse_unused,
+    refuse_unused_split,
+    takes_search_options,
+)
+from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+from latelier.evaluation.trec import OnProblem
 
 if TYPE_CHECKING:
     from latelier.evaluation import Collection, Comparison, Run
     from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
-__all__ = ["compare", "evaluate"]
-
 _OF_A_SEARCH = ("index", "model", "kind", "k", "mode", "fusion", "weights", "effort", "on_problem", "device")
 
 
-class OnProblem(str, Enum):
-    """What to do with faulty lines of a collection."""
-
-    ERROR = "error"
-    WARN = "warn"
-
-
+@takes_search_options("mode", "fusion", "weights", "effort")
 def evaluate(
     context: typer.Context,
     data: Annotated[
@@ -62,21 +63,13 @@ def evaluate(
         int,
         typer.Option("-k", min=1, help="Documents to find for each query; more if a --measure has a larger cutoff."),
     ] = 100,
-    mode: Annotated[
-        Mode | None, typer.Option(help="As in latelier search: vectors (default), keywords, hybrid or rerank.")
-    ] = None,
-    fusion: Annotated[Fusion | None, typer.Option(help="Of --mode hybrid: relative (default) or rrf.")] = None,
-    weights: Annotated[
-        tuple[float, float] | None,
-        typer.Option(metavar="VECTORS KEYWORDS", help="Weights of --mode hybrid. Default: 0.5 0.5."),
-    ] = None,
-    effort: EffortOption = None,
+    search: SearchKeywords,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the run: JSON Lines to a .jsonl[.gz] file, else TREC.")
     ] = None,
     on_problem: Annotated[
         OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
-    ] = OnProblem.ERROR,
+    ] = "error",
     device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with the values of every query.")] = False,
 ) -> None:
@@ -92,23 +85,21 @@ def evaluate(
       latelier evaluate qrels.txt --run bm25.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import evaluation
-    from latelier.cli.output import print_json, printable, quiet_loading, show_progress
     from latelier.evaluation.measures import default_measures, largest_cutoff
     from latelier.retrieve.passages import StoredDocuments
-    from latelier.utils.files import number_or_text
 
     measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
-    given: dict[str, Any] = {"mode": mode and mode.value, "fusion": fusion and fusion.value, "weights": weights}
-    given["effort"] = effort and number_or_text(effort)
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     facts: dict[str, Any] = {"data": str(data)}
-    _refuse_unused(context, data, mode or Mode.VECTORS, index, run)
     if run is not None:
+        refuse_unused_split(context, data)
+        refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
         qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
     else:
+        if index is not None:
+            refuse_unused(context, ("kind",), "has no effect beside --index, which has a kind already")
         quiet_loading()
-        collection = evaluation.load_beir(data, split, on_problem=on_problem.value)
+        collection = evaluation.load_beir(data, split, on_problem=on_problem)
         qrels = collection.qrels
         with _searched_index(index, kind) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
@@ -119,7 +110,7 @@ def evaluate(
             with _retriever(index, searched, model, device) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=show_progress())
-                found, measured = _timed_run(retriever, collection, k, options)
+                found, measured = _timed_run(retriever, collection, k, search)
         facts |= measured
     if output is not None:
         evaluation.write_run(found, output)
@@ -128,19 +119,6 @@ def evaluate(
         print_json({**facts, "queries": len(result.per_query), "measures": result, "per_query": result.per_query})
     else:
         typer.echo(printable(str(result), lines=True))
-
-
-def _refuse_unused(context: typer.Context, data: Path, mode: Mode, index: str | None, run: Path | None) -> None:
-    """Check that the options of a search have an effect."""
-    from latelier.cli.options import refuse_unused, refuse_unused_in_mode, refuse_unused_split
-
-    if run is not None:
-        refuse_unused_split(context, data)
-        refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
-        return
-    refuse_unused_in_mode(context, mode.value)
-    if index is not None:
-        refuse_unused(context, ("kind",), "has no effect beside --index, which has a kind already")
 
 
 def _check_output(output: Path, collection: Collection, index: Index | None) -> None:
@@ -154,8 +132,6 @@ def _check_output(output: Path, collection: Collection, index: Index | None) -> 
 
 def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, documents: int) -> int:
     """Return how many documents to find: the default grows to the largest cutoff, and a smaller ``-k`` is an error."""
-    from latelier.cli.options import is_given
-
     if widest is None or k >= min(widest[1], documents):
         return k
     name, cutoff = widest
@@ -261,8 +237,6 @@ def compare(
       latelier compare bm25.trec hybrid.trec --qrels ./scifact --measure nDCG@10 --measure R@100
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import evaluation
-    from latelier.cli.options import refuse_unused_split
-    from latelier.cli.output import print_json, printable
     from latelier.evaluation.measures import DEFAULT_MEASURES
 
     refuse_unused_split(context, qrels)

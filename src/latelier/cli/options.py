@@ -1,46 +1,21 @@
-"""Shared options, refused combinations."""
+"""Options that commands share, those of a search among them, and options without effect, which are refused."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from latelier.indexes.base import Fusion, Mode, SearchOptions
+
 if TYPE_CHECKING:
     from latelier.indexes import Id, Index
-
-__all__ = [
-    "CandidatesOption",
-    "DepthOption",
-    "DeviceOption",
-    "EffortOption",
-    "FilterTimeoutOption",
-    "Fusion",
-    "IndexArgument",
-    "JsonOption",
-    "Kind",
-    "MemoryOption",
-    "Mode",
-    "NprobeOption",
-    "QueryArgument",
-    "QueryBackend",
-    "QueryBackendOption",
-    "QueryModelOption",
-    "RerankOption",
-    "ServedModelOption",
-    "WeightsOption",
-    "document_id",
-    "filter_values",
-    "given_secret",
-    "is_given",
-    "refuse_unused",
-    "refuse_unused_in_mode",
-    "refuse_unused_split",
-]
 
 
 class Kind(str, Enum):
@@ -50,36 +25,14 @@ class Kind(str, Enum):
     IVF = "ivf"
 
 
-class Mode(str, Enum):
-    """How a search uses vectors and keywords."""
-
-    VECTORS = "vectors"
-    KEYWORDS = "keywords"
-    HYBRID = "hybrid"
-    RERANK = "rerank"
-
-
-class Fusion(str, Enum):
-    """How ``--mode hybrid`` combines vectors and keywords."""
-
-    RELATIVE = "relative"
-    RRF = "rrf"
-
-
-class QueryBackend(str, Enum):
-    """What encodes queries."""
-
-    AUTO = "auto"
-    ONNX = "onnx"
-    TORCH = "torch"
-
+QueryBackend: TypeAlias = Literal["auto", "onnx", "torch"]
 
 IndexArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see latelier copy --help.")
 ]
 QueryArgument: TypeAlias = Annotated[str, typer.Argument(metavar="TEXT", help="The query.")]
+IdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
-
 QueryModelOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
 ]
@@ -93,45 +46,110 @@ DeviceOption: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, mp
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
 ]
-
-FilterTimeoutOption: TypeAlias = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
-]
-WeightsOption: TypeAlias = Annotated[
-    tuple[float, float],
-    typer.Option(metavar="VECTORS KEYWORDS", show_default=False, help="Weights of hybrid. Default: 0.5 0.5."),
-]
-DepthOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Of hybrid: documents that each side contributes; of rerank: that keywords find; at least k. "
-        "Default: 2k, at least 100.",
-    ),
-]
-EffortOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
-]
-NprobeOption: TypeAlias = Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")]
-CandidatesOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="IVF: documents that are compared by their sign codes.")
-]
-RerankOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="IVF: documents of those that are scored by their codes.")
-]
-
-
-# The modes of a search that use an option; other options have an effect in every mode.
-_MODES = {
-    "fusion": ("hybrid",),
-    "weights": ("hybrid",),
-    "depth": ("hybrid", "rerank"),
-    "effort": ("vectors", "hybrid", "rerank"),
-    "nprobe": ("vectors", "hybrid", "rerank"),
-    "candidates": ("vectors", "hybrid", "rerank"),
-    "rerank": ("vectors", "hybrid", "rerank"),
+# What a command gets of its search options: those on the command line, as keywords of a search.
+SearchKeywords: TypeAlias = dict[str, Any]
+_SEARCH: dict[str, Any] = {
+    "mode": Annotated[
+        Mode,
+        typer.Option(
+            help="vectors (MaxSim), keywords (BM25, no model), hybrid (both), rerank (keywords, then MaxSim)."
+        ),
+    ],
+    "fusion": Annotated[
+        Fusion, typer.Option(help="Of hybrid: relative (weighted sum of scaled scores) or rrf (reciprocal ranks).")
+    ],
+    "weights": Annotated[
+        tuple[float, float],
+        typer.Option(metavar="VECTORS KEYWORDS", show_default=False, help="Weights of hybrid. Default: 0.5 0.5."),
+    ],
+    "depth": Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Of hybrid: documents that each side contributes; of rerank: that keywords find; at least k. "
+            "Default: 2k, at least 100.",
+        ),
+    ],
+    "filter": Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SQL", help="A condition on metadata: \"year >= ? AND lang = 'en'\"; repeatable: all must hold."
+        ),
+    ],
+    "parameters": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--parameter",
+            metavar="VALUE",
+            help="Value of a ? in the filters, in order; repeatable. '\"1\"' is a text, 1 a number.",
+        ),
+    ],
+    "filter_timeout": Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
+    ],
+    "effort": Annotated[
+        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
+    ],
+    "nprobe": Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")],
+    "candidates": Annotated[
+        int | None, typer.Option(min=1, help="IVF: documents that are compared by their binary codes.")
+    ],
+    "rerank": Annotated[
+        int | None, typer.Option(min=1, help="IVF: documents of those that are scored by their codes.")
+    ],
 }
+# The modes of a search that use an option; other options have an effect in every mode.
+_OF_VECTORS = ("vectors", "hybrid", "rerank")
+_MODES = {"fusion": ("hybrid",), "weights": ("hybrid",), "depth": ("hybrid", "rerank"), "effort": _OF_VECTORS}
+_MODES |= dict.fromkeys(("nprobe", "candidates", "rerank"), _OF_VECTORS)
+
+
+def takes_search_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options of a search (all, or those named) in place of its parameter `search`."""
+
+    def extended(command: Callable[..., None]) -> Callable[..., None]:
+        options = {name: _SEARCH[name] for name in names or _SEARCH}
+        plain = inspect.signature(command, eval_str=True)
+        parameters = []
+        for parameter in plain.parameters.values():
+            if parameter.name != "search":
+                parameters.append(parameter)
+                continue
+            for name, annotation in options.items():
+                default = None if name == "parameters" else getattr(SearchOptions, name)
+                parameters.append(
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                )
+
+        @wraps(command)
+        def run(context: typer.Context, **given: Any) -> None:
+            typed = {name: given.pop(name) for name in options}
+            command(context, search=_search_keywords(context, typed), **given)
+
+        run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return extended
+
+
+def _search_keywords(context: typer.Context, typed: dict[str, Any]) -> SearchKeywords:
+    from latelier.utils.files import number_or_text
+
+    mode = typed["mode"]
+    for name, modes in _MODES.items():
+        if name in typed and mode not in modes:
+            refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")
+    if not typed.get("filter"):
+        refuse_unused(context, ("parameters", "filter_timeout"), "has no effect without --filter")
+    search = {name: value for name, value in typed.items() if is_given(context, name)}
+    if "effort" in search:
+        search["effort"] = number_or_text(search["effort"])
+    if "parameters" in search:
+        search["parameters"] = [_value(text) for text in search["parameters"]]
+    if "filter_timeout" in search:
+        search["filter_timeout"] = search["filter_timeout"] or None
+    return search
 
 
 def is_given(context: typer.Context, name: str) -> bool:
@@ -141,21 +159,11 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> None:
-    """Raise an error if one of some options is on the command line; defaults and variables are not checked.
-
-    `cure`: the rest of the message after the name of the option, such as "has no effect without --http".
-    """
+    """Refuse options that are on the command line; `cure` continues the message: "has no effect without --http"."""
     spelled = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in names:
-        if is_given(context, name):
+        if name in spelled and is_given(context, name):
             raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=spelled[name])
-
-
-def refuse_unused_in_mode(context: typer.Context, mode: str) -> None:
-    """Raise an error if the mode of a search does not use an option that is on the command line."""
-    for name, modes in _MODES.items():
-        if name in context.params and mode not in modes:
-            refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")
 
 
 def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
@@ -164,20 +172,8 @@ def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
         refuse_unused(context, ("split",), f"has no effect on {qrels}, which is a file, not a folder with splits")
 
 
-def filter_values(typed: Iterable[str] | None) -> list[int | float | str]:
-    r"""Return the values that texts spell: numbers, texts in double quotes as in JSON, and any other text as it is.
-
-    `typed`: the texts; None if there are none. Returns: values for the ``?`` of a filter, in order.
-
-    Examples
-    --------
-    >>> filter_values(["2020", '"2020"', "en", '"a \\"b\\""', '"open'])
-    [2020, '2020', 'en', 'a "b"', '"open']
-    """
-    return [_value(text) for text in typed or ()]
-
-
 def _value(text: str) -> int | float | str:
+    """Return the value of a parameter: a number, a text in double quotes as in JSON, or any other text as it is."""
     from latelier.errors import InvalidArgumentError
     from latelier.utils.files import number_or_text, parse_json
 
@@ -191,17 +187,7 @@ def _value(text: str) -> int | float | str:
 
 
 def document_id(index: Index, text: str) -> Id:
-    """Return the id that a text spells: an integer if the index has it, else the text.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from latelier import indexes
-    >>> index = indexes.Flat()
-    >>> index.add([7, "8"], [np.eye(2), np.eye(2)])
-    >>> document_id(index, "7"), document_id(index, "8"), document_id(index, "9")
-    (7, '8', '9')
-    """
+    """Return the id that a text spells: an integer if the index has it, else the text."""
     from latelier.retrieve.passages import StoredDocuments
     from latelier.utils.files import number_or_text
 
@@ -210,17 +196,5 @@ def document_id(index: Index, text: str) -> Id:
 
 
 def given_secret(option: str | None, variable: str) -> str | None:
-    """Return a secret as the user gives it, which may be empty.
-
-    Typer takes an empty variable for a missing one. It is empty if the command that makes the secret has failed, and a
-    server without a secret is not what was asked for. `option`: the value of the option; None if it is neither on the
-    command line nor in the environment.
-
-    Examples
-    --------
-    >>> import os
-    >>> os.environ["FRUIT_TOKEN"] = ""
-    >>> given_secret(None, "FRUIT_TOKEN"), given_secret(None, "NO_SUCH_TOKEN")
-    ('', None)
-    """
+    """Return a secret of an option or a variable; an empty variable is a secret that failed, not a missing one."""
     return os.environ.get(variable) if option is None else option

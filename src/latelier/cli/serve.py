@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.options import DeviceOption, QueryBackend, QueryBackendOption, ServedModelOption
+from latelier.cli.options import DeviceOption, QueryBackendOption, ServedModelOption
 
 __all__ = ["mcp", "serve"]
 
@@ -32,7 +32,7 @@ def serve(
         list[str] | None, typer.Option(metavar="URL", help="Origin whose web pages may use the server; repeatable.")
     ] = None,
     model: ServedModelOption = None,
-    backend: QueryBackendOption = QueryBackend.AUTO,
+    backend: QueryBackendOption = "auto",
     max_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory budget of each index, such as 512MB or 1GB.")
     ] = None,
@@ -79,7 +79,7 @@ def serve(
     access.check_changes(bool(locations) and not read_only)  # the demo's index takes none
     listen(host, port).close()  # a port in use is an error before models are loaded
     with ExitStack() as stack:
-        options = {"model": model, "device": device, "backend": backend.value}
+        options = {"model": model, "device": device, "backend": backend}
         retrievers = open_named(locations, stack, read_only=read_only, max_memory=max_memory, **options)
         if demo:
             from latelier.demo.session import Session
