@@ -140,9 +140,9 @@ def internals(tree: ast.Module, public: set[str]) -> Iterator[ast.AST]:
             if node.name not in public:
                 yield node
             for inner in ast.walk(node):
-                if inner is not node and isinstance(inner, (ast.ClassDef, *FUNCTIONS)):
-                    if node.name not in public or inner.name.startswith("_"):
-                        yield inner
+                is_inside = inner is not node and isinstance(inner, (ast.ClassDef, *FUNCTIONS))
+                if is_inside and (node.name not in public or inner.name.startswith("_")):
+                    yield inner
 
 
 def test_internals_are_described_in_a_few_lines():
