@@ -5,7 +5,7 @@ from index_helpers import on_device
 from ray_processes import reused_processes
 
 from latelier import indexes
-from latelier.kernels.threads import FirstUse
+from latelier.kernels.threads import KernelWarmUp
 
 # One function per index, from the folder it may use.
 KINDS = {
@@ -78,8 +78,7 @@ def make(request, folder):
 @pytest.fixture(autouse=True)
 def _kernels_at_once(monkeypatch):
     """Search by the kernels from the first search on; numpy's answers have tests of their own."""
-    monkeypatch.setattr(indexes.Flat, "_first_use", FirstUse(most_work=0))
-    monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=0))
+    monkeypatch.setattr(indexes.Flat, "_warm_up", KernelWarmUp(most_work=0))
 
 
 @pytest.fixture(params=kinds(KINDS))

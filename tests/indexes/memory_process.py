@@ -8,8 +8,8 @@ import numpy as np
 
 from latelier import indexes
 from latelier.indexes.flat import _load_kernels
-from latelier.indexes.ivf.warmup import compile_kernels
-from latelier.kernels.threads import FirstUse
+from latelier.indexes.ivf.index import compile_kernels
+from latelier.kernels.threads import KernelWarmUp
 
 DIM, DOCUMENTS, TOKENS = 64, 10000, 80
 KINDS = {"flat": (indexes.Flat, {}), "ivf": (indexes.IVF, {"nbits": 8})}
@@ -33,7 +33,7 @@ def resident(name):
 
 def main(step, kind, folder, budget):
     make, options = KINDS[kind]
-    make._first_use = FirstUse(most_work=0)
+    make._warm_up = KernelWarmUp(most_work=0)
     compile_kernels()
     _load_kernels()
     with make() as small:  # loads everything else

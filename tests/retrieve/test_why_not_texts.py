@@ -7,7 +7,7 @@ import pytest
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.ivf.index import Thresholds
-from latelier.kernels.threads import FirstUse
+from latelier.kernels.threads import KernelWarmUp
 from latelier.models import load
 from latelier.retrieve import Retriever
 from latelier.retrieve.why_not import left_out_passages
@@ -21,7 +21,6 @@ QUERY = "which fruit is good for your health?"
 @pytest.fixture(autouse=True)
 def _kernels_at_once(monkeypatch):
     """Search by the kernels from the first search on: the reports are about their searches."""
-    monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=0))
 
 
 def kinds(report):

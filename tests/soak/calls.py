@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
-from latelier.indexes.ivf.warmup import compile_kernels
+from latelier.indexes.ivf.index import compile_kernels
 from soak import calls_data, calls_embeddings, calls_indexes, calls_losses, calls_models, calls_scores
 from soak.caller import Caller
 from soak.cases import Part

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kill_rounds import KINDS, grow_early, kill_rounds
 
-from latelier.indexes.ivf.warmup import compile_kernels
+from latelier.indexes.ivf.index import compile_kernels
 from soak.cases import Part
 
 KILLS = 10

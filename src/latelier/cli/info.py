@@ -183,7 +183,7 @@ def warmup(json_output: JsonOption = False) -> None:
 
     from latelier.cli.output import print_json
     from latelier.embeddings import TokenEmbeddings
-    from latelier.indexes.ivf.warmup import compile_kernels
+    from latelier.indexes.ivf.index import compile_kernels
     from latelier.kernels.instruction_sets import instruction_set
     from latelier.scores import colbert_scores
 

@@ -6,6 +6,7 @@ enough for tens of thousands of documents.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from latelier.indexes.store.segments import Part, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
 from latelier.indexes.store.storage import StoredSizes
 from latelier.indexes.stored import MemoryReport, StoredIndex, plan_memory
-from latelier.kernels.threads import FirstUse
+from latelier.kernels.threads import KernelWarmUp
 from latelier.scores.maxsim import maxsim, maxsim_numpy
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice
@@ -90,7 +91,7 @@ class Flat(StoredIndex):
     kind = "flat"
     _choices: ClassVar = {"dtype": _DTYPES}
     # About a second of multiplications by numpy, which is as fast as the kernels for large matrices.
-    _first_use: ClassVar = FirstUse(most_work=1 << 33)
+    _warm_up: ClassVar = KernelWarmUp(most_work=1 << 33)
     # Limits the memory of a search.
     _block: ClassVar = BlockSize(tokens=1 << 15, scores=1 << 22)
 
@@ -131,6 +132,10 @@ class Flat(StoredIndex):
         """See `StoredIndex.encode`."""
         return {"vectors": embeddings.vectors}
 
+    def search_by_kernels(self) -> None:
+        """See `StoredIndex.search_by_kernels`."""
+        self._warm_up.is_over(sys.maxsize, lambda: None)
+
     def _layout(self, dim: int) -> dict[str, TokenArray]:
         return {"vectors": TokenArray(np.dtype(self.dtype), (dim,))}
 
@@ -141,7 +146,7 @@ class Flat(StoredIndex):
         self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
     ) -> None:
         tokens = sum(part.tokens for part in parts)
-        by_kernels = self._first_use.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
+        by_kernels = self._warm_up.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
         score = maxsim if by_kernels else maxsim_numpy
         plan = None if self._max_memory is None else self.memory
         # Without kernels, the process may not search again.

@@ -6,8 +6,8 @@ take small ranges from one queue instead of one large share each, so a thread th
 delays the call by at most one small range.
 
 Importing numba and loading compiled kernels from disk takes half a second, and compiling them takes several. A process
-that searches a small index once, such as a command, needs neither; one that searches again gets its answers from numpy
-until a thread has made the kernels ready.
+that searches a small exact index once, such as a command, needs neither; one that searches again gets its answers from
+numpy until a thread has made the kernels ready.
 """
 
 from __future__ import annotations
@@ -177,25 +177,21 @@ def resume_compilation() -> None:
         _compiler.pop().release()
 
 
-class FirstUse:
-    """Decides between numpy and the kernels for each search of one kind of index.
-
-    `most_work`: searches with more work than this use the kernels at once.
-    """
+class KernelWarmUp:
+    """Decides between numpy and the kernels for each exact search; one with more than `most_work` takes the kernels."""
 
     def __init__(self, most_work: int) -> None:
         self._most_work = most_work
         self._searches = 0
-        self._is_over = not hasattr(np, "bitwise_count")  # numpy 1 would take too long
+        self._is_over = False
         self._thread: threading.Thread | None = None
 
     def is_over(self, work: int, prepare: Callable[[], object]) -> bool:
         """Return whether a search uses the kernels; from the second search on, a thread prepares them.
 
-        `work`: the work of the search, in the unit of `most_work`. `prepare`: compiles or loads the kernels, for
-        example by the same search. It runs in a thread that the process waits for when it ends, so that the compiled
-        kernels are on disk for the next one. Its errors are dropped: the next search uses the kernels, and raises them
-        again.
+        `prepare` compiles or loads the kernels, in a thread that the process waits for when it ends, so that the
+        compiled kernels are on disk for the next one. Its errors are dropped: the next search uses the kernels, and
+        raises them again.
         """
         if self._is_over or work > self._most_work:
             self._is_over = True

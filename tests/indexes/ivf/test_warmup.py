@@ -10,7 +10,7 @@ NOT_COMPILED = """
 import importlib, pkgutil
 from numba.core.registry import CPUDispatcher
 from latelier.indexes.ivf import kernels
-from latelier.indexes.ivf.warmup import compile_kernels
+from latelier.indexes.ivf.index import compile_kernels
 compile_kernels()
 names = [f"{kernels.__name__}.{found.name}" for found in pkgutil.iter_modules(kernels.__path__)]
 modules = [importlib.import_module(name) for name in names]

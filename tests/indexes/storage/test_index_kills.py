@@ -6,7 +6,7 @@ import pytest
 from kill_rounds import EARLY, KINDS, kill_rounds
 
 from latelier import indexes
-from latelier.indexes.ivf.warmup import compile_kernels
+from latelier.indexes.ivf.index import compile_kernels
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 

@@ -11,7 +11,7 @@ from kill_rounds import EARLY
 from transfer_helpers import files, random_documents
 
 from latelier import indexes
-from latelier.indexes.ivf.warmup import compile_kernels
+from latelier.indexes.ivf.index import compile_kernels
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 

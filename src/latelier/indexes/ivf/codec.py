@@ -5,15 +5,15 @@ so documents can be stored before there are centroids, and merging segments only
 
 The *ordinal* of a document is its position in the table. The documents in the inverted lists come first, in the order
 of `InvertedLists.numbers`, so the entries of the lists are ordinals. Of these, removed documents keep their ordinals,
-but are not alive, and no search finds them. The documents that are in no list yet come last.
+but are not live, and no search finds them. The documents that are in no list yet come last.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,41 +27,33 @@ from latelier.indexes.store.segments import Part, Segment, TokenArray
 from latelier.kernels.threads import for_ranges
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
-__all__ = ["CODES", "SCALES", "SIGNS", "Codec", "DocumentTable", "TokenRows", "are_finite"]
-
 # Names of the stored arrays.
 SIGNS, CODES, SCALES = "signs", "codes", "scales"
 # Scales from here on are infinity or NaN.
 _INFINITE = 0xFF00
 # Scales from here on, 2**100, are rejected: the integers of up to 8,192 dims, times such a scale, exceed float32.
 _TOO_LARGE = int(np.float32(2**100).view("uint32")) >> 15
-# Up to so many numbers, about ten documents, are decoded by numpy in a process that has not loaded the kernels, since
-# importing numba takes longer, and 200 MB.
-_FEW_NUMBERS = 1 << 20
-_KERNELS = "latelier.indexes.ivf.kernels.codes"
 
 
-class Codec(NamedTuple):
-    """Converts tokens of one dim to codes and back.
-
-    `bits`: 8, 4, 2 or 1.
-    """
+@dataclass(frozen=True)
+class Codec:
+    """Converts tokens of one dim to codes of 8, 4, 2 or 1 bits per number, and back."""
 
     bits: int
     dim: int
 
-    @property
+    @cached_property
     def shape(self) -> CodeShape:
         """The sizes of a token's codes, for kernels."""
         words = sign_words(self.dim)
         return CodeShape(self.bits, self.dim, words, self.dim if self.bits == 8 else (self.bits - 1) * words * 4)
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays that a token's numbers are read from; below 8 bits, the sign code is a part of them."""
         return {8: (CODES, SCALES), 1: (SIGNS, SCALES)}.get(self.bits, (SIGNS, CODES, SCALES))
 
-    @property
+    @cached_property
     def layout(self) -> dict[str, TokenArray]:
         """Dtype and shape per token of each array that `encode` returns."""
         words = sign_words(self.dim)
@@ -76,11 +68,9 @@ class Codec(NamedTuple):
         return layout
 
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Return the arrays to store, one row per token.
+        """Return the arrays to store, one row per token, in the memory of `into` if it is given.
 
-        `embeddings`: the vectors, as float32. `into`: where to write the arrays, contiguous and with the dtypes and
-        shapes of `layout`; None: to new memory. Raises `EmbeddingsError` if numbers are too large; they are accepted up
-        to 1e30. NaN and infinity are left to `are_finite`.
+        Numbers up to 1e30 are accepted; NaN and infinity are left to `are_finite`.
         """
         from latelier.indexes.ivf.kernels.codes import encode_tokens
 
@@ -100,12 +90,10 @@ class Codec(NamedTuple):
         return stored
 
     def locate(self, segment: Segment) -> CodedDocuments:
-        """Return where the documents of a segment are in memory.
+        """Return where the documents of a segment are in memory, which the caller must keep alive.
 
         Kernels read from these addresses without checking bounds. They rely on the check here that each array has one
-        row per token in the layout of this codec, and on the offsets of the segment, which were checked when it was
-        opened. The caller must keep the segment alive. Raises `CorruptedIndexError` if an array is missing, or has
-        another dtype or shape.
+        row per token, and on the offsets of the segment, which were checked when it was opened.
         """
         arrays, tokens = segment.arrays, int(segment.offsets[-1])
         for name, (dtype, shape) in self.layout.items():
@@ -125,53 +113,23 @@ class Codec(NamedTuple):
         )
 
     def decode(self, part: Part) -> TokenEmbeddings:
-        """Return the vectors of stored documents.
-
-        Raises `CorruptedIndexError` if the segment was not written with this codec, or a position is outside of it.
-        """
+        """Return the vectors of stored documents."""
         if len(part.positions) and not 0 <= part.positions.min() <= part.positions.max() < len(part.segment):
             raise CorruptedIndexError(
                 f"the positions {part.positions.min()} to {part.positions.max()} are outside of a segment with "
                 f"{len(part.segment)} documents; verify() lists the damaged files."
             )
         documents, tokens = self.locate(part.segment), int(part.lengths.sum())
-        if tokens * self.dim <= _FEW_NUMBERS and _KERNELS not in sys.modules:
-            return self.decode_by_numpy(part)
         from latelier.indexes.ivf.kernels.codes import decode_documents
 
         vectors = np.empty((tokens, self.dim), dtype="float32")
         decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
 
-    def decode_by_numpy(self, part: Part) -> TokenEmbeddings:
-        """Return the vectors of stored documents, as `decode` does, without compiled code."""
-        bits = part.rows(SCALES).astype("uint32")
-        # Infinity and NaN, which only a damaged file holds, are read as zero.
-        scales = (np.where(bits < _INFINITE, bits, 0).astype("uint32") << 15).view("float32")
-        if self.bits == 8:
-            values = part.rows(CODES).astype("float32")
-            values -= np.float32(128)
-        else:
-            planes = [part.rows(SIGNS)]
-            if self.bits > 1:
-                planes += list(np.moveaxis(part.rows(CODES), 1, 0))  # the highest plane first
-            code = np.zeros((len(scales), self.dim), dtype="int32")
-            for plane in planes:
-                code = 2 * code + _bits_of(plane, self.dim)
-            values = (2 * code - (2**self.bits - 1)).astype("float32")
-        values *= scales[:, None]
-        return TokenEmbeddings(values, lengths_to_offsets(part.lengths))
-
 
 def are_finite(arrays: dict[str, np.ndarray]) -> bool:
     """Whether arrays from `Codec.encode` show that all vectors were finite."""
     return bool((arrays[SCALES] < _INFINITE).all())
-
-
-def _bits_of(words: np.ndarray, dim: int) -> np.ndarray:
-    """Return the bits of ``(tokens, words)`` uint32 as ``(tokens, dim)`` uint8, the lowest bit of a word first."""
-    octets = np.ascontiguousarray(words).astype("<u4").view("uint8")
-    return np.unpackbits(octets, axis=1, bitorder="little", count=dim)
 
 
 class TokenRows(NamedTuple):
@@ -187,15 +145,15 @@ class TokenRows(NamedTuple):
 class DocumentTable:
     """The documents of a snapshot.
 
-    `listed_numbers`: catalog numbers of the documents in the inverted lists, ascending; empty if there are no lists.
-    `read`: names of the token arrays that are read from their files for each search; all others stay mapped. `window`:
-    maximum size of the codes that a thread reads at a time, in bytes; a longer document is read alone. `numbers`:
-    ``(documents,)`` int64: the catalog number of each document. `documents`: where each document is in memory, and its
-    number of tokens; 0 tokens for a removed document that is in no segment any more. `alive`: ``(documents,)`` uint8: 1
-    for living documents, 0 for removed ones. `living`: ordinals of the living documents, ascending. `listed`: number of
-    documents in the inverted lists; they have the ordinals below it. `unlisted`: ordinals of the living documents that
-    are in no list, ascending. `tokens`: number of tokens of all documents. Raises `CorruptedIndexError` if a segment's
-    arrays do not fit the codec, or two segments hold the same documents.
+    `numbers`: ``(documents,)`` int64, the row id of each document. `documents`: where each is in memory, and its number
+    of tokens, 0 for a removed document that is in no segment any more. `alive`: ``(documents,)`` uint8, 1 for live
+    documents. `living`: their ordinals, ascending. `listed`: number of documents in the inverted lists; they have the
+    ordinals below it. `unlisted`: ordinals of the live documents that are in no list, ascending. `tokens`: of all
+    documents.
+
+    `listed_numbers`: row ids of the documents in the inverted lists, ascending. `read`: names of the token arrays that
+    are read from their files for each search; all others stay mapped. `window`: maximum bytes of codes that a thread
+    reads at a time; a longer document is read alone.
     """
 
     def __init__(
@@ -263,10 +221,10 @@ class DocumentTable:
         return self._read.isdisjoint(self.codec.arrays)
 
     def unpack_tokens(self, ordinals: np.ndarray, offsets: np.ndarray, numbers: np.ndarray) -> TokenRows:
-        """Return some tokens of documents, if `is_addressable`.
+        """Return the tokens `numbers` of some documents, if `is_addressable`.
 
-        `ordinals`, `offsets`: the documents, and the number of the first token of each, ``(documents + 1,)`` int64.
-        `numbers`: ``(tokens,)`` int64: the tokens to return, ascending; each step back takes the time of many tokens.
+        `offsets`: the number of the first token of each document, ``(documents + 1,)`` int64. `numbers` should ascend:
+        each step back takes the time of many tokens.
         """
         from latelier.indexes.ivf.kernels.codes import unpack_tokens
 
@@ -279,14 +237,15 @@ class DocumentTable:
     def windows(self, ordinals: np.ndarray, *names: str) -> Iterator[tuple[slice, CodedDocuments, np.ndarray]]:
         """Yield documents whose codes kernels can read, all at once or in blocks of bounded size.
 
-        `ordinals`: documents, in any order. Yields: which of `ordinals` these are; where their codes are, until the
-        next ones are asked for; and the places of these documents in it, ``(documents,)`` int64.
+        Yields which of `ordinals` these are; where their codes are, until the next ones are asked for; and the places
+        of these documents in it, ``(documents,)`` int64.
         """
         read = [name for name in names if name in self._read]
         if self._files is None or not read:
             yield slice(0, len(ordinals)), self.documents, ordinals
             return
-        sizes = {name: size for name, size in self._row_bytes().items() if name in read}
+        layout = self.codec.layout
+        sizes = {name: layout[name].dtype.itemsize * math.prod(layout[name].shape) for name in read}
         offsets = lengths_to_offsets(self.documents.lengths[ordinals])
         for first, last in split_by_rows(offsets, max(1, self._window // sum(sizes.values()))):
             some = CodedDocuments(*(column[ordinals[first:last]] for column in self.documents))
@@ -296,10 +255,6 @@ class DocumentTable:
                 some = some._replace(**{name: buffer.ctypes.data + places})
                 buffers.append(buffer)
             yield slice(first, last), some, np.arange(last - first)
-
-    def _row_bytes(self) -> dict[str, int]:
-        """Return the bytes per token of each token array."""
-        return {name: array.dtype.itemsize * math.prod(array.shape) for name, array in self.codec.layout.items()}
 
     def mask(self, parts: Sequence[Part]) -> np.ndarray:
         """Return ``(documents,)`` uint8: 1 for the documents of these parts. Their segments must be in the table."""

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, LatelierError
-from latelier.indexes.base import PathLike, SearchKeywords, SearchOptions, Tokenizer
+from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
 from latelier.indexes.exact import check_efforts
 from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec, DocumentTable, are_finite
 from latelier.indexes.ivf.layout import BITS, byte_width
@@ -34,33 +33,24 @@ from latelier.indexes.ivf.parameters import (
     coarse_count,
     list_count,
 )
-from latelier.indexes.results import CheckReport, Id, StageLoss, WhyNotReport, warn_of_damage
+from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
 from latelier.indexes.store import connections
-from latelier.indexes.store.segments import Part, TokenArray
+from latelier.indexes.store.segments import Part, Segment, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
 from latelier.indexes.store.storage import StoredSizes
 from latelier.indexes.stored import MemoryReport, StoredIndex, plan_memory
-from latelier.kernels.threads import FirstUse, for_ranges, thread_count
+from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
     import torch
-    from typing_extensions import Unpack
 
     from latelier.indexes.ivf.lists import InvertedLists
     from latelier.indexes.ivf.search import Scope
 
-__all__ = ["IVF", "LISTS", "Maintenance", "Thresholds", "due_maintenance", "plan_ivf_memory"]
-
-
-class Maintenance(Enum):
-    """What to do about the inverted lists of an index."""
-
-    NONE = "none"
-    APPEND = "append"
-    TRAIN = "train"
+__all__ = ["IVF"]
 
 
 @dataclass(frozen=True)
@@ -92,90 +82,8 @@ class Thresholds:
     drift: float = 0.9
 
 
-def due_maintenance(
-    table: DocumentTable, lists: InvertedLists | None, thresholds: Thresholds, *, compacting: bool = False
-) -> Maintenance:
-    """Return the maintenance that is due after a commit.
-
-    `compacting`: whether `compact` is running: it appends all documents, and may train again for more reasons; returns:
-    what to do.
-    """
-    tokens = table.count_tokens(table.living)
-    if lists is None:
-        is_enough = tokens >= thresholds.train_tokens and len(table.living) >= thresholds.train_documents
-        return Maintenance.TRAIN if is_enough else Maintenance.NONE
-    statistics = lists.centroids.statistics
-    if tokens >= thresholds.growth * statistics.tokens:
-        return Maintenance.TRAIN
-    if compacting or tokens < thresholds.small:
-        removed = 1 - np.count_nonzero(table.alive[: table.listed]) / max(1, table.listed)
-        has_drifted = statistics.latest_similarity < thresholds.drift * statistics.trained_similarity
-        has_grown = tokens >= thresholds.growth_on_compaction * statistics.tokens
-        if has_drifted or has_grown or removed > thresholds.removed_share:
-            return Maintenance.TRAIN
-    tolerated = 0 if compacting else max(thresholds.append_tokens, int(tokens * thresholds.append_share))
-    return Maintenance.APPEND if table.count_tokens(table.unlisted) > tolerated else Maintenance.NONE
-
-
 # Name of the entries of inverted lists in the report.
 LISTS = "inverted lists"
-# Bytes per document: 24 for its number and offsets in the segment, 8 for its position in the snapshot, 57 in the
-# document table, 8 for its number in the inverted lists; and 31 while maintenance sorts and counts documents.
-_DOCUMENT_BYTES = 128
-# Most bytes of the headers of the files of inverted lists, and of their statistics.
-_OVERHEAD = 2048
-
-
-def plan_ivf_memory(
-    budget: int | None, sizes: StoredSizes, dim: int | None, thresholds: Thresholds, *, in_memory: bool
-) -> MemoryReport:
-    """Divide a budget; the arrays that a search reads most of come first.
-
-    Lists that maintenance may store count as much as they can take. So if the documents of a write fit in the budget
-    before its commit, they also do after its maintenance. `budget`: in bytes; None keeps everything in memory. `dim`:
-    dimension of the token vectors; None if there are none. `thresholds`: they say from how many tokens and documents on
-    there are centroids. `in_memory`: whether the index has no files.
-
-    Examples
-    --------
-    >>> codes = {"signs": 16_000, "scales": 2_000, "codes": 128_000, "ids": 100}
-    >>> sizes = StoredSizes(documents=10, arrays=codes, ann_data={})
-    >>> plan = plan_ivf_memory(None, sizes, 128, Thresholds(), in_memory=False)
-    >>> plan.tables, plan.kept["codes"]
-    (1380, 128000)
-    """
-    stored = sizes.ann_data
-    centroids = sum(size for name, size in stored.items() if name.startswith("centroids"))
-    offsets, entries = stored.get("offsets", 0), stored.get("documents", 0)
-    tokens = sizes.arrays.get(SCALES, 0) // 2
-    is_enough = tokens >= thresholds.train_tokens and sizes.documents >= thresholds.train_documents
-    if budget is not None and dim is not None and (stored or is_enough):
-        most_centroids, most_offsets = _most_list_bytes(tokens, dim)
-        centroids, offsets = max(centroids, most_centroids), max(offsets, most_offsets)
-        if in_memory:  # otherwise, entries need not be in memory
-            entries = max(entries, tokens * (2 if sizes.documents <= 1 << 16 else 4))
-    tables = _DOCUMENT_BYTES * sizes.documents + sizes.arrays.get("ids", 0) + offsets
-    arrays = {"centroids": centroids, LISTS: entries}
-    arrays |= {name: sizes.arrays.get(name, 0) for name in (SIGNS, SCALES, CODES)}
-    return plan_memory(budget, tables, arrays, in_memory=in_memory, needed=1)
-
-
-def _most_list_bytes(tokens: int, dim: int) -> tuple[int, int]:
-    """Return the most bytes of the centroids, and of the offsets of lists, that are trained on up to so many tokens.
-
-    Examples
-    --------
-    >>> _most_list_bytes(150_000, 128)
-    (919304, 56968)
-    """
-    lists = list_count(tokens)
-    coarse = coarse_count(lists)
-    groups = lists // GROUP + coarse  # see `train_centroids`
-    bytes_per_group = GROUP * (byte_width(dim) + 4)  # of codes and starting sums
-    centroids = (coarse // GROUP + groups) * bytes_per_group + 8 * (coarse + 1)
-    return centroids + _OVERHEAD, 8 * (GROUP * groups + 1) + _OVERHEAD
-
-
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
@@ -225,13 +133,17 @@ class IVF(StoredIndex):
     ('a', 0.99)
     >>> index
     IVF(2 documents, 8 tokens, dim=4, 4-bit, in memory)
+    >>> print(index.why_not(-np.eye(4)[:1], "a", k=1))
+    'a' is not found with k=1: rank 2, score 0.000; the last hit 'b' scores 1.004.
+      scored_lower: 1 document scores higher
+        by query token: 0 -1.004
+    It is found if you
+      search with k=2
     """
 
     kind = "ivf"
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
-    # Comparing this many bits takes numpy about half a second.
-    _first_use: ClassVar = FirstUse(most_work=1 << 34)
     dtype = "float32"
 
     def __init__(
@@ -266,26 +178,6 @@ class IVF(StoredIndex):
         return int(self._storage.configuration["nbits"])
 
     search_options = ("effort", "nprobe", "candidates", "rerank")
-
-    def why_not(self, query: Any, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
-        """Return why a search does not find a document, and what would find it; see `Index.why_not`.
-
-        It is about the compiled search; the first searches of a process, which numpy answers, compare the sign codes of
-        all documents.
-
-        Examples
-        --------
-        >>> index = IVF()
-        >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
-        >>> print(index.why_not(-np.eye(4)[:1], "a", k=1))
-        'a' is not found with k=1: rank 2, score 0.000; the last hit 'b' scores 1.004.
-          scored_lower: 1 document scores higher
-            by query token: 0 -1.004
-        It is found if you
-          search with k=2
-        """
-        self.search_by_kernels()  # all searches below
-        return super().why_not(query, id, k, **options)
 
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
@@ -354,45 +246,20 @@ class IVF(StoredIndex):
         return f"{self.nbits}-bit"
 
     def _search(
-        self,
-        snapshot: Snapshot,
-        parts: Sequence[Part],
-        queries: TokenEmbeddings,
-        best: TopK,
-        options: SearchOptions,
+        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
     ) -> None:
         if not parts:
             return
-        parameters = _parameters(snapshot, queries, best.k, options)
-        prepare = partial(self._search_by_kernels, snapshot, parts, queries, TopK(len(queries), best.k), parameters)
-        work = sum(part.tokens for part in parts) * queries.num_tokens * queries.dim
-        # numpy would compare all sign codes, which may not fit in the budget.
-        if parameters.exact or self._max_memory is not None or self._first_use.is_over(work, prepare):
-            self._search_by_kernels(snapshot, parts, queries, best, parameters)
-            return
-        from latelier.indexes.ivf.uncompiled import search_by_numpy
-
-        codec = Codec(self.nbits, queries.dim)
-        for i, vectors in enumerate(queries):
-            best.scores[i], best.numbers[i] = search_by_numpy(parts, codec, vectors, best.k, parameters)
-
-    def _search_by_kernels(
-        self,
-        snapshot: Snapshot,
-        parts: Sequence[Part],
-        queries: TokenEmbeddings,
-        best: TopK,
-        parameters: SearchParameters,
-    ) -> None:
         from latelier.indexes.ivf.search import search_query
 
         scope = self._scope(snapshot, parts)
+        parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens)
         vectors, offsets = queries.vectors, queries.offsets
 
         def search(first: int, last: int) -> None:
             for i in range(first, last):
-                found = search_query(scope, vectors[offsets[i] : offsets[i + 1]], best.k, parameters)
-                best.scores[i], best.numbers[i] = found.scores, found.numbers
+                stages = search_query(scope, vectors[offsets[i] : offsets[i + 1]], best.k, parameters)
+                best.scores[i], best.numbers[i] = stages.scores[: best.k], stages.numbers[: best.k]
 
         if len(queries) == 1:
             search(0, 1)
@@ -412,7 +279,7 @@ class IVF(StoredIndex):
 
     def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
         """See `Index.find_loss`."""
-        from latelier.indexes.ivf.tracing import find_loss
+        from latelier.indexes.ivf.search import find_loss
 
         if self._gpu is not None:
             return None  # scores all documents
@@ -423,7 +290,8 @@ class IVF(StoredIndex):
         scope, number = self._scope(snapshot, snapshot.parts(allowed)), self._storage.find([id])[1][0]
         ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
         k = min(k, snapshot.documents)
-        return find_loss(scope, np.asarray(query[0]), k, _parameters(snapshot, query, k, options), ordinal)
+        parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens)
+        return find_loss(scope, np.asarray(query[0]), k, parameters, ordinal)
 
     def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
         """Return the document table and inverted lists of a snapshot; those of the latest one are cached."""
@@ -489,11 +357,6 @@ class IVF(StoredIndex):
             self._storage.write_ann_data(None)  # damaged or of another dim, and too few documents to train again
 
 
-def _parameters(snapshot: Snapshot, queries: TokenEmbeddings, k: int, options: SearchOptions) -> SearchParameters:
-    given = (options.effort or "balanced", options.nprobe, options.candidates, options.rerank)
-    return choose_search_parameters(k, queries.dim, *given, tokens=snapshot.tokens)
-
-
 class _Loaded(NamedTuple):
     """The snapshot of the latest search, with its document table and inverted lists."""
 
@@ -513,3 +376,102 @@ def _read_lists(snapshot: Snapshot) -> tuple[InvertedLists | None, CorruptedInde
         damage = error
     # Lists may have another dim if all their documents were removed before the present ones were added.
     return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None, damage
+
+
+class Maintenance(Enum):
+    """What to do about the inverted lists of an index."""
+
+    NONE = "none"
+    APPEND = "append"
+    TRAIN = "train"
+
+
+def due_maintenance(
+    table: DocumentTable, lists: InvertedLists | None, thresholds: Thresholds, *, compacting: bool = False
+) -> Maintenance:
+    """Return the maintenance that is due after a commit; `compact` appends all, and has more reasons to train again."""
+    tokens = table.count_tokens(table.living)
+    if lists is None:
+        is_enough = tokens >= thresholds.train_tokens and len(table.living) >= thresholds.train_documents
+        return Maintenance.TRAIN if is_enough else Maintenance.NONE
+    statistics = lists.centroids.statistics
+    if tokens >= thresholds.growth * statistics.tokens:
+        return Maintenance.TRAIN
+    if compacting or tokens < thresholds.small:
+        removed = 1 - np.count_nonzero(table.alive[: table.listed]) / max(1, table.listed)
+        has_drifted = statistics.latest_similarity < thresholds.drift * statistics.trained_similarity
+        has_grown = tokens >= thresholds.growth_on_compaction * statistics.tokens
+        if has_drifted or has_grown or removed > thresholds.removed_share:
+            return Maintenance.TRAIN
+    tolerated = 0 if compacting else max(thresholds.append_tokens, int(tokens * thresholds.append_share))
+    return Maintenance.APPEND if table.count_tokens(table.unlisted) > tolerated else Maintenance.NONE
+
+
+# Bytes per document: 24 for its number and offsets in the segment, 8 for its position in the snapshot, 57 in the
+# document table, 8 for its number in the inverted lists; and 31 while maintenance sorts and counts documents.
+_DOCUMENT_BYTES = 128
+# Most bytes of the headers of the files of inverted lists, and of their statistics.
+_OVERHEAD = 2048
+
+
+def plan_ivf_memory(
+    budget: int | None, sizes: StoredSizes, dim: int | None, thresholds: Thresholds, *, in_memory: bool
+) -> MemoryReport:
+    """Divide a budget; the arrays that a search reads most of come first.
+
+    Lists that maintenance may store count as much as they can take. So if the documents of a write fit in the budget
+    before its commit, they also do after its maintenance. `budget`: in bytes; None keeps everything in memory. `dim`:
+    dimension of the token vectors; None if there are none. `thresholds`: they say from how many tokens and documents on
+    there are centroids. `in_memory`: whether the index has no files.
+    """
+    stored = sizes.ann_data
+    centroids = sum(size for name, size in stored.items() if name.startswith("centroids"))
+    offsets, entries = stored.get("offsets", 0), stored.get("documents", 0)
+    tokens = sizes.arrays.get(SCALES, 0) // 2
+    is_enough = tokens >= thresholds.train_tokens and sizes.documents >= thresholds.train_documents
+    if budget is not None and dim is not None and (stored or is_enough):
+        most_centroids, most_offsets = _most_list_bytes(tokens, dim)
+        centroids, offsets = max(centroids, most_centroids), max(offsets, most_offsets)
+        if in_memory:  # otherwise, entries need not be in memory
+            entries = max(entries, tokens * (2 if sizes.documents <= 1 << 16 else 4))
+    tables = _DOCUMENT_BYTES * sizes.documents + sizes.arrays.get("ids", 0) + offsets
+    arrays = {"centroids": centroids, LISTS: entries}
+    arrays |= {name: sizes.arrays.get(name, 0) for name in (SIGNS, SCALES, CODES)}
+    return plan_memory(budget, tables, arrays, in_memory=in_memory, needed=1)
+
+
+def _most_list_bytes(tokens: int, dim: int) -> tuple[int, int]:
+    """Return the most bytes of the centroids, and of the offsets of lists, that are trained on up to so many tokens."""
+    lists = list_count(tokens)
+    coarse = coarse_count(lists)
+    groups = lists // GROUP + coarse  # see `train_centroids`
+    bytes_per_group = GROUP * (byte_width(dim) + 4)  # of codes and starting sums
+    centroids = (coarse // GROUP + groups) * bytes_per_group + 8 * (coarse + 1)
+    return centroids + _OVERHEAD, 8 * (GROUP * groups + 1) + _OVERHEAD
+
+
+def compile_kernels() -> None:
+    """Compile all kernels of an index, into the disk cache that later processes read.
+
+    A few random documents are encoded, put into lists, appended and searched in each way.
+    """
+    from latelier.indexes.ivf.lists import append_documents, build_lists
+    from latelier.indexes.ivf.search import Scope, search_query
+    from latelier.indexes.ivf.training import train_centroids
+
+    documents, tokens, dim = 128, 8, 32  # more documents than are reranked without the sign stage
+    vectors = np.random.default_rng(0).standard_normal((documents * tokens, dim), dtype="float32")
+    codec, numbers, none = Codec(8, dim), np.arange(documents), np.zeros(0, dtype="int64")
+    arrays = codec.encode(TokenEmbeddings(vectors, np.arange(0, len(vectors) + 1, tokens)))
+    part = Part(Segment.build(numbers, numbers.tolist(), [tokens] * documents, arrays), numbers)
+    codec.decode(part)
+    table, half = DocumentTable([part], codec, none), documents // 2
+    some = build_lists(train_centroids(table, numbers), table, numbers[:half])
+    lists = append_documents(some, DocumentTable([part], codec, numbers[:half]), numbers[half:])
+    scope = Scope(DocumentTable([part], codec, lists.numbers), lists, np.zeros(0, dtype="uint8"), numbers)
+    for parameters in (
+        SearchParameters(nprobe=4, candidates=12, rerank=11),
+        SearchParameters(nprobe=4, candidates=documents, rerank=None),
+        SearchParameters(nprobe=4, candidates=12, rerank=11, exact=True),
+    ):
+        search_query(scope, vectors[:4], documents if parameters.exact else 1, parameters)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["BITS", "CodeShape", "CodedDocuments", "byte_width", "sign_words"]
-
 # Bits per number that tokens can be coded with.
 BITS = (8, 4, 2, 1)
 

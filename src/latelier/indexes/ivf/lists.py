@@ -4,14 +4,17 @@ A token is assigned to the coarse centroid with the highest dot product, and the
 highest dot product. For n inverted lists there are about sqrt(n) coarse centroids with sqrt(n) centroids each, so
 finding the list of a token takes time O(sqrt(n)).
 
-The entries of a list are positions in `numbers`, which holds the catalog numbers of the documents. A catalog number
-always stands for the same vectors, so the lists stay valid when segments are merged and documents are updated or
+The entries of a list are positions in `numbers`, which holds the row ids of the documents. A row id always stands for
+the same vectors, so the lists stay valid when segments are merged and documents are updated or
 removed. Documents that are added later are in no list until they are appended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +31,6 @@ from latelier.kernels.simd import LANES
 from latelier.kernels.threads import allowed_threads, for_each, for_ranges
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
-__all__ = ["Centroids", "InvertedLists", "TrainingStatistics", "append_documents", "build_lists", "pack_centroids"]
-
 
 class TrainingStatistics(NamedTuple):
     """Statistics of the tokens that the centroids were trained on, and of tokens that were assigned to them later.
@@ -45,7 +46,8 @@ class TrainingStatistics(NamedTuple):
     dim: float
 
 
-class Centroids(NamedTuple):
+@dataclass(frozen=True)
+class Centroids:
     """Two levels of centroids, packed for SIMD in groups of 16: see `pack_centroids`.
 
     An inverted list has the number of its centroid, ``16 * group + lane``. The last group of a coarse centroid may have
@@ -63,10 +65,10 @@ class Centroids(NamedTuple):
     fine_offsets: np.ndarray
     statistics: TrainingStatistics
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[np.ndarray, ...]:
         """All fields but the statistics, as kernels take them."""
-        return self[:-1]
+        return self.coarse, self.coarse_start, self.fine, self.fine_start, self.fine_offsets
 
     @property
     def lists(self) -> int:
@@ -75,11 +77,10 @@ class Centroids(NamedTuple):
 
 
 def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise centroids to 8 bits and pack them for SIMD, 16 to a group.
+    """Quantise centroids, ``(n, dim)`` float32, to 8 bits and pack them for SIMD, 16 to a group.
 
-    `centroids`: ``(n, dim)`` float32. `width`: bytes per centroid, at least its dim; those beyond the dim are zero.
-    `scale`: the value of a code of 1; it must be the same for all centroids that are compared with each other. Returns:
-    codes ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a centroid,
+    `scale`: the value of a code of 1, the same for all centroids that are compared with each other. Returns codes
+    ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a centroid,
     ``-128 * sum(codes)``, cancels the shift by 128 of the rows that are multiplied with it; that of a lane without a
     centroid is `NO_CENTROID`, which is below any dot product.
     """
@@ -95,7 +96,8 @@ _WORK = 1 << 11
 _SHARE_TOKENS, _MOST_SHARES = 1 << 15, 4
 
 
-class InvertedLists(NamedTuple):
+@dataclass(frozen=True)
+class InvertedLists:
     """Centroids, and the list of documents of each.
 
     `centroids`: see `Centroids`. `numbers`: ``(documents,)`` int64: catalog numbers of the documents in the lists,
@@ -112,17 +114,15 @@ class InvertedLists(NamedTuple):
 
     def read_from_file(self) -> InvertedLists:
         """Return these lists, of which a search reads only the probed ones, from their file."""
-        return self._replace(files=FileReads([self.documents]))
+        return replace(self, files=FileReads([self.documents]))
 
-    def all_entries(self) -> ListEntries:
+    @cached_property
+    def entries(self) -> ListEntries:
         """Return the entries of all lists, which a kernel reads where they are mapped."""
         return ListEntries(self.offsets, self.documents.view("uint8"), self.documents.itemsize)
 
     def read_entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
-        """Return the entries of probed lists, read from their file, and the numbers that these lists have in them.
-
-        `probed`: ``(query_tokens, nprobe)`` int32: the probed lists; -1 for none.
-        """
+        """Return the entries of probed lists (-1: none), read from their file, and their numbers in these entries."""
         files, size = self.files or FileReads([self.documents]), self.documents.itemsize
         lists, numbers = np.unique(probed, return_inverse=True)
         missing = int(np.count_nonzero(lists < 0))
@@ -141,17 +141,16 @@ class InvertedLists(NamedTuple):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays to store, by name on disk."""
-        fields: dict[str, Any] = {**self.centroids._asdict(), **self._asdict()}
+        fields: dict[str, Any] = {**vars(self.centroids), **vars(self)}
         fields["statistics"] = np.array(self.centroids.statistics, dtype="float64")
         return {name: fields[stored.field] for name, stored in _STORED.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> InvertedLists:
-        """Return the inverted lists that were stored as `arrays`.
+        """Return the inverted lists that were stored as `arrays`; raise `CorruptedIndexError` if they do not fit.
 
         Everything that kernels use as an address without a check, such as offsets, is checked here once. Centroids and
-        entries may hold any numbers. Raises `CorruptedIndexError` if an array is missing or has another dtype or shape,
-        or if offsets point outside of the arrays.
+        entries may hold any numbers.
         """
         for name, stored in _STORED.items():
             array = arrays.get(name)
@@ -163,7 +162,7 @@ class InvertedLists(NamedTuple):
         # Copied into memory, since a memory-mapped file could change after the check.
         fields |= {field: np.array(fields[field]) for field in ("fine_offsets", "numbers", "offsets")}
         fields["statistics"] = TrainingStatistics(*fields["statistics"].tolist())
-        centroids = Centroids(*(fields[field] for field in Centroids._fields))
+        centroids = Centroids(**{field.name: fields[field.name] for field in dataclass_fields(Centroids)})
         lists = cls(centroids, fields["numbers"], fields["offsets"], fields["documents"])
         wrong = next((name for name, holds in _conditions(lists) if not holds), None)
         if wrong:
@@ -205,7 +204,8 @@ def _conditions(lists: InvertedLists) -> Iterator[tuple[str, bool]]:
 
     Each condition relies on those before it.
     """
-    coarse, coarse_start, fine, fine_start, fine_offsets, statistics = lists.centroids
+    coarse, coarse_start, fine, fine_start, fine_offsets = lists.centroids.arrays
+    statistics = lists.centroids.statistics
     yield "training statistics", bool(np.isfinite(statistics).all())
     width = byte_width(int(statistics.dim))
     yield "centroids", 4 * coarse.shape[1] == 4 * fine.shape[1] == width > 0
@@ -225,26 +225,24 @@ def _divide(offsets: np.ndarray, end: int) -> bool:
 def build_lists(
     centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, scratch: Scratch | None = None
 ) -> InvertedLists:
-    """Return the inverted lists of some documents.
+    """Return the inverted lists of some documents, given in ascending order of their row ids.
 
-    `ordinals`: ordinals of the documents to put into the lists, in ascending order of their catalog numbers. `scratch`:
-    where large arrays are made; None: in memory.
+    `scratch`: where large arrays are made; None: in memory.
     """
     scratch = scratch or Scratch()
     offsets, documents, similarity = _invert(centroids, table, ordinals, 0, scratch)
     statistics = centroids.statistics._replace(trained_similarity=similarity, latest_similarity=similarity)
     numbers = table.numbers[ordinals]
-    return InvertedLists(centroids._replace(statistics=statistics), numbers, offsets, documents)
+    return InvertedLists(replace(centroids, statistics=statistics), numbers, offsets, documents)
 
 
 def append_documents(
     lists: InvertedLists, table: DocumentTable, ordinals: np.ndarray, scratch: Scratch | None = None
 ) -> InvertedLists:
-    """Return inverted lists with the same centroids and more documents.
+    """Return inverted lists with the same centroids and more documents, in ascending order of their row ids.
 
-    `lists`: the lists to extend. `table`: documents; the table was made with ``lists.numbers``. `ordinals`: ordinals of
-    the documents to append, in ascending order of their catalog numbers. All these numbers are above those in the
-    lists. `scratch`: where large arrays are made; None: in memory.
+    The table was made with ``lists.numbers``, and all these row ids are above those in the lists. `scratch`: where
+    large arrays are made; None: in memory.
     """
     scratch, old = scratch or Scratch(), len(lists.numbers)
     offsets, documents, similarity = _invert(lists.centroids, table, ordinals, old, scratch)
@@ -260,7 +258,7 @@ def append_documents(
         merged[some] = block
         for array in (lists.documents, documents, merged):
             release_memory(array)
-    centroids = lists.centroids._replace(statistics=statistics)
+    centroids = replace(lists.centroids, statistics=statistics)
     return InvertedLists(centroids, numbers, lists.offsets + offsets, merged)
 
 

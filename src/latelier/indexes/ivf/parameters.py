@@ -3,24 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from latelier.indexes.base import effort_factor
-from latelier.utils.checks import check_count
-
-__all__ = [
-    "GROUP",
-    "SearchParameters",
-    "choose_search_parameters",
-    "coarse_count",
-    "list_count",
-    "most_without_signs",
-    "product_variance_by_numpy",
-    "size_factor",
-    "variance_rows",
-]
+from latelier.indexes.base import SearchOptions, effort_factor
 
 # nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
 # the recall they give.
@@ -67,58 +51,28 @@ class SearchParameters:
     exact: bool = False
 
 
-def choose_search_parameters(
-    k: int,
-    dim: int,
-    effort: object,
-    nprobe: object = None,
-    candidates: object = None,
-    rerank: object = None,
-    *,
-    tokens: int = 0,
-) -> SearchParameters:
-    """Return the search parameters of an effort; those that are given replace the effort's own.
+def choose_search_parameters(k: int, dim: int, options: SearchOptions, *, tokens: int = 0) -> SearchParameters:
+    """Return the search parameters of an effort, with ``k <= rerank <= candidates``; those given replace its own.
 
-    Parameters
-    ----------
-    k
-        Hits per query.
-    dim
-        Dimension of the token vectors, which is the number of bits of a sign code.
-    effort
-        ``"fast"`` (0.5), ``"balanced"`` (1.0), ``"exact"``, or a number by which the defaults are multiplied.
-    nprobe, candidates, rerank
-        Positive integers, or ``None`` for the default of the effort.
-    tokens
-        Number of tokens of the whole index: above ten million, the defaults grow with it; below one million, `nprobe`
-        grows as it falls.
-
-    Returns
-    -------
-    SearchParameters
-        With ``k <= rerank <= candidates``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the effort is unknown, or `nprobe`, `candidates` or `rerank` is not a positive integer.
+    `dim` is also the number of bits of a sign code. `tokens`: of the whole index: above ten million, the defaults grow
+    with it; below one million, `nprobe` grows as it falls.
     """
-    factor, size = effort_factor(effort), size_factor(tokens)
+    factor, size = effort_factor(options.effort), size_factor(tokens)
     small = min(_MAX_SMALL_FACTOR, max(1.0, _SMALL / max(1, tokens)))
-    nprobe_factor = factor * small * size**_NPROBE_EXPONENT
+    nprobe = max(1, round(_NPROBE * factor * small * size**_NPROBE_EXPONENT))
     factor *= size**_CANDIDATES_EXPONENT
     candidates_factor = factor * max(1.0, min(_MAX_DIM_FACTOR, _SIGN_BITS / max(1, dim)))
+    candidates = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
     share = _SHARE ** (factor * max(1.0, _CANDIDATES_PER_HIT * k / _CANDIDATES))
-    reranked = None if rerank is None else max(k, _count_or_default(rerank, "rerank", k))
-    default = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
+    rerank = None if options.rerank is None else max(k, options.rerank)
     return SearchParameters(
-        nprobe=_count_or_default(nprobe, "nprobe", max(1, round(_NPROBE * nprobe_factor))),
-        candidates=max(reranked or k, _count_or_default(candidates, "candidates", default)),
-        rerank=reranked,
+        nprobe=options.nprobe or nprobe,
+        candidates=max(rerank or k, options.candidates or candidates),
+        rerank=rerank,
         slack=_SLACK * factor**0.5,
         # If a number of documents is given, so many are scored.
-        share=share if candidates is None and rerank is None else 0.0,
-        exact=effort == "exact",
+        share=share if options.candidates is None and options.rerank is None else 0.0,
+        exact=options.effort == "exact",
     )
 
 
@@ -140,41 +94,3 @@ def list_count(tokens: int) -> int:
 def coarse_count(lists: int) -> int:
     """Return the number of coarse centroids for a number of inverted lists, a multiple of 16."""
     return GROUP * max(1, round(lists**0.5 / GROUP))
-
-
-def _count_or_default(value: Any, name: str, default: int) -> int:
-    check_count(name, value, optional=True)
-    return default if value is None else int(value)
-
-
-# Above _MOST_TOKENS tokens, the variance is estimated from _SAMPLED of them, so that its time grows with the tokens and
-# not with their square.
-_MOST_TOKENS, _SAMPLED = 1024, 512
-# Multiples of the golden ratio, modulo 1, are spread evenly, and no period of the tokens coincides with theirs.
-_GOLDEN = (5**0.5 - 1) / 2
-
-
-def variance_rows(tokens: int) -> np.ndarray:
-    """Return the tokens that are compared with all others: all of them, or 512 if there are more than 1,024."""
-    if tokens <= _MOST_TOKENS:
-        return np.arange(tokens)
-    return (np.arange(_SAMPLED) * _GOLDEN % 1 * tokens).astype("int64")
-
-
-def product_variance_by_numpy(vectors: np.ndarray) -> float:
-    """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``.
-
-    The variances of different tokens add up, but tokens that are nearly the same, such as the ``[MASK]`` tokens of
-    query expansion, match the same document tokens, so their errors are correlated. The power of 8 is below 0.06 for a
-    cosine below 0.7. Of more than 1,024 tokens, 512 are compared with all, for an estimate. `vectors`:
-    ``(tokens, dim)`` float32.
-    """
-    longest = float(np.abs(vectors).max(initial=0)) or 1.0  # factored out: its square can exceed the largest float32
-    scaled = vectors / np.float32(longest)
-    norms = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
-    directions = scaled / np.maximum(norms, np.float32(1e-30))[:, None]
-    rows = variance_rows(len(vectors))
-    correlation = np.maximum(directions[rows] @ directions.T, 0)
-    for _ in range(3):  # to the power of 8
-        correlation *= correlation
-    return float(norms[rows] @ correlation @ norms) * longest**2 * len(vectors) / len(rows)

@@ -1,8 +1,8 @@
-"""The stages of one query, with kernels.
+"""The stages of one query, with kernels; and where they lose a document.
 
 1. Probing: each query token finds its best inverted lists, by two levels of centroids.
 2. Candidates: documents in these lists with the highest sums of imputed scores, if these are near that of the k-th.
-3. Sign stage: MaxSim of the query with the candidates' sign codes.
+3. Sign stage: MaxSim of the query with the candidates' sign codes (1 bit per number).
 4. Reranking: MaxSim of the codes with the query in 8 bits, and for the few best in single precision.
 
 If few documents are eligible, because the index is small, has no inverted lists yet or a filter selects few, then stage
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -29,106 +30,20 @@ from latelier.indexes.ivf.kernels.candidates import (
     highest_places,
     near_highest,
     select_near,
-    sum_bits,
 )
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
-from latelier.indexes.ivf.kernels.signs import make_sign_tables, product_variance, round_to_integers, sign_scores
+from latelier.indexes.ivf.kernels.signs import (
+    GROUP,
+    TOKENS,
+    fill_sign_tables,
+    product_variance,
+    round_to_integers,
+    sign_scores,
+)
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
-from latelier.indexes.ivf.parameters import SearchParameters, most_without_signs, variance_rows
+from latelier.indexes.ivf.parameters import SearchParameters, most_without_signs
+from latelier.indexes.results import Cause, StageLoss
 from latelier.kernels.instruction_sets import instruction_set
-
-__all__ = [
-    "Candidates",
-    "Found",
-    "ProbedLists",
-    "Scope",
-    "Stages",
-    "keep_best",
-    "keep_by_signs",
-    "keep_near_best",
-    "probe_for_candidates",
-    "probe_lists",
-    "run_stages",
-    "search_query",
-    "sign_passes",
-    "tolerance",
-]
-
-# The words of 32 dims that are scored first, if there are half as many more and at least _MANY documents.
-_FIRST_WORDS, _MANY = 4, 300
-# At most so many words are scored, so that the sums of the kernel fit 16 bits: 8,192 dims.
-_MOST_WORDS = 256
-# Standard deviation of the product of a unit vector with the signs of another, given their cosine. Each number of the
-# other explains a part of its sign: for independent normal numbers it is sqrt(1 - 2 / pi) = 0.6, and somewhat more for
-# real vectors. If only some dims are scored, the cosine of all says less about them: that of independent signs is 1.
-_DEVIATION, _PART_DEVIATION = 0.7, 1.0
-
-
-def keep_by_signs(
-    table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, k: int, parameters: SearchParameters
-) -> np.ndarray:
-    """Return the documents that may be among the best, those with the highest sign scores first.
-
-    `chosen`: ordinals of documents, with at least one token each. `vectors`: the query, ``(tokens, dim)`` float32.
-    `parameters`: with `rerank`, so many documents are kept; otherwise those within `slack` standard deviations.
-    """
-    *first, words = sign_passes(table.codec.shape.sign_words, len(chosen))
-    for some in first:
-        scores = _score(table, chosen, vectors, some)
-        chosen = keep_near_best(chosen, scores, parameters.rerank or k, tolerance(vectors, some, parameters))
-    scores = _score(table, chosen, vectors, words)
-    everything = np.arange(len(chosen))
-    if parameters.rerank is not None:
-        kept = keep_best(everything, scores, parameters.rerank)
-    else:
-        kept = keep_near_best(everything, scores, k, tolerance(vectors, words, parameters))
-    return chosen[kept[np.argsort(-scores[kept], kind="stable")]]
-
-
-def _score(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:
-    """Return the sign scores of documents, by some words of their sign codes, float32."""
-    integers, units = round_to_integers(vectors, words)
-    scores, row_bytes = np.empty(len(chosen), dtype="float32"), 4 * table.codec.shape.sign_words
-    isa, query = instruction_set().argument, (make_sign_tables(integers), units)
-    for some, documents, places in table.windows(chosen, SIGNS):
-        sign_scores(isa, tuple(documents), places, row_bytes, query, scores[some])
-    return scores
-
-
-def keep_best(chosen: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
-    """Return the `most` documents with the highest scores, in the given order; among equal lowest ones, the first."""
-    if len(chosen) <= most:
-        return chosen
-    kept = np.empty(most, dtype="int64")
-    highest_places(scores, kept)
-    return chosen[kept]
-
-
-def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: float) -> np.ndarray:
-    """Return the documents with ``score >= k-th best score - tolerance``, in the given order.
-
-    `chosen`: ``(documents,)`` int64; `scores`: ``(documents,)`` float32, no NaN.
-    """
-    kept = np.empty(len(chosen), dtype="int64")
-    return chosen[kept[: near_highest(scores, min(k, len(chosen)), tolerance, kept)]]
-
-
-def sign_passes(words: int, documents: int) -> tuple[int, ...]:
-    """Return how many words of the sign codes are scored, first of all documents, then of those that this leaves."""
-    words = min(words, _MOST_WORDS)
-    return (_FIRST_WORDS, words) if 2 * words >= 3 * _FIRST_WORDS and documents >= _MANY else (words,)
-
-
-def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> float:
-    """Return the largest distance below the k-th best score at which a document is still kept.
-
-    `vectors`: ``(tokens, dim)`` float32: the query; `parameters`: of which `slack` is used.
-    """
-    tokens, dim = vectors.shape
-    scored = min(dim, 32 * words)
-    deviation = _DEVIATION if scored == dim else _PART_DEVIATION
-    return parameters.slack * deviation * math.sqrt(product_variance(vectors, scored, variance_rows(tokens)))
-
 
 # k + _MARGIN documents are scored in single precision, since scores in 8 bits may rank the last of them wrongly.
 _MARGIN = 4
@@ -139,6 +54,8 @@ _MARGIN = 4
 _SCAN, _MAX_WIDENING = 3, 16
 # A query token is compared with the centroids under its max(4, nprobe // 8) best coarse centroids.
 _MIN_COARSE, _LISTS_PER_COARSE = 4, 8
+# Maximum number of bits of a document's sum of imputed scores; the word also holds the number of a query token.
+_SUM_BITS = 24
 # Documents in one block of candidate selection, in which their sums, 4 bytes each, stay in the L2 cache.
 _BLOCK = 1 << 16
 _SCRATCH = threading.local()
@@ -147,9 +64,8 @@ _SCRATCH = threading.local()
 class Scope(NamedTuple):
     """The documents that a search may find.
 
-    `table`, `lists`: document table and inverted lists of the snapshot; `lists` is None if there are none. `allowed`:
-    ``(documents,)`` uint8, 1 for eligible documents; empty if all documents of the table are eligible. `eligible`:
-    ordinals of the documents that may be found, ascending.
+    `lists`: the inverted lists of the snapshot, None if there are none. `allowed`: ``(documents,)`` uint8, 1 for
+    eligible documents; empty if all documents of the table are. `eligible`: their ordinals, ascending.
     """
 
     table: DocumentTable
@@ -158,11 +74,97 @@ class Scope(NamedTuple):
     eligible: np.ndarray
 
 
-class Found(NamedTuple):
-    """The best documents of one query: scores, best first, and catalog numbers."""
+class Stages(NamedTuple):
+    """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all.
 
+    `nprobe`: inverted lists probed by each query token at most; None if none, since few documents are eligible.
+    `candidates`: documents that enter the sign stage. `reranked`: documents that leave it. `scored`: of these, the
+    documents with the best 8-bit scores, by falling `scores` in single precision, then by row id (`numbers`).
+    """
+
+    nprobe: int | None
+    candidates: np.ndarray
+    reranked: np.ndarray
+    scored: np.ndarray
     scores: np.ndarray
     numbers: np.ndarray
+
+
+def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Stages:
+    """Run the stages of one query, ``(tokens, dim)`` float32; the first k of the documents scored last are the best."""
+    if not vectors.flags.carray:
+        vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
+    table, used, candidates = scope.table, None, scope.eligible
+    for lists, nprobe in _probings(scope, parameters):
+        found = probe_for_candidates(scope, lists, vectors, nprobe, k, parameters)
+        if found.count >= (parameters.rerank or max(k, parameters.candidates // 2)):
+            used, candidates = nprobe, found.documents
+            unlisted = scope.eligible[np.searchsorted(scope.eligible, table.listed) :]
+            if len(unlisted):
+                candidates = np.concatenate([candidates, unlisted])
+            break
+    reranked = candidates
+    if len(candidates) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
+        reranked = keep_by_signs(table, candidates, vectors, k, parameters)
+    scores = np.empty((len(reranked), 2), dtype="float32")
+    highest = np.full(k + _MARGIN, -np.inf, dtype="float32")
+    isa, shape = instruction_set().argument, tuple(table.codec.shape)
+    for some, documents, places in table.windows(reranked, *table.codec.arrays):
+        rerank_scores(isa, tuple(documents), places, shape, vectors, highest, scores[some])
+    best = np.flatnonzero(scores[:, 1] == scores[:, 1])  # NaN where a document was not among the best in 8 bits
+    scored = reranked[best]
+    order = np.lexsort((table.numbers[scored], -scores[best, 1]))
+    scored = scored[order]
+    return Stages(used, candidates, reranked, scored, scores[best, 1][order], table.numbers[scored])
+
+
+def _probings(scope: Scope, parameters: SearchParameters) -> Iterator[tuple[InvertedLists, int]]:
+    """Yield how many lists to probe, more each time, as long as too few documents are found; none for few documents."""
+    listed = int(np.searchsorted(scope.eligible, scope.table.listed))
+    widening = min(_MAX_WIDENING, max(1, round(scope.table.listed / max(1, listed))))
+    if parameters.exact or scope.lists is None or 2 * listed <= (_SCAN + widening) * parameters.candidates:
+        return
+    while widening <= _MAX_WIDENING:
+        yield scope.lists, parameters.nprobe * widening
+        widening *= 4
+
+
+class Candidates(NamedTuple):
+    """Documents in the probed lists.
+
+    `count`: how many were found, at most ``parameters.candidates``. `documents`: ordinals of those with a sum near that
+    of the k-th, see `SearchParameters.share`; ascending.
+    """
+
+    count: int
+    documents: np.ndarray
+
+
+def probe_for_candidates(
+    scope: Scope, lists: InvertedLists, vectors: np.ndarray, nprobe: int, k: int, parameters: SearchParameters
+) -> Candidates:
+    """Return the documents in the probed lists with the highest imputed scores; only 65,535 query tokens are used."""
+    vectors = vectors[:MOST_TOKENS]
+    if not hasattr(_SCRATCH, "sums"):
+        _SCRATCH.sums = np.empty(_BLOCK, dtype="uint32")
+    limits = CandidateLimits(
+        bits=sum_bits(len(vectors)),
+        documents=len(scope.table.numbers),
+        most=parameters.candidates,
+        k=k,
+        share=float(parameters.share),
+    )
+    if lists.files is None:
+        isa, probing = instruction_set().argument, (_coarse_count(lists.centroids, nprobe), nprobe)
+        entries = tuple(lists.entries)
+        found = find_candidates(
+            isa, vectors, lists.centroids.arrays, probing, entries, tuple(limits), scope.allowed, _SCRATCH.sums
+        )
+    else:
+        probed = probe_lists(lists.centroids, vectors, nprobe)
+        numbers, read = lists.read_entries(probed.lists)
+        found = select_near(numbers, probed.excess, tuple(read), tuple(limits), scope.allowed, _SCRATCH.sums)
+    return Candidates(*found)
 
 
 class ProbedLists(NamedTuple):
@@ -175,114 +177,15 @@ class ProbedLists(NamedTuple):
     excess: np.ndarray
 
 
-class Candidates(NamedTuple):
-    """Documents in the probed lists.
-
-    `found`: number of documents found, at most ``parameters.candidates``. `documents`: ordinals of those with a sum of
-    excesses near that of the k-th, see `SearchParameters.share`; ascending.
-    """
-
-    found: int
-    documents: np.ndarray
-
-
-class Stages(NamedTuple):
-    """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all.
-
-    `nprobe`: how many inverted lists each query token probed at most; None if none, since few documents are eligible.
-    `candidates`: documents that enter the sign stage. `reranked`: documents that leave it, to be scored with the query
-    in 8 bits. `scored`: the documents whose 8-bit score was among the best when they were scored; these are scored
-    again in single precision. `scores`: their scores in single precision, float32.
-    """
-
-    nprobe: int | None
-    candidates: np.ndarray
-    reranked: np.ndarray
-    scored: np.ndarray
-    scores: np.ndarray
-
-
-def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Found:
-    """Find the best documents of one query.
-
-    `scope`: the documents that may be found. `vectors`: ``(tokens, dim)`` float32, at least one token. `k`: maximum
-    number of documents to return. `parameters`: the search parameters. Returns: sorted by falling score; documents with
-    equal scores by catalog number.
-    """
-    stages = run_stages(scope, vectors, k, parameters)
-    scores, numbers = stages.scores, scope.table.numbers[stages.scored]
-    order = np.lexsort((numbers, -scores))[:k]
-    return Found(scores[order], numbers[order])
-
-
-def run_stages(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Stages:
-    """Run the stages of one query, the last of which scores documents in single precision.
-
-    `scope`, `vectors`, `k`, `parameters`: see `search_query`.
-    """
-    if not vectors.flags.carray:
-        vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
-    table, nprobe, candidates = scope.table, None, scope.eligible
-    if not parameters.exact:
-        nprobe, candidates = _candidates(scope, vectors, k, parameters)
-    reranked = candidates
-    if len(candidates) > (parameters.rerank or most_without_signs(k)) and not parameters.exact:
-        reranked = keep_by_signs(table, candidates, vectors, k, parameters)
-    return Stages(nprobe, candidates, reranked, *_score_codes(table, reranked, vectors, k + _MARGIN))
-
-
-def _candidates(
-    scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters
-) -> tuple[int | None, np.ndarray]:
-    """Return `nprobe`, and the documents for the sign stage: candidates and all documents in no list.
-
-    Without probed lists, these are all eligible documents.
-    """
-    table, eligible = scope.table, scope.eligible
-    listed = int(np.searchsorted(eligible, table.listed))
-    enough = parameters.rerank or max(k, parameters.candidates // 2)
-    widening = min(_MAX_WIDENING, max(1, round(table.listed / max(1, listed))))
-    if scope.lists is None or 2 * listed <= (_SCAN + widening) * parameters.candidates:
-        return None, eligible
-    while widening <= _MAX_WIDENING:
-        nprobe = parameters.nprobe * widening
-        found, near = probe_for_candidates(scope, scope.lists, vectors, nprobe, k, parameters)
-        if found >= enough:
-            return nprobe, np.concatenate([near, eligible[listed:]]) if listed < len(eligible) else near
-        widening *= 4
-    return None, eligible
-
-
-def probe_for_candidates(
-    scope: Scope, lists: InvertedLists, vectors: np.ndarray, nprobe: int, k: int, parameters: SearchParameters
-) -> Candidates:
-    """Return the documents in the probed lists with the highest imputed scores.
-
-    `scope`, `lists`: the documents that may be found, and their inverted lists. `vectors`: ``(tokens, dim)`` float32:
-    the query; only its first 65,535 tokens are used. `nprobe`: maximum number of lists per query token. `k`,
-    `parameters`: number of hits, and the search parameters, of which `candidates` and `share` are used. Returns: how
-    many documents were found, and those near the k-th.
-    """
-    vectors, documents = vectors[:MOST_TOKENS], len(scope.table.numbers)
-    bits = sum_bits(len(vectors))
-    limits = tuple(CandidateLimits(bits, documents, parameters.candidates, k, float(parameters.share)))
-    if lists.files is None:
-        isa, centroids, entries = instruction_set().argument, lists.centroids.arrays, tuple(lists.all_entries())
-        probing = _coarse_count(lists.centroids, nprobe), nprobe
-        return Candidates(*find_candidates(isa, vectors, centroids, probing, entries, limits, scope.allowed, _sums()))
-    probed = probe_lists(lists.centroids, vectors, nprobe)
-    numbers, read = lists.read_entries(probed.lists)
-    return Candidates(*select_near(numbers, probed.excess, tuple(read), limits, scope.allowed, _sums()))
-
-
 def probe_lists(centroids: Centroids, vectors: np.ndarray, nprobe: int) -> ProbedLists:
-    """Find the inverted lists of the centroids nearest to each query token.
-
-    `vectors`: ``(tokens, dim)`` float32: the query; only its first 65,535 tokens are used. `nprobe`: maximum number of
-    lists per query token.
-    """
+    """Find the inverted lists of the centroids nearest to each of the first 65,535 query tokens."""
     isa, coarse, vectors = instruction_set().argument, _coarse_count(centroids, nprobe), vectors[:MOST_TOKENS]
     return ProbedLists(*find_lists(isa, vectors, centroids.arrays, coarse, nprobe, sum_bits(len(vectors))))
+
+
+def sum_bits(tokens: int) -> int:
+    """Return the number of bits of a document's sum, for a query of `tokens` tokens, at most `MOST_TOKENS`."""
+    return min(_SUM_BITS, 32 - tokens.bit_length())
 
 
 def _coarse_count(centroids: Centroids, nprobe: int) -> int:
@@ -290,20 +193,136 @@ def _coarse_count(centroids: Centroids, nprobe: int) -> int:
     return min(len(centroids.fine_offsets) - 1, max(_MIN_COARSE, nprobe // _LISTS_PER_COARSE))
 
 
-def _sums() -> np.ndarray:
-    """Return this thread's memory for the sums of a block of documents."""
-    if not hasattr(_SCRATCH, "sums"):
-        _SCRATCH.sums = np.empty(_BLOCK, dtype="uint32")
-    return _SCRATCH.sums
+# The words of 32 dims that are scored first, if there are half as many more and at least _MANY documents.
+_FIRST_WORDS, _MANY = 4, 300
+# At most so many words are scored, so that the sums of the kernel fit 16 bits: 8,192 dims.
+_MOST_WORDS = 256
+# Standard deviation of the product of a unit vector with the signs of another, given their cosine. Each number of the
+# other explains a part of its sign: for independent normal numbers it is sqrt(1 - 2 / pi) = 0.6, and somewhat more for
+# real vectors. If only some dims are scored, the cosine of all says less about them: that of independent signs is 1.
+_DEVIATION, _PART_DEVIATION = 0.7, 1.0
+# Above _MANY_TOKENS tokens, the variance is estimated from _SAMPLED of them, so that its time grows with the tokens and
+# not with their square. Multiples of the golden ratio, modulo 1, are spread evenly, and no period of the tokens
+# coincides with theirs.
+_MANY_TOKENS, _SAMPLED, _GOLDEN = 1024, 512, (5**0.5 - 1) / 2
 
 
-def _score_codes(
-    table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the documents whose 8-bit score was among the `most` best so far, and their MaxSim in single precision."""
-    isa, shape = instruction_set().argument, tuple(table.codec.shape)
-    scores, highest = np.empty((len(chosen), 2), dtype="float32"), np.full(most, -np.inf, dtype="float32")
-    for some, documents, places in table.windows(chosen, *table.codec.arrays):
-        rerank_scores(isa, tuple(documents), places, shape, vectors, highest, scores[some])
-    best = np.flatnonzero(scores[:, 1] == scores[:, 1])
-    return chosen[best], scores[best, 1]
+def keep_by_signs(
+    table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, k: int, parameters: SearchParameters
+) -> np.ndarray:
+    """Return the documents that may be among the best, those with the highest sign scores first.
+
+    With `parameters.rerank`, so many documents are kept; otherwise those within `slack` standard deviations.
+    """
+    words = min(table.codec.shape.sign_words, _MOST_WORDS)
+    if 2 * words >= 3 * _FIRST_WORDS and len(chosen) >= _MANY:
+        scores = _sign_scores(table, chosen, vectors, _FIRST_WORDS)
+        chosen = keep_near_best(chosen, scores, parameters.rerank or k, tolerance(vectors, _FIRST_WORDS, parameters))
+    scores = _sign_scores(table, chosen, vectors, words)
+    everything = np.arange(len(chosen))
+    if parameters.rerank is None:
+        kept = keep_near_best(everything, scores, k, tolerance(vectors, words, parameters))
+    elif len(chosen) <= parameters.rerank:
+        kept = everything
+    else:
+        kept = np.empty(parameters.rerank, dtype="int64")
+        highest_places(scores, kept)
+    return chosen[kept[np.argsort(-scores[kept], kind="stable")]]
+
+
+def _sign_scores(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:
+    """Return the MaxSim of the query with some words of the documents' sign codes, float32."""
+    tokens, dims = len(vectors), 32 * words
+    integers, units = np.zeros((tokens, dims), dtype="int8"), np.empty(tokens, dtype="float32")
+    round_to_integers(vectors, integers, units)
+    tables = np.zeros((-(-tokens // 2), dims // GROUP, 2, TOKENS), dtype="uint8")
+    fill_sign_tables(integers, tables)
+    scores, row_bytes = np.empty(len(chosen), dtype="float32"), 4 * table.codec.shape.sign_words
+    isa = instruction_set().argument
+    for some, documents, places in table.windows(chosen, SIGNS):
+        sign_scores(isa, tuple(documents), places, row_bytes, (tables, units), scores[some])
+    return scores
+
+
+def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: float) -> np.ndarray:
+    """Return the documents with ``score >= k-th best score - tolerance``, in the given order; no score is NaN."""
+    kept = np.empty(len(chosen), dtype="int64")
+    return chosen[kept[: near_highest(scores, min(k, len(chosen)), tolerance, kept)]]
+
+
+def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> float:
+    """Return the largest distance below the k-th best sign score at which a document is still kept."""
+    tokens, dim = vectors.shape
+    scored = min(dim, 32 * words)
+    deviation = _DEVIATION if scored == dim else _PART_DEVIATION
+    return parameters.slack * deviation * math.sqrt(product_variance(vectors, scored, variance_rows(tokens)))
+
+
+def variance_rows(tokens: int) -> np.ndarray:
+    """Return the tokens that are compared with all others: all of them, or 512 if there are more than 1,024."""
+    if tokens <= _MANY_TOKENS:
+        return np.arange(tokens)
+    return (np.arange(_SAMPLED) * _GOLDEN % 1 * tokens).astype("int64")
+
+
+def find_loss(
+    scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters, ordinal: int
+) -> StageLoss | None:
+    """Return the stage in which a search loses a document; None if the search scores it in single precision."""
+    stages = search_query(scope, vectors, k, parameters)
+    if ordinal in stages.scored:
+        return None
+    documents = len(scope.eligible)
+    if ordinal not in stages.candidates and stages.nprobe is not None and scope.lists is not None:
+        probed = probe_lists(scope.lists.centroids, vectors, stages.nprobe)
+        return _loss_in_lists(scope, scope.lists, probed, stages.candidates, parameters.nprobe, ordinal)
+    if ordinal not in stages.reranked:
+        candidates, kept = len(stages.candidates), len(stages.reranked)
+        text = f"its sign codes score too low: {kept:,} of {candidates:,} documents leave the sign stage"
+        cause = Cause("sign_stage", text, {"candidates": candidates, "reranked": kept})
+        return StageLoss(cause, "rerank", max(k, kept), documents)
+    reranked, kept = len(stages.reranked), len(stages.scored)
+    text = f"with the query in 8 bits it is not among the best of {reranked:,} reranked documents; {kept:,} are"
+    return StageLoss(Cause("query_rounding", text, {"reranked": reranked, "scored": kept}), "k", k, documents)
+
+
+def _loss_in_lists(
+    scope: Scope, lists: InvertedLists, probed: ProbedLists, candidates: np.ndarray, nprobe: int, ordinal: int
+) -> StageLoss:
+    """Return the loss of a document that is none of the candidates: no probed list holds it, or too many others."""
+    sums = imputed_sums(lists, probed, len(scope.table.numbers))
+    per_token, count = probed.lists.shape[1], len(lists.offsets) - 1
+    if not sums[ordinal]:
+        holding = np.searchsorted(lists.offsets, np.flatnonzero(lists.documents == ordinal), side="right") - 1
+        text = (
+            f"no query token probes an inverted list that holds it: {per_token} of {count:,} lists are probed per "
+            f"token, the document is in {len(holding)} others"
+        )
+        cause = Cause("not_probed", text, {"nprobe": per_token, "lists": count, "document_lists": holding.tolist()})
+        return StageLoss(cause, "nprobe", nprobe, count)
+    allowed = scope.eligible[sums[scope.eligible] > 0]
+    better = int(np.count_nonzero(sums[allowed] > sums[ordinal]))
+    kept = int(np.searchsorted(candidates, scope.table.listed))
+    text = (
+        f"by imputed scores it is number {better + 1:,} of the {len(allowed):,} documents in the probed lists; the "
+        f"best {kept:,} are candidates"
+    )
+    details = {"imputed_rank": better + 1, "in_probed_lists": len(allowed), "candidates": kept}
+    return StageLoss(Cause("not_candidate", text, details), "candidates", kept, len(scope.eligible))
+
+
+def imputed_sums(lists: InvertedLists, probed: ProbedLists, documents: int) -> np.ndarray:
+    """Return the sum over query tokens of the excess of the first probed list that holds each document.
+
+    Candidates are the documents with the highest sums; ``(documents,)`` int64, 0 for documents in no probed list.
+    """
+    sums = np.zeros(documents, dtype="int64")
+    for row, excess in zip(probed.lists, probed.excess, strict=True):
+        best = np.zeros(documents, dtype="int64")
+        for i, added in zip(row.tolist(), excess.tolist(), strict=True):
+            if i < 0:  # ends the row
+                break
+            held = lists.documents[lists.offsets[i] : lists.offsets[i + 1]]
+            best[held] = np.maximum(best[held], added)
+        sums += best
+    return sums

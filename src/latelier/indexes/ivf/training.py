@@ -22,8 +22,6 @@ from latelier.kernels.simd import LANES
 from latelier.kernels.threads import for_each, for_ranges
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
-__all__ = ["TrainingSample", "train_centroids", "train_lists"]
-
 # Bytes per token besides its unpacked codes: its scale, its centroid, its dot product with it, and its place.
 _EXTRA_BYTES = 20
 # Tokens that are read from files are unpacked in blocks of 1 / _BLOCKS of those that fit in memory.
@@ -33,11 +31,9 @@ _BLOCKS = 8
 class TrainingSample:
     """All tokens of every n-th document, with n such that there are about `most` tokens.
 
-    Tokens are read where they are stored, as often as they are needed. Where they must be read from files, `at_once`
-    limits how many are in memory. `ordinals`: ordinals of the documents to sample; at least one. `memory`: maximum size
-    of the tokens that are read from files and in memory at once, in bytes; None: all of them. `offsets`:
-    ``(documents + 1,)`` int64: the number of the first token of each document of the sample. `at_once`: maximum number
-    of tokens to `load`.
+    Tokens are read where they are stored, as often as they are needed. Where they must be read from files, at most
+    `at_once` tokens are in memory, which take `memory` bytes. `offsets`: the number of the first token of each document
+    of the sample, ``(documents + 1,)`` int64.
     """
 
     def __init__(self, table: DocumentTable, ordinals: np.ndarray, most: int, memory: int | None = None) -> None:
@@ -92,12 +88,11 @@ _PACKING = 64
 def train_centroids(
     table: DocumentTable, ordinals: np.ndarray, memory: int | None = None, scratch: Scratch | None = None
 ) -> Centroids:
-    """Train centroids on a sample of the tokens of some documents.
+    """Train centroids on a sample of the tokens of some documents, at least one; the similarities are still 0.
 
-    `ordinals`: ordinals of the documents to sample; at least one. `memory`: maximum size of the sampled tokens that are
-    read from files and in memory at once, in bytes; None: all of them. It has no influence on the centroids: a sample
-    that does not fit is read several times. `scratch`: where large arrays are made; None: in memory. Returns: with
-    statistics in which the similarities are still 0.
+    `memory`: maximum bytes of the sampled tokens that are read from files and in memory at once; None: all of them. It
+    has no influence on the centroids: a sample that does not fit is read several times. `scratch`: where large arrays
+    are made; None: in memory.
     """
     dim, tokens, width = table.codec.dim, table.count_tokens(ordinals), byte_width(table.codec.dim)
     lists = list_count(tokens)
@@ -135,11 +130,7 @@ def train_centroids(
 
 
 def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scratch | None = None) -> InvertedLists:
-    """Return inverted lists of the living documents, for newly trained centroids.
-
-    `table`: documents, at least one of them alive. `memory`: see `train_centroids`. `scratch`: where large arrays are
-    made; None: in memory.
-    """
+    """Return inverted lists of the live documents, for newly trained centroids; see `train_centroids`."""
     ordinals = table.living[np.argsort(table.numbers[table.living], kind="stable")]
     return build_lists(train_centroids(table, ordinals, memory, scratch), table, ordinals, scratch)
 
@@ -172,12 +163,10 @@ def _train_fine(
     ends: np.ndarray,
     centroids: np.ndarray,
 ) -> None:
-    """Train the centroids under some coarse centroids.
+    """Train the centroids under some coarse centroids; one without tokens is the only centroid under itself.
 
-    `tokens_of`: returns some of the tokens, which are in the order of the coarse centroids. `offsets`: ``(n + 1,)``:
-    where the tokens under each of these begin, from any number on. `coarse`: ``(n, dim)``: the coarse centroids; one
-    without tokens is the only centroid under itself. `ends`: ``(n + 1,)``: where the centroids under each of them begin
-    in `centroids`, from any number on. `centroids`: ``(centroids, dim)`` float32, written.
+    `tokens_of` returns a slice of the tokens, which are in the order of the coarse centroids; `offsets` and `ends` say
+    where the tokens, and the centroids, under each coarse centroid begin, ``(n + 1,)``, from any number on.
     """
     isa, firsts, starts = instruction_set().argument, offsets - offsets[0], ends - ends[0]
 

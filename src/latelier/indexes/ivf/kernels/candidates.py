@@ -20,28 +20,6 @@ from latelier.indexes.ivf.kernels.codes import lowest_bit, prefetch, read_half, 
 from latelier.kernels.jit import intrinsic, ir, kernel, types
 from latelier.kernels.simd import INTS, LANES, at, constant, declare, shuffle, splat
 
-__all__ = [
-    "MOST_TOKENS",
-    "NO_CENTROID",
-    "RUN",
-    "CandidateLimits",
-    "ListEntries",
-    "append_lists",
-    "best_centroids",
-    "find_candidates",
-    "find_lists",
-    "fine_ranges",
-    "highest_places",
-    "imputed_excess",
-    "invert",
-    "near_highest",
-    "nth_highest",
-    "select_candidates",
-    "select_near",
-    "sort_falling",
-    "sum_bits",
-]
-
 
 @kernel()
 def invert(
@@ -331,11 +309,11 @@ def find_lists(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the inverted lists that every query token probes, by two levels of centroids, and the scores they impute.
 
-    It is one kernel, as is `latelier.indexes.ivf.kernels.candidates.find_candidates`, since each call waits for the
+    It is one kernel, as is `find_candidates`, since each call waits for the
     interpreter lock when it returns, while another thread runs Python. `isa`: `InstructionSet.argument`. `vectors`:
     ``(tokens, dim)`` float32: the query. `centroids`: the arrays of `Centroids`, in their order, as a plain tuple.
     `coarse`, `nprobe`: number of coarse centroids under which a token looks for lists, and maximum number of lists.
-    `bits`: from `candidates.sum_bits`: the first excesses of all tokens add up to less than ``2 ** bits``. Returns: the
+    `bits`: from `search.sum_bits`: the first excesses of all tokens add up to less than ``2 ** bits``. Returns: the
     lists, best first, -1 if there are fewer; and their excess. Both are ``(tokens, nprobe)`` int32, or have fewer
     columns if no token has so many lists.
     """
@@ -365,8 +343,8 @@ def find_lists(
 MOST_TOKENS = (1 << 16) - 1
 # Number of sums that are compared at a time; the size of a block is a multiple of it.
 RUN = 64
-# Maximum number of bits of a sum, and how many of its highest bits give its bin.
-_SUM_BITS, _BIN_BITS = 24, 12
+# So many of the highest bits of a sum give its bin.
+_BIN_BITS = 12
 
 
 class ListEntries(NamedTuple):
@@ -393,11 +371,6 @@ class CandidateLimits(NamedTuple):
     most: int
     k: int
     share: float
-
-
-def sum_bits(tokens: int) -> int:
-    """Return the number of bits of a document's sum, for a query of `tokens` tokens, at most `MOST_TOKENS`."""
-    return min(_SUM_BITS, 32 - tokens.bit_length())
 
 
 @kernel()
@@ -463,7 +436,7 @@ def select_candidates(
     """Find the documents in the probed lists with the highest imputed scores.
 
     The sum of a document is the sum over query tokens of the excess of the first probed list that holds the document.
-    `probed`, `excess`: ``(query_tokens, nprobe)`` int32, from `probing.find_lists`: the lists, best first, and the
+    `probed`, `excess`: ``(query_tokens, nprobe)`` int32, from `find_lists`: the lists, best first, and the
     excess of their imputed score, which is at least 1 and never increases along a row. A negative list ends its row.
     `lists`: `ListEntries`, as a plain tuple. The entries may hold any numbers: one that is out of order or out of range
     ends its list, and no memory outside of the arrays is read or written. `bits`: from `sum_bits`: the first excesses

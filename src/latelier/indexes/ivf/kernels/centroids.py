@@ -17,17 +17,6 @@ from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
 from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = [
-    "BASE",
-    "DIGITS",
-    "QuantisedQuery",
-    "as_multiplied",
-    "centroid_dots",
-    "nearest_centroids",
-    "nearest_of_groups",
-    "quantise_query",
-]
-
 
 @intrinsic
 def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, words: Any) -> Any:

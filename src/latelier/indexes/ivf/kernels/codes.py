@@ -36,27 +36,6 @@ from latelier.kernels import simd as vectors
 from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import ROWS, at, constant
 
-__all__ = [
-    "TokenAddresses",
-    "bits_of",
-    "copy_bytes",
-    "decode_documents",
-    "encode_tokens",
-    "float_of",
-    "load_row",
-    "load_rows",
-    "load_scales",
-    "lowest_bit",
-    "merge_planes",
-    "prefetch",
-    "read_half",
-    "read_word",
-    "take_plane",
-    "token_addresses",
-    "unpack_documents",
-    "unpack_tokens",
-]
-
 _WORD = ir.IntType(32)
 _BITS = ir.VectorType(ir.IntType(1), 32)
 _BYTES = ir.VectorType(ir.IntType(8), 32)

@@ -9,8 +9,6 @@ from latelier.indexes.ivf.kernels.centroids import nearest_centroids
 from latelier.kernels.jit import kernel
 from latelier.kernels.simd import LANES
 
-__all__ = ["empty_groups", "group_rows", "pack_rows", "spherical_kmeans"]
-
 # A float32 of at most 127, added to it, has no digits after the point: it is rounded, half to even.
 _ROUND = np.float32(3 << 22)
 

@@ -30,8 +30,6 @@ from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.multiply import multiply_pairs
 from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, declare, splat
 
-__all__ = ["rerank_scores"]
-
 # Groups of query tokens whose products with a document are kept at a time; limits the memory for long queries.
 _GROUPS = 4
 _UNIT = np.float32(1 / BASE)

@@ -6,8 +6,8 @@ them before their codes are read, and products with sign codes are more precise 
 and Long, 2024, *RaBitQ: quantizing high-dimensional vectors with a theoretical error bound*; but we do not rotate the
 vectors).
 
-Four signs have only sixteen values, so a product is a sum of lookups in the tables of `sign_tables`, one for every four
-dims, and one instruction looks up 16 to 64 document tokens (Andre et al., 2017, *Accelerated nearest neighbor search
+Four signs have only sixteen values, so a product is a sum of lookups in the tables of `fill_sign_tables`, one for every
+four dims, and one instruction looks up 16 to 64 document tokens (Andre et al., 2017, *Accelerated nearest neighbor search
 with Quick ADC*). For that, the bits of 32 tokens are transposed first.
 """
 
@@ -23,19 +23,6 @@ from latelier.kernels.instruction_sets import instruction_set_of
 from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
 from latelier.kernels.simd import at, constant, declare, shuffle, splat
 
-__all__ = [
-    "GROUP",
-    "GROUPS",
-    "TOKENS",
-    "Lookup",
-    "SignIntegers",
-    "lookup_of",
-    "make_sign_tables",
-    "product_variance",
-    "round_to_integers",
-    "sign_scores",
-]
-
 # Neighbouring dims whose absolute integers add up to at most 15: all sums of their products with signs fit five bits.
 GROUP, _MOST = 4, 15
 # Rounding adds at most half a unit to the absolute value of each.
@@ -43,30 +30,13 @@ _ROOM = _MOST + 0.5 - GROUP / 2
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class SignIntegers(NamedTuple):
-    """A query as ``unit * integers``, about.
-
-    `integers`: ``(tokens, 32 * words)`` int8, in which each four, from the first, have absolute values that add up to
-    at most 15; 0 beyond the dim. `units`: ``(tokens,)`` float32.
-    """
-
-    integers: np.ndarray
-    units: np.ndarray
-
-
-def round_to_integers(vectors: np.ndarray, words: int) -> SignIntegers:
-    """Round the first ``32 * words`` dims of a query; the unit is the largest sum of four absolute numbers / 13.5.
-
-    `vectors`: ``(tokens, dim)`` float32.
-    """
-    tokens = len(vectors)
-    rounded = SignIntegers(np.zeros((tokens, 32 * words), dtype="int8"), np.empty(tokens, dtype="float32"))
-    _round(vectors, rounded.integers, rounded.units)
-    return rounded
-
-
 @kernel()
-def _round(vectors: np.ndarray, integers: np.ndarray, units: np.ndarray) -> None:
+def round_to_integers(vectors: np.ndarray, integers: np.ndarray, units: np.ndarray) -> None:
+    """Round the first dims of a query, ``(tokens, dim)`` float32, to about ``unit * integers``.
+
+    `integers`: ``(tokens, 32 * words)`` int8, zeros before the call, of which each four, from the first, get absolute
+    values that add up to at most 15; `units`: ``(tokens,)`` float32, the largest sum of four absolute numbers / 13.5.
+    """
     dims = min(vectors.shape[1], integers.shape[1])
     for t in range(len(vectors)):
         largest = 0.0
@@ -181,22 +151,14 @@ _LOOKUPS = {
 GROUPS = 8
 
 
-def make_sign_tables(integers: np.ndarray) -> np.ndarray:
-    """Return the tables of a query.
+@kernel()
+def fill_sign_tables(integers: np.ndarray, tables: np.ndarray) -> None:
+    """Write the tables of a query, ``(pairs, groups, 2, 32)`` uint8, zeros before the call.
 
-    `integers`: from `round_to_integers`, ``(tokens, 32 * words)`` int8. Returns: ``(pairs, groups, 2, 32)`` uint8, for
-    pairs of query tokens and groups of four dims: ``(sum of integer * sign) + (sum of absolute integers)`` for each
-    value of four bits, twice. A set bit is the sign +1, the lowest bit that of the first dim. The last table is 0 if
+    For pairs of query tokens and groups of four dims: ``(sum of integer * sign) + (sum of absolute integers)`` for each
+    value of four bits, twice. A set bit is the sign +1, the lowest bit that of the first dim. The last table stays 0 if
     the number of tokens is odd.
     """
-    tokens, dims = integers.shape
-    tables = np.zeros((-(-tokens // 2), dims // GROUP, 2, TOKENS), dtype="uint8")
-    _fill(integers, tables)
-    return tables
-
-
-@kernel()
-def _fill(integers: np.ndarray, tables: np.ndarray) -> None:
     for t in range(len(integers)):
         for g in range(tables.shape[1]):
             table = tables[t >> 1, g, t & 1]
@@ -338,8 +300,8 @@ def sign_scores(
 
     Up to a constant, this is the MaxSim of the query, in the integers of its tables, and the signs of the document.
     `isa`: `InstructionSet.argument`. `documents`: `CodedDocuments`, as a plain tuple. `chosen`: ``(n,)`` int64:
-    documents to score, with at least one token each. `query`: tables and units of the query, see `make_sign_tables` and
-    `SignIntegers`. The tables may have fewer words than the sign codes; then the first dims are scored. `scores`:
+    documents to score, with at least one token each. `query`: tables and units of the query, see `fill_sign_tables` and
+    `round_to_integers`. The tables may have fewer words than the sign codes; then the first dims are scored. `scores`:
     ``(n,)`` float32, written; minus infinity where the sum is not finite.
     """
     documents = CodedDocuments(*documents)

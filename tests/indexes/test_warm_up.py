@@ -14,7 +14,7 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.ivf.uncompiled import hamming_scores_by_numpy, search_by_numpy
 from latelier.indexes.store.segments import Part, Segment
-from latelier.kernels.threads import FirstUse
+from latelier.kernels.threads import KernelWarmUp
 
 
 def sample(bits, dim, documents=300):
@@ -79,7 +79,7 @@ def test_numpy_finds_what_the_kernels_find(make, monkeypatch):
             exact = {} if isinstance(index, indexes.Flat) else {"effort": "exact"}
             expected = index.search(queries, **exact, **arguments)
             with monkeypatch.context() as patch:
-                patch.setattr(type(index), "_first_use", FirstUse(most_work=1 << 60))
+                patch.setattr(type(index), "_warm_up", KernelWarmUp(most_work=1 << 60))
                 found = index.search(queries, **arguments)
                 assert index.search([], **arguments) == []
             everything = index.search(queries, **exact, **{**arguments, "k": 1000})
@@ -94,7 +94,7 @@ def test_numpy_finds_what_the_kernels_find(make, monkeypatch):
 @pytest.mark.parametrize(("make", "size"), [(indexes.Flat, 1e30), (indexes.Flat, 3e38), (indexes.IVF, 1e30)])
 @pytest.mark.filterwarnings("error")
 def test_numpy_scores_numbers_too_large_for_float32_without_warnings_and_nan(make, size, monkeypatch):
-    monkeypatch.setattr(make, "_first_use", FirstUse(most_work=1 << 60))
+    monkeypatch.setattr(make, "_warm_up", KernelWarmUp(most_work=1 << 60))
     signs = np.random.default_rng(0).choice(np.float32([-1, 1]), (200, 2, 64)) * np.float32(size)
     index = make()
     index.add(range(200), list(signs))
@@ -119,14 +119,14 @@ def test_search_parameters_hold_for_numpy():
 
 
 def test_kernels_answer_large_searches_at_once_and_others_once_they_are_ready():
-    first_use, prepared = FirstUse(most_work=10), []
+    first_use, prepared = KernelWarmUp(most_work=10), []
     assert not first_use.is_over(10, lambda: prepared.append(1))
     assert prepared == []  # a process that searches once compiles nothing
     assert not first_use.is_over(10, lambda: prepared.append(2))
     first_use.wait()
     assert prepared == [2]
     assert first_use.is_over(1, lambda: prepared.append(3))
-    large = FirstUse(most_work=10)
+    large = KernelWarmUp(most_work=10)
     assert large.is_over(11, lambda: prepared.append(4))
     assert large.is_over(1, lambda: prepared.append(5))
     assert prepared == [2]
@@ -135,11 +135,10 @@ def test_kernels_answer_large_searches_at_once_and_others_once_they_are_ready():
 def test_an_error_of_the_kernels_is_raised_by_the_next_search(monkeypatch):
     index = indexes.IVF()
     index.add(["a"], [np.eye(4)])
-    monkeypatch.setattr(indexes.IVF, "_first_use", FirstUse(most_work=1 << 60))
     monkeypatch.setattr(indexes.IVF, "_search_by_kernels", lambda *arguments: 1 / 0)
     for _ in range(2):
         assert index.search(np.eye(4))[0][0].id == "a"
-    index._first_use.wait()
+    index._warm_up.wait()
     with pytest.raises(ZeroDivisionError, match="division by zero"):
         index.search(np.eye(4))
 
@@ -174,7 +173,7 @@ def test_a_search_needs_no_thread(monkeypatch):
     def start(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    first_use = FirstUse(most_work=10)
+    first_use = KernelWarmUp(most_work=10)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         assert [first_use.is_over(1, list) for _ in range(3)] == [False] * 3
