@@ -104,12 +104,11 @@ def make(kind: str, folder: Path | None, budget: str | None) -> Any:
 def warm(kind: str) -> None:
     """Load everything that a build and a search need, so that its memory is not counted."""
     from latelier.indexes.ivf.index import compile_kernels
-    from latelier.kernels.threads import KernelWarmUp
 
     compile_kernels()
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, make(kind, Path(folder) / "index", None) as index:
-        type(index)._warm_up = KernelWarmUp(most_work=0)  # the kernels, and not numpy, from the first search on
+        index.search_by_kernels()
         index.add(range(20), [rng.standard_normal((4, DIM), dtype="float32") for _ in range(20)])
         index.search(rng.standard_normal((4, DIM), dtype="float32"))
 

@@ -7,7 +7,6 @@ import pytest
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.ivf.index import Thresholds
-from latelier.kernels.threads import KernelWarmUp
 from latelier.models import load
 from latelier.retrieve import Retriever
 from latelier.retrieve.why_not import left_out_passages
@@ -16,11 +15,6 @@ MOON = "The moon is far away from the earth, and tides follow it. It has no air,
 PEAR = "Pears are a healthy fruit that grows on trees."
 TRUNCATED = 3 * MOON + PEAR
 QUERY = "which fruit is good for your health?"
-
-
-@pytest.fixture(autouse=True)
-def _kernels_at_once(monkeypatch):
-    """Search by the kernels from the first search on: the reports are about their searches."""
 
 
 def kinds(report):

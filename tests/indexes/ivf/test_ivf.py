@@ -1,5 +1,8 @@
 """What `IVF` does beyond the contract: recall, effort, numbers of bits, any dim, memory."""
 
+import os
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -97,7 +100,6 @@ def test_bits_are_fixed_when_the_index_is_made(tmp_path):
         ({"effort": 0}, "received effort=0"),
         ({"effort": float("nan")}, "received effort=nan"),
         ({"effort": True}, "received effort=True"),
-        ({"effort": None}, "received effort=None"),
         ({"nprobe": 0}, "received nprobe=0; expected an integer of at least 1, or None"),
         ({"candidates": 1.5}, "received candidates=1.5"),
         ({"rerank": True}, "received rerank=True"),
@@ -139,3 +141,23 @@ def test_a_streamed_build_takes_bounded_memory(early, tmp_path):
         assert lists_of(index) is not None
         assert len(index) == count + 1
     assert peak < limit < count * 100 * 128 * 4
+
+
+NOT_COMPILED = """
+import importlib, pkgutil
+from numba.core.registry import CPUDispatcher
+from latelier.indexes.ivf import kernels
+from latelier.indexes.ivf.index import compile_kernels
+compile_kernels()
+names = [f"{kernels.__name__}.{found.name}" for found in pkgutil.iter_modules(kernels.__path__)]
+modules = [importlib.import_module(name) for name in names]
+found = {value for module in modules for value in vars(module).values() if isinstance(value, CPUDispatcher)}
+print(len(found) > 20, sorted(kernel.__name__ for kernel in found if not kernel.signatures))
+"""
+
+
+@pytest.mark.slow  # compiles all of them, in a new process
+def test_every_kernel_is_compiled(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", NOT_COMPILED], capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.returncode) == ("True []\n", 0), done.stderr

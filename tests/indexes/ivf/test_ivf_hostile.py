@@ -5,33 +5,23 @@ Each hostile value is used in a process of its own, so that a wild read or write
 
 import shutil
 import warnings
-from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from index_helpers import contents, in_child
+from index_helpers import in_child
 from ivf_helpers import EARLY, check_lists, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, EmbeddingsError, IndexDamageWarning
+from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.codec import Codec, DocumentTable
-from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidates
 from latelier.indexes.ivf.lists import InvertedLists
-from latelier.indexes.ivf.parameters import SearchParameters
-from latelier.indexes.ivf.search import Scope, keep_near_best, probe_for_candidates, tolerance
+from latelier.indexes.ivf.search import sum_bits
 from latelier.indexes.store.segments import Part, Segment
-from latelier.kernels.instruction_sets import supported
 
 NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}
-KERNELS_HERE = [isa.name for isa in supported()]
 FAR = 1 << 40
-
-
-@pytest.fixture(params=KERNELS_HERE)
-def kernels(request, monkeypatch):
-    monkeypatch.setenv("LATELIER_KERNELS", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -81,23 +71,16 @@ EVERYTHING = slice(None)
 OUT_OF_RANGE = {
     "offsets far": ("offsets", put((slice(1, None), FAR)), "offsets of inverted lists"),
     "offsets fall": ("offsets", put((5, 10**6)), "offsets of inverted lists"),
-    "offsets whose differences overflow": ("offsets", put((3, 2**63 - 1), (4, -2)), "offsets of inverted lists"),
-    "offsets negative": ("offsets", put((0, -5)), "offsets of inverted lists"),
     "offsets beyond the end": ("offsets", put((-1, FAR)), "offsets of inverted lists"),
     "ranges far": ("centroids_ranges", put((EVERYTHING, FAR)), "ranges of centroids"),
-    "ranges negative": ("centroids_ranges", put((1, -3)), "ranges of centroids"),
     "ranges empty": ("centroids_ranges", lambda a: put((1, a[2]))(a), "ranges of centroids"),
     "numbers fall": ("numbers", turn_round, "numbers of documents"),
-    "numbers twice": ("numbers", put((7, 8)), "numbers of documents"),
     "statistics not a number": ("centroids_fit", put((1, np.nan)), "training statistics"),
-    "statistics infinite": ("centroids_fit", put((3, np.inf)), "training statistics"),
     "dim of nothing": ("centroids_fit", put((3, -7)), "centroids"),
-    "dim of others": ("centroids_fit", put((3, 1e300)), "centroids"),
 }
 # Values that kernels only compute with, or check before they use them.
 HARMLESS = {
     "entries all the same": ("documents", put((EVERYTHING, 3))),
-    "entries beyond the documents": ("documents", put((EVERYTHING, 65_535))),
     "entries just beyond the documents": ("documents", put((EVERYTHING, 400))),
     "entries fall": ("documents", turn_round),
     "entries of noise": (
@@ -109,10 +92,7 @@ HARMLESS = {
         "centroids_top_start",
         put((EVERYTHING, -(2**31)), (slice(8, None), 2**31 - 1)),
     ),
-    "sums overflow": ("centroids_top_start", put((EVERYTHING, 2**31 - 1))),
-    "no lane has a centroid": ("centroids_cell_start", put((EVERYTHING, -(2**31)))),
     "all lanes have a centroid": ("centroids_cell_start", put((EVERYTHING, 2**31 - 1))),
-    "coarse centroids of noise": ("centroids_top", put((EVERYTHING, -128))),
     "centroids of noise": ("centroids_cells", put((EVERYTHING, 127))),
 }
 
@@ -123,7 +103,7 @@ def results(index, options=NARROW):
 
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
-def test_ann_data_with_addresses_out_of_range_is_not_used_and_made_anew(folder, kernels, name):
+def test_ann_data_with_addresses_out_of_range_is_not_used_and_made_anew(folder, name):
     with indexes.open(folder, read_only=True) as index:
         everything = results(index, {"rerank": 15, "candidates": 400})
     array, edit, problem = OUT_OF_RANGE[name]
@@ -150,7 +130,7 @@ def test_ann_data_with_addresses_out_of_range_is_not_used_and_made_anew(folder, 
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_other_damage_to_ann_data_finds_other_documents_at_worst(folder, kernels, name):
+def test_other_damage_to_ann_data_finds_other_documents_at_worst(folder, name):
     change(folder, *HARMLESS[name])
 
     def use():
@@ -173,52 +153,16 @@ def test_other_damage_to_ann_data_finds_other_documents_at_worst(folder, kernels
         assert len(exact) == len(found) / 2
 
 
-def test_every_bit_of_offsets_and_ranges_is_rejected_or_harmless(folder):
-    """One bit at a time, of the arrays that kernels use as addresses."""
-    with indexes.open(folder, read_only=True) as index:
-        arrays = {name: array.copy() for name, array in lists_of(index).arrays().items()}
-        snapshot = index._storage.snapshot()
-        parts, codec = snapshot.parts(), Codec(8, index.dim)
-    query, parameters = collection(400)[1][0], SearchParameters(9, 50, None)
-
-    def use():
-        outcomes = Counter()
-        for name in ("offsets", "centroids_ranges", "numbers", "centroids_fit"):
-            flat = arrays[name].view("int64")
-            for place in {0, 1, len(flat) // 2, len(flat) - 2, len(flat) - 1}:
-                for bit in range(64):
-                    flat[place] ^= np.int64(-(2**63) if bit == 63 else 1 << bit)
-                    try:
-                        lists = InvertedLists.from_arrays(arrays)
-                        table = DocumentTable(parts, codec, lists.numbers)
-                        scope = Scope(table, lists, np.zeros(0, "uint8"), table.living)
-                        found = probe_for_candidates(scope, lists, query, 9, 10, parameters).documents
-                        assert ((found >= 0) & (found < len(table.numbers))).all()
-                        outcomes[name, "harmless"] += 1
-                    except CorruptedIndexError:
-                        outcomes[name, "rejected"] += 1
-                    flat[place] ^= np.int64(-(2**63) if bit == 63 else 1 << bit)
-        return {" ".join(key): count for key, count in outcomes.items()}
-
-    outcomes = in_child(use)
-    assert outcomes["offsets rejected"] > 250
-    assert outcomes["centroids_ranges rejected"] > 100
-    assert outcomes["numbers rejected"] > 200
-
-
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
         ("documents", np.zeros(4, "uint32"), r"documents.npy is uint32 \(4,\), not uint16 or int32 of shape \(None,\)"),
         ("documents", None, "documents.npy is missing"),
         ("offsets", np.zeros((4, 1), "int64"), r"offsets.npy is int64 \(4, 1\)"),
-        ("offsets", np.zeros(0, "int64"), "offsets of inverted lists"),
-        ("numbers", np.zeros(4, ">i8"), "numbers.npy is >i8"),
         ("numbers", np.arange(8)[::2], "numbers.npy is int64"),
         ("centroids_fit", np.zeros(3), r"centroids_fit.npy is float64 \(3,\), not float64 of shape \(4,\)"),
         ("centroids_ranges", np.zeros(1, "int64"), "ranges of centroids"),
         ("centroids_top_start", np.zeros((0, 16), "int32"), "its centroids are invalid"),
-        ("centroids_cells", np.zeros((2, 0, 16, 4), "int8"), "its centroids are invalid"),
         ("centroids_cells", np.zeros((4, 16, 8, 2), "int8").T, r"centroids_cells.npy is int8 \(2, 8, 16, 4\)"),
     ],
 )
@@ -233,33 +177,6 @@ def test_ann_data_of_another_shape_or_dtype_raises(early, name, array, message):
         arrays[name] = array
     with pytest.raises(CorruptedIndexError, match=message):
         InvertedLists.from_arrays(arrays)
-
-
-def test_damaged_ann_data_of_few_documents_is_dropped(folder, monkeypatch):
-    monkeypatch.setattr(indexes.IVF, "_thresholds", replace(EARLY, train_tokens=10**6))
-    change(folder, "offsets", put((1, FAR)))
-    with indexes.open(folder) as index:
-        before = contents(index)
-        with pytest.warns(IndexDamageWarning, match="ANN data of IVF.* is damaged: its offsets of inverted lists are"):
-            index.compact()
-        assert lists_of(index) is None
-        assert index.verify().is_whole
-        assert contents(index) == before
-        assert recall(index, collection(400)[1]) > 0.97
-
-
-@pytest.mark.parametrize("few", [False, True])
-def test_ann_data_that_cannot_be_read_is_warned_of_and_made_anew(folder, monkeypatch, few):
-    monkeypatch.setattr(indexes.IVF, "_thresholds", replace(EARLY, train_tokens=10**6 if few else 1000))
-    [path] = (folder / "segments").glob("*/centroids_top.npy")
-    path.write_bytes(path.read_bytes()[:-1])
-    with indexes.open(folder) as index:
-        with pytest.warns(IndexDamageWarning, match="ANN data .* is damaged: .*centroids_top.npy is damaged") as caught:
-            assert len(index.search(collection(400)[0][3], k=5)[0]) == 5
-        assert caught[0].filename == __file__
-        index.compact()
-        assert (lists_of(index) is None) == few
-        assert index.verify().is_whole
 
 
 def test_what_was_checked_does_not_follow_its_file(tmp_path):
@@ -350,20 +267,6 @@ def segment_of(codec, lengths, first=0, seed=0):
     return Segment.build(numbers, numbers.tolist(), lengths, codec.encode(embeddings))
 
 
-@pytest.mark.parametrize(
-    ("bits", "dim"), [(8, 8), (8, 16), (8, 64), (8, 4096), (4, 33), (2, 33), (1, 33), (4, 0), (1, 64)]
-)
-def test_a_codec_reads_only_what_it_has_written(bits, dim):
-    """A segment of dim 10 and 8 bits, and one whose arrays are shorter, wider or laid out otherwise than it says."""
-    segment = segment_of(Codec(8, 10), [3, 2])
-    part = Part(segment, np.arange(2))
-    assert Codec(8, 10).decode(part).lengths.tolist() == [3, 2]
-    with pytest.raises(CorruptedIndexError, match=r"take .*; verify\(\) lists the damaged files"):
-        Codec(bits, dim).decode(part)
-    with pytest.raises(CorruptedIndexError, match="tokens of dim"):
-        DocumentTable([part], Codec(bits, dim), np.zeros(0, "int64"))
-
-
 @pytest.mark.parametrize("bits", [8, 4, 2, 1])
 def test_arrays_other_than_those_of_the_segment_raise(bits):
     codec = Codec(bits, 40)
@@ -386,13 +289,6 @@ def test_arrays_other_than_those_of_the_segment_raise(bits):
             codec.locate(Segment({key: value for key, value in segment.arrays.items() if key != name}))
 
 
-@pytest.mark.parametrize("positions", [[2], [0, 5], [-1], [1, 2**62]])
-def test_documents_that_a_segment_does_not_hold_raise(positions):
-    part = Part(segment_of(Codec(8, 10), [3, 2]), np.array(positions))
-    with pytest.raises(CorruptedIndexError, match="are outside of a segment with 2 documents"):
-        Codec(8, 10).decode(part)
-
-
 @pytest.mark.parametrize("first", [0, 1, 2, -3])
 def test_segments_that_hold_the_same_documents_raise(first):
     codec = Codec(8, 10)
@@ -402,7 +298,7 @@ def test_segments_that_hold_the_same_documents_raise(first):
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF00, 0xFF01, 0xFFFF])
-def test_scales_that_no_encoder_writes_count_as_zero(kernels, bits):
+def test_scales_that_no_encoder_writes_count_as_zero(bits):
     """Infinity and NaN would leave a search without an order; the first is a scale that only seems to be one."""
     documents, queries = collection(200)
     index = indexes.IVF()
@@ -431,29 +327,3 @@ def test_queries_as_large_as_floats_can_be_find_documents(early):
     query = np.full((4, 32), 3e38, dtype="float32")
     for options in (NARROW, {}, {"rerank": 20}, {"effort": "exact"}):
         assert len(index.search(query, k=5, **options)[0]) == 5
-
-
-@pytest.mark.parametrize("nbits", [8, 4, 2, 1])
-@pytest.mark.parametrize("size", [2.0**-120, 2.0**90])
-def test_vectors_of_any_size_are_found_as_unit_vectors_are(nbits, size):
-    documents, queries = collection(100)
-    found = []
-    for vectors in (documents, [np.float32(size) * document for document in documents]):
-        index = indexes.IVF(nbits=nbits)
-        index.add(range(100), vectors)
-        found.append([hit.id for hits in index.search(queries, k=1, effort="exact") for hit in hits])
-    assert found[0] == found[1]
-
-
-def test_numbers_too_large_to_be_scored_are_rejected_before_anything_is_stored():
-    index = indexes.IVF()
-    with pytest.raises(EmbeddingsError, match=r"document 'b': .* takes numbers up to"):
-        index.add(["a", "b"], [np.eye(4), np.full((2, 4), 3.4e38)])
-    assert len(index) == 0
-
-
-def test_all_documents_are_likely_where_scores_are_too_large_to_tell():
-    most = tolerance(np.full((2, 32), 3e38, dtype="float32"), 1, SearchParameters(40, 500, None, 2.0))
-    assert 1e38 < most < np.inf
-    documents, scores = np.arange(20), np.full(20, -np.inf, dtype="float32")
-    assert keep_near_best(documents, scores, 10, most).tolist() == list(range(20))

@@ -1,7 +1,6 @@
 """Inverted lists over the life of an index: trained, appended to, trained anew, stored and checked."""
 
 import threading
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -12,33 +11,9 @@ from ivf_helpers import DIM, EARLY, check_lists, collection, lists_of, recall
 from latelier import indexes
 from latelier.errors import StorageError
 from latelier.indexes.ivf import training
-from latelier.indexes.ivf.codec import Codec, DocumentTable
 from latelier.indexes.store.storage import Storage
-from latelier.indexes.store.transaction import Transaction
 
 pytestmark = pytest.mark.processor
-
-
-def dots_with(codes, packed, start):
-    """Dot products of ``(tokens, centroids)`` as the kernels compute them."""
-    rows = packed.transpose(0, 2, 1, 3).reshape(start.size, -1)
-    return codes.astype("int64") @ rows.T.astype("int64") + start.reshape(-1)
-
-
-def test_tokens_are_assigned_to_the_best_centroid_under_their_best_coarse_centroid(early):
-    index = indexes.IVF()
-    index.add(range(500), collection(500)[0])
-    snapshot = index._storage.snapshot()
-    lists = lists_of(index)
-    table, centroids = DocumentTable(snapshot.parts(), Codec(8, DIM), lists.numbers), lists.centroids
-    codes = table.unpack(np.arange(500)).codes
-    coarse = dots_with(codes, centroids.coarse, centroids.coarse_start).argmax(axis=1)
-    dots, first = dots_with(codes, centroids.fine, centroids.fine_start), 16 * centroids.fine_offsets
-    expected = [set() for _ in range(centroids.lists)]
-    for document, c, row in zip(np.repeat(np.arange(500), table.documents.lengths), coarse, dots, strict=True):
-        expected[first[c] + row[first[c] : first[c + 1]].argmax()].add(int(document))
-    found = [lists.documents[a:b].tolist() for a, b in zip(lists.offsets[:-1], lists.offsets[1:], strict=True)]
-    assert found == [sorted(documents) for documents in expected]
 
 
 def test_lists_are_trained_appended_to_and_trained_anew_as_documents_are_added(early):
@@ -203,36 +178,6 @@ def test_a_disk_too_full_for_ann_data_loses_nothing(early, tmp_path, monkeypatch
         assert len(lists_of(index).numbers) == 201
 
 
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_an_index_that_is_closed_after_the_commit_has_stored_the_documents(early, tmp_path, monkeypatch, is_trained):
-    documents, _ = collection(200)
-    index, count = indexes.IVF(tmp_path / "index"), 200 if is_trained else 20
-    index.add("first", documents[0])
-    train, load = training.train_lists, index._load
-
-    def close_first(table, **options):
-        index.close()
-        return train(table, **options)
-
-    def close_before_loading(snapshot):
-        index.close()
-        return load(snapshot)
-
-    with monkeypatch.context() as patch:
-        if is_trained:
-            patch.setattr(training, "train_lists", close_first)
-        else:
-            patch.setattr(index, "_load", close_before_loading)
-        with pytest.warns(RuntimeWarning, match=r"documents are stored, but .* is closed; open it again"):
-            index.add(range(count), documents[:count])
-    with indexes.open(tmp_path / "index") as again:
-        assert len(again) == count + 1
-        assert lists_of(again) is None
-        again.compact()
-        assert (lists_of(again) is not None) is is_trained
-        assert again.verify().is_whole
-
-
 def test_two_processes_may_train_at_once(early, tmp_path, monkeypatch):
     """The lists stored last count; documents that another process has added meanwhile are found all the same."""
     documents, _ = collection(260)
@@ -258,21 +203,3 @@ def test_two_processes_may_train_at_once(early, tmp_path, monkeypatch):
         index.compact()
         check_lists(index)
         assert len(lists_of(index).numbers) == 250  # two of them removed, too few to train anew
-
-
-def test_no_batch_of_documents_is_held_in_memory_during_maintenance(tmp_path, monkeypatch):
-    """Training takes as much memory as the limit leaves."""
-    inserted, held = [], []
-    insert = Transaction.insert
-
-    def note(transaction, batch, **options):
-        inserted.extend(weakref.ref(array) for array in batch.arrays.values())
-        insert(transaction, batch, **options)
-
-    monkeypatch.setattr(Transaction, "insert", note)
-    monkeypatch.setattr(indexes.IVF, "after_write", lambda _: held.extend(ref() for ref in inserted))
-    with indexes.IVF(tmp_path / "index") as index:
-        index.add(range(50), collection(50)[0])
-        index.update(range(30), collection(30)[0])
-    assert held
-    assert all(array is None for array in held)

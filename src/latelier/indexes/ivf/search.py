@@ -97,7 +97,7 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     table, used, candidates = scope.table, None, scope.eligible
     for lists, nprobe in _probings(scope, parameters):
         found = probe_for_candidates(scope, lists, vectors, nprobe, k, parameters)
-        if found.count >= (parameters.rerank or max(k, parameters.candidates // 2)):
+        if found.total >= (parameters.rerank or max(k, parameters.candidates // 2)):
             used, candidates = nprobe, found.documents
             unlisted = scope.eligible[np.searchsorted(scope.eligible, table.listed) :]
             if len(unlisted):
@@ -132,11 +132,11 @@ def _probings(scope: Scope, parameters: SearchParameters) -> Iterator[tuple[Inve
 class Candidates(NamedTuple):
     """Documents in the probed lists.
 
-    `count`: how many were found, at most ``parameters.candidates``. `documents`: ordinals of those with a sum near that
+    `total`: how many were found, at most ``parameters.candidates``. `documents`: ordinals of those with a sum near that
     of the k-th, see `SearchParameters.share`; ascending.
     """
 
-    count: int
+    total: int
     documents: np.ndarray
 
 

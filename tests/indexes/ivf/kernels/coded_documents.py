@@ -6,8 +6,6 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.store.segments import Segment
 
-__all__ = ["DIMS", "LENGTHS", "CodedSample", "bit"]
-
 DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
 
@@ -27,7 +25,7 @@ class CodedSample:
 
     def decoded(self):
         """The vectors that the codes stand for, computed number by number from what is stored."""
-        bits, dim = self.codec
+        bits, dim = self.codec.bits, self.codec.dim
         scales = (self.arrays["scales"].astype("uint32") << 15).view("float32").astype("float64")
         rows = []
         for t in range(int(LENGTHS.sum())):

@@ -1,11 +1,26 @@
-"""The selection of candidates against a dict, with queries and collections of extreme sizes."""
+"""Inverted lists, probing and the selection of candidates against dicts and sorts."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, ListEntries, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.candidates import (
+    MOST_TOKENS,
+    NO_CENTROID,
+    ListEntries,
+    append_lists,
+    best_centroids,
+    fine_ranges,
+    highest_places,
+    imputed_excess,
+    invert,
+    near_highest,
+    nth_highest,
+    select_candidates,
+    sort_falling,
+)
+from latelier.indexes.ivf.search import sum_bits
 
 pytestmark = pytest.mark.processor
 
@@ -84,3 +99,121 @@ def test_all_tokens_of_a_long_query_are_told_apart(tokens):
     assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 1)[0] == [0]
     assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 2)[0] == ([0] if tokens == 1 else [0, 1])
     assert int(excess[:, 0].sum()) == 2 ** sum_bits(tokens) - 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), min_size=1, max_size=12), st.integers(0, 12))
+def test_inverted_and_appended_lists_equal_a_dict(lists_of, cut):
+    """Lists of each document's tokens; the first `cut` documents are inverted by themselves, the others appended."""
+
+    def inverted(part, first):
+        lists = np.array([i for lists in part for i in lists], dtype="int32")
+        lengths = np.array([len(lists) for lists in part], dtype="int64")
+        places = np.zeros(9, dtype="int64")
+        invert(lists, lengths, first, 0, np.full(8, -1, "int32"), places[1:], np.empty(0, "int32"))
+        offsets = np.cumsum(places)
+        documents = np.full(offsets[-1], -9, dtype="int32")
+        for begin, end in ((0, 3), (3, 8)):  # some of the lists, then the others
+            places = offsets[begin:end] - offsets[begin]
+            last = np.full(end - begin, -1, "int32")
+            invert(lists, lengths, first, begin, last, places, documents[offsets[begin] : offsets[end]])
+        return offsets, documents
+
+    before, more = inverted(lists_of[:cut], 0), inverted(lists_of[cut:], len(lists_of[:cut]))
+    merged = np.empty(len(before[1]) + len(more[1]), dtype="int32")
+    append_lists(*before, *more, merged)
+    offsets = before[0] + more[0]
+    for i in range(8):
+        wanted = [d for d, lists in enumerate(lists_of) if i in lists]
+        assert merged[offsets[i] : offsets[i + 1]].tolist() == wanted
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 10**6))
+def test_the_best_centroids_equal_a_stable_sort(most, seed):
+    rng = np.random.default_rng(seed)
+    ranges = np.array([[[0, 2], [4, 5]], [[1, 2], [2, 4]]])
+    dots = rng.integers(-20, 20, size=(2, 3, 16)).astype("int32")
+    dots[:, :, rng.integers(16)] = NO_CENTROID
+    best, values = (np.empty((2, most), dtype="int32") for _ in range(2))
+    best_centroids(dots, ranges, best, values)
+    for row, own in enumerate(ranges):
+        numbers = [group * 16 + lane for first, last in own for group in range(first, last) for lane in range(16)]
+        pairs = [(int(value), number) for value, number in zip(dots[row].reshape(-1), numbers, strict=True)]
+        wanted = sorted((p for p in pairs if p[0] > NO_CENTROID), key=lambda pair: -pair[0])[:most]
+        assert best[row].tolist() == [number for _, number in wanted] + [-1] * (most - len(wanted))
+        assert values[row, : len(wanted)].tolist() == [value for value, _ in wanted]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 20), st.integers(0, 10**6))
+def test_the_ranges_are_those_of_existing_coarse_centroids(most, seed):
+    """Of twenty coarse centroids; -1 and 20 stand for lanes without one."""
+    rng = np.random.default_rng(seed)
+    best = rng.integers(-1, 21, (3, most)).astype("int32")
+    fine_offsets = np.cumsum([0, *rng.integers(1, 9, 20)])
+    ranges = np.full((3, most, 2), -9, dtype="int64")
+    longest = fine_ranges(best, fine_offsets, ranges)
+    for centroids, own in zip(best, ranges, strict=True):
+        assert own.tolist() == [[*fine_offsets[c : c + 2]] if 0 <= c < 20 else [0, 0] for c in centroids]
+    assert longest == (ranges[:, :, 1] - ranges[:, :, 0]).sum(axis=1).max()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 10**6))
+def test_excess_is_the_share_above_the_last_probed_list_and_one(most, seed):
+    rng = np.random.default_rng(seed)
+    ranges = np.array([[[0, 1]], [[2, 4]]])
+    dots = rng.integers(-20, 20, size=(2, 2, 16)).astype("int32")
+    scales = rng.random(2, dtype="float32") + np.float32(0.1)
+    best, values = (np.empty((2, most), dtype="int32") for _ in range(2))
+    best_centroids(dots, ranges, best, values)
+    excess = values.copy()
+    imputed_excess(best, excess, scales, 1000)
+    counts = (best >= 0).sum(axis=1)
+    above = [(row[:n] - row[n - 1]) * float(scale) for row, n, scale in zip(values, counts, scales, strict=True)]
+    total = sum(row[0] for row in above)
+    for row, own, n in zip(excess, above, counts, strict=True):
+        wanted = own * (1000 / total) if total else own
+        assert ((row[:n] - 1 <= wanted + 1e-6) & (row[:n] > wanted - 1e-6)).all()
+        assert row[n - 1] == 1
+        assert not row[n:].any()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.data())
+def test_the_highest_places_equal_a_stable_sort(scores, data):
+    most = data.draw(st.integers(1, len(scores)))
+    places = np.empty(most, dtype="int64")
+    highest_places(np.array(scores, dtype="float32"), places)
+    order = np.argsort(-np.array(scores, dtype="float32"), kind="stable")[:most]
+    assert places.tolist() == sorted(order.tolist())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.floats(0, 4, width=16), st.data())
+def test_scores_near_the_kth_highest_equal_a_comprehension(scores, slack, data):
+    k = data.draw(st.integers(1, len(scores)))
+    places = np.full(len(scores), -1, dtype="int64")
+    count = near_highest(np.array(scores, dtype="float32"), k, slack, places)
+    edge = sorted(scores, reverse=True)[k - 1] - slack
+    assert places[:count].tolist() == [i for i, score in enumerate(scores) if score >= edge]
+    assert (places[count:] == -1).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=900), st.data())
+def test_selecting_and_sorting_numbers_equal_those_of_python(numbers, data):
+    n = data.draw(st.integers(1, len(numbers)))
+    array, falling = np.array(numbers), sorted(numbers, reverse=True)
+    assert nth_highest(array, n) == falling[n - 1]
+    assert sorted(array[:n].tolist(), reverse=True) == falling[:n]
+    distinct = np.array(list(dict.fromkeys(numbers)))
+    sort_falling(distinct, n)
+    assert distinct[:n].tolist() == sorted(set(numbers), reverse=True)[:n]
+
+
+def test_more_numbers_than_one_block_are_sorted():
+    numbers = np.random.default_rng(0).permutation(1000)
+    sort_falling(numbers, 300)
+    assert numbers[:300].tolist() == list(range(999, 699, -1))

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from latelier.indexes.ivf.kernels.kmeans import spherical_kmeans
+from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
 from latelier.kernels.instruction_sets import supported
 
 WIDTH, DIM = 32, 20
@@ -58,3 +60,12 @@ def test_centroids_without_tokens_take_other_tokens():
     expected, empty = kmeans(rows, scales, 12, 3)
     assert empty > 12
     np.testing.assert_allclose(centroids, expected, atol=2e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=40))
+def test_grouped_rows_equal_a_stable_sort(clusters):
+    offsets, order = np.zeros(6, dtype="int64"), np.empty(len(clusters), dtype="int64")
+    group_rows(np.array(clusters, dtype="int32"), offsets, order)
+    assert order.tolist() == np.argsort(clusters, kind="stable").tolist()
+    assert np.diff(offsets).tolist() == [clusters.count(c) for c in range(5)]

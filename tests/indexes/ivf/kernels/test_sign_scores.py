@@ -5,7 +5,7 @@ import pytest
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
-from latelier.indexes.ivf.kernels.signs import make_sign_tables, round_to_integers, sign_scores
+from latelier.indexes.ivf.kernels.signs import fill_sign_tables, round_to_integers, sign_scores
 from latelier.indexes.ivf.layout import sign_words
 from latelier.indexes.store.segments import Segment
 from latelier.kernels.instruction_sets import INSTRUCTION_SETS, supported
@@ -42,17 +42,24 @@ def query(tokens, dim):
     return vectors
 
 
+def rounded_to(words, vectors):
+    integers, units = np.zeros((len(vectors), 32 * words), "int8"), np.empty(len(vectors), "float32")
+    round_to_integers(vectors, integers, units)
+    return integers, units
+
+
 def tables_of(vectors, words):
-    rounded = round_to_integers(vectors, words)
-    return make_sign_tables(rounded.integers), rounded.units
+    integers, units = rounded_to(words, vectors)
+    tables = np.zeros((-(-len(vectors) // 2), 8 * words, 2, 32), "uint8")
+    fill_sign_tables(integers, tables)
+    return tables, units
 
 
 @pytest.mark.parametrize("dim", [1, 6, 32, 128, 130, 384])
 def test_integers_are_the_rounded_numbers(dim):
     vectors = query(3, dim)
     for words in {1, sign_words(dim)}:
-        integers, units = round_to_integers(vectors, words)
-        assert integers.shape == (3, 32 * words)
+        integers, units = rounded_to(words, vectors)
         for row, rounded, unit in zip(vectors[:, : 32 * words].astype("float64"), integers, units, strict=True):
             sums = [sum(abs(x) for x in row[i : i + 4]) for i in range(0, len(row), 4)]
             assert unit == pytest.approx(max(sums) / 13.5)
@@ -62,9 +69,7 @@ def test_integers_are_the_rounded_numbers(dim):
 
 
 def test_tables_hold_the_products_with_all_signs():
-    integers = round_to_integers(query(3, 96), 3).integers
-    tables = make_sign_tables(integers)
-    assert tables.shape == (2, 24, 2, 32)
+    integers, (tables, _) = rounded_to(3, query(3, 96))[0], tables_of(query(3, 96), 3)
     assert tables.max() <= 30
     for t in range(3):
         for g in range(24):
@@ -81,7 +86,7 @@ def test_tables_hold_the_products_with_all_signs():
 def test_scores_equal_the_loop(isa, tokens, dim, words):
     sample, vectors = Signs(dim), query(tokens, dim)
     scores = sample.scores(isa, tables_of(vectors, words))
-    (rounded, units), dims = round_to_integers(vectors, words), min(dim, 32 * words)
+    (rounded, units), dims = rounded_to(words, vectors), min(dim, 32 * words)
     rounded = rounded[:, :dims].astype(int)
     for d, score in zip(sample.chosen, scores, strict=True):
         signs = np.where(sample.positive[d][:, :dims], 1, -1)
@@ -105,8 +110,3 @@ def test_queries_of_extreme_size_get_scores_that_can_be_sorted(isa, size):
     scores = sample.scores(isa, tables_of(vectors, 1))
     assert not np.isnan(scores).any()
     assert scores.max() < np.inf
-
-
-def test_a_query_of_zeros_scores_zero(isa):
-    tables = tables_of(np.zeros((2, 32), dtype="float32"), 1)
-    assert not Signs(32).scores(isa, tables).any()

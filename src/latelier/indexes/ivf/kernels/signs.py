@@ -7,8 +7,8 @@ and Long, 2024, *RaBitQ: quantizing high-dimensional vectors with a theoretical 
 vectors).
 
 Four signs have only sixteen values, so a product is a sum of lookups in the tables of `fill_sign_tables`, one for every
-four dims, and one instruction looks up 16 to 64 document tokens (Andre et al., 2017, *Accelerated nearest neighbor search
-with Quick ADC*). For that, the bits of 32 tokens are transposed first.
+four dims, and one instruction looks up 16 to 64 document tokens (Andre et al., 2017, *Accelerated nearest neighbor
+search with Quick ADC*). For that, the bits of 32 tokens are transposed first.
 """
 
 from __future__ import annotations
