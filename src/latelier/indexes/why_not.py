@@ -16,10 +16,9 @@ from typing import Any, Protocol
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import prepare_queries
-from latelier.indexes.filters.grammar import FieldName, parse_filter
+from latelier.indexes.filters.parse import fold_name, parse_filter
 from latelier.indexes.options import Parameters, SearchOptions, effort_factor
 from latelier.indexes.results import Cause, Change, Hit, Id, StageLoss, TokenDifference, WhyNotReport
-from latelier.indexes.store.rows import fold_name
 from latelier.indexes.values import as_id
 from latelier.scores.topk import align
 from latelier.utils.checks import short
@@ -227,8 +226,7 @@ class Condition:
     @property
     def fields(self) -> list[str]:
         """The fields that the expression names, as SQL compares names."""
-        names = [piece.token for piece in parse_filter(self.expression).pieces if isinstance(piece, FieldName)]
-        return list(dict.fromkeys(fold_name(name.text) for name in names))
+        return parse_filter(self.expression).fields
 
 
 def split_filter(filter: str | Sequence[str] | None, parameters: Parameters) -> list[Condition]:

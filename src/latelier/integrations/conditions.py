@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.store.rows import RESERVED, fold_name
+from latelier.indexes.filters.parse import RESERVED, fold_name
 from latelier.indexes.values import dump_json
 from latelier.utils.checks import describe
 
@@ -117,7 +117,7 @@ def holds_element(field: SqlCondition, value: Any) -> SqlCondition:
     1
     """
     sql, given = field
-    is_list = f"iif(json_valid({sql}), json_type({sql}) = 'array', 0)"
+    is_list = f"iif(json_valid({sql}), {sql} GLOB '[[]*', 0)"
     inside = SqlCondition(
         f"EXISTS (SELECT 1 FROM json_each(iif({is_list}, {sql}, '[]')) WHERE value = ?)", (*given * 3, value)
     )

@@ -11,6 +11,7 @@ from qdrant_client import models
 from test_qdrant_filters import IDS, REFUSED, ROWS, TEXTS, expression
 
 from latelier import indexes
+from latelier.indexes.filters.parse import parse_filter
 from latelier.indexes.qdrant.filters import translate
 
 edge = pytest.importorskip("qdrant_edge", reason="pip install qdrant-edge-py")
@@ -64,7 +65,7 @@ def engines(tmp_path_factory):
 def test_random_filters_select_what_sqlite_does(engines, filter):
     index, flat, shard = engines
     assume(not re.search(REFUSED, filter))
-    condition = translate(filter, (), index.fields)
+    condition = translate(parse_filter(filter), (), {name: name for name in index.fields})
     if isinstance(condition, bool):
         found = IDS if condition else []
     else:

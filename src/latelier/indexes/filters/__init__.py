@@ -8,7 +8,10 @@ As in SQL, the case of ASCII letters in a key does not matter: ``lang`` and ``La
 both, the column holds the first. The keys ``id``, ``text``, ``metadata``, ``true`` and ``false`` get no column, and at
 most 500 keys get one. Any other value can be read from the JSON: ``metadata ->> '$.Lang'``.
 
-Expressions may come from untrusted users. The grammar accepts a subset of SQL and limits the length of computed values
-(`grammar`), the evaluation has a time limit (`bounds`), and SQLite denies everything except reading documents
-(`latelier.indexes.store.connections`).
+Expressions may come from untrusted users. The parser accepts a part of SQL: comparisons, AND, OR and NOT, IN, BETWEEN,
+IS NULL, LIKE and GLOB, arithmetic, ``||``, ``->`` and ``->>``, queries over json_each, CAST, CASE, COLLATE NOCASE, and
+the functions abs, coalesce, date, datetime, ifnull, iif, instr, json_extract, json_valid, julianday, length, lower,
+max, min, nullif, replace, round, substr, trim, typeof, unixepoch and upper. Literals are written anew and parameters
+are bound. The evaluation has a time limit, a value may have up to 16 MiB (on Python 3.10, SQLite's own 1 GB), and
+SQLite denies everything except reading documents.
 """

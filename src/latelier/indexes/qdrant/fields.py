@@ -16,7 +16,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from latelier.indexes.store.rows import SqlValue, StoredDocument, fold_name, is_nameable
+from latelier.indexes.filters.parse import fold_name, is_nameable
+from latelier.indexes.store.rows import SqlValue, StoredDocument
 from latelier.indexes.values import INT64, dump_json
 
 __all__ = ["as_number", "field_key", "field_path", "field_payload", "is_true_text", "json_elements", "text_elements"]

@@ -1,34 +1,33 @@
-"""Filters for Qdrant: SQL expressions of the grammar of all indexes, translated to conditions with the same meaning.
+"""The tree of a filter as conditions of Qdrant with the meaning that SQLite gives it.
 
-`translate` reads the checked SQL of `latelier.indexes.filters`, in which parameters are numbered. What Qdrant
-has no condition for is rejected by name: it selects either the documents that SQLite would, or none.
-
-Translated are AND, OR, NOT and parentheses over: a field; a column and a value with ``=``, ``<>``, ``IS``, ``IN`` or
-``IS NULL``; ``<``, ``<=``, ``>``, ``>=`` and ``BETWEEN`` with numbers; ``GLOB 'text*'`` and ``GLOB '*text*'``, also
-LIKE without letters; ``EXISTS (SELECT 1 FROM json_each(field) WHERE value = ?)``; ``IN (SELECT value FROM
-json_each(?))``.
+Qdrant's conditions are true or false, and SQL's are true, false or NULL, so a `Truth` holds two conditions: when an
+expression is true, and when it is false. A condition may also be True or False itself, where no document matters. What
+Qdrant has no condition for is rejected by name, so a filter selects the documents that SQLite would, or none.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from qdrant_client import models
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import Parameters
-from latelier.indexes.filters.evaluation import read_filter, reject_field
-from latelier.indexes.filters.grammar import FieldName, Filter, Token, shorten, tokenize
-from latelier.indexes.qdrant.conditions import Column, Condition, Truth, any_of, is_exact, none_of
-from latelier.indexes.qdrant.fields import as_number, is_true_text, text_elements
-from latelier.indexes.store import connections
-from latelier.indexes.store.rows import RESERVED, fold_name
-from latelier.indexes.values import INT64
+from latelier.indexes.filters import parse as nodes
+from latelier.indexes.filters.parse import RESERVED, Filter, Node, shorten, walk
+from latelier.indexes.filters.sql import limit_lengths, reject_field, to_sql
+from latelier.indexes.qdrant.fields import as_number, field_key, is_true_text, text_elements
+from latelier.indexes.qdrant.points import point_id
 
-__all__ = ["filter_names", "translate"]
+Condition: TypeAlias = "models.Condition | bool"
 
+# Qdrant compares numbers in a range as floats, which hold all integers below this; some above are rounded to it.
+_EXACT = 2**53
+_BOUNDS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _CAN = (
     "AND, OR and NOT of: field, column = value, <>, IS, IN, IS NULL; <, <=, >, >=, BETWEEN with numbers; "
@@ -37,380 +36,332 @@ _CAN = (
 # The text of a number, as SQLite converts it for GLOB, begins with this; and consists of these characters.
 _NUMBER_BEGIN = re.compile(r"-?(?:\d*|\d+\.\d*(?:e[+-]?\d*)?|I(?:nf?)?)", re.ASCII)
 _NUMBER_PART = re.compile(r"[-+.0-9eInf]*", re.ASCII)
+_SIMPLE = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+
+
+def translate(filter: Filter, values: Sequence[Any], fields: Mapping[str, str]) -> models.Filter | bool:
+    """Return the condition of the documents that a filter selects; True or False for all or none.
+
+    `fields`: the spelling of each field of the index by its folded name.
+    """
+    translator = _Translator(filter, values, fields)
+    condition = translator.truth(filter.tree).true
+    return condition if isinstance(condition, (bool, models.Filter)) else models.Filter(must=[condition])
+
+
+class Truth(NamedTuple):
+    """When an expression is true, and when it is false; otherwise it is NULL."""
+
+    true: Condition
+    false: Condition
+
+    def negated(self, negated: bool = True) -> Truth:
+        """Return NOT of the expression, or the expression itself."""
+        return Truth(self.false, self.true) if negated else self
 
 
 class _Value(NamedTuple):
-    """A literal or a parameter: a number, a string or NULL."""
+    """A value that is the same for all documents."""
 
     value: int | float | str | None
 
 
-def translate(expression: str | Sequence[str], parameters: Parameters, fields: Collection[str]) -> Condition:
-    """Return the condition of the documents that a filter selects.
-
-    `fields`: the fields of the index, as the first document spells each. Returns: a condition of Qdrant; True or False
-    if it selects all documents, or none.
-    """
-    filter, values = read_filter(expression, parameters)
-    return _Translator(filter, values, fields).condition()
-
-
-def filter_names(expression: str | Sequence[str], parameters: Parameters) -> set[str]:
-    """Return the fields that a filter names, as SQL compares names.
-
-    Examples
-    --------
-    >>> filter_names("Year > 2000 AND id <> 'a'", ())
-    {'year'}
-    """
-    filter, _ = read_filter(expression, parameters)
-    names = {fold_name(piece.token.text) for piece in filter.pieces if isinstance(piece, FieldName)}
-    return names.difference(RESERVED)
-
-
 class _Translator:
-    """Reads the SQL of a filter with a recursive descent; its methods return a `Column`, a `_Value` or a `Truth`."""
+    """The visitor: a node becomes a `Column`, a `_Value` or a `Truth`."""
 
-    def __init__(self, filter: Filter, values: Sequence[Any], fields: Collection[str]) -> None:
+    def __init__(self, filter: Filter, values: Sequence[Any], fields: Mapping[str, str]) -> None:
         self._filter, self._values, self._fields = filter, values, fields
-        self._tokens: list[Token | FieldName] = []
-        for piece in filter.pieces:
-            self._tokens += [piece] if isinstance(piece, FieldName) else tokenize(piece)[:-1]
-        self._next = 0
 
-    def condition(self) -> Condition:
-        truth = self._truth(self._or())
-        if self._next < len(self._tokens):
-            self._refuse(f"the operator {self._source()}")
-        return truth.true
+    def truth(self, node: Node) -> Truth:
+        """Return a node as a condition."""
+        found = self._visit(node)
+        if isinstance(found, Column):
+            if found.name in RESERVED:
+                self._refuse(node, "a column alone")
+            return found.decided(found.is_true())
+        if isinstance(found, _Value):
+            value = found.value
+            is_true = is_true_text(value) if isinstance(value, str) else value != 0
+            return Truth(False, False) if value is None else Truth(is_true, not is_true)
+        return found
 
-    # Reading.
+    def _visit(self, node: Node) -> Column | _Value | Truth:
+        match node:
+            case nodes.Field():
+                if node.name not in (*RESERVED, *self._fields):
+                    reject_field(node, list(self._fields.values()))
+                return Column(node.name)
+            case nodes.Literal() | nodes.Parameter():
+                return self._value(node)
+            case nodes.Not():
+                return self.truth(node.operand).negated()
+            case nodes.Operation(operators=("AND", *_)):
+                return _conjunction([self.truth(each) for each in node.operands])
+            case nodes.Operation(operators=("OR", *_)):
+                parts = [self.truth(each).negated() for each in node.operands]
+                return _conjunction(parts).negated()
+        if not any(isinstance(each, (nodes.Field, nodes.Elements, nodes.ListColumn)) for each in walk(node)):
+            return self._value(node)
+        return self._comparison(node)
 
-    def _sees(self, *texts: str) -> bool:
-        token = self._tokens[self._next] if self._next < len(self._tokens) else None
-        return isinstance(token, Token) and token.kind in ("word", "mark") and token.text in texts
+    def _comparison(self, node: Node) -> Truth:
+        match node:
+            case nodes.Operation(operators=(("=" | "<>") as operator,)):
+                return self._equal(node, *map(self._visit, node.operands)).negated(operator == "<>")
+            case nodes.Operation(operators=(("IS" | "IS NOT") as operator,)):
+                is_so = self._is(node, *node.operands)
+                return Truth(is_so, none_of(is_so)).negated(operator == "IS NOT")
+            case nodes.Operation(operators=(("<" | "<=" | ">" | ">=") as operator,)):
+                left, right = map(self._visit, node.operands)
+                return self._compare(node, left, operator, right)
+            case nodes.Between():
+                operand = self._visit(node.operand)
+                ends = ((">=", node.low), ("<=", node.high))
+                parts = [self._compare(node, operand, operator, self._visit(end)) for operator, end in ends]
+                return _conjunction(parts).negated(node.negated)
+            case nodes.In():
+                operand = self._visit(node.operand)
+                parts = [self._equal(node, operand, value).negated() for value in self._listed(node)]
+                # x IN () is false, even for NULL.
+                return (_conjunction(parts).negated() if parts else Truth(False, True)).negated(node.negated)
+            case nodes.Like():
+                return self._pattern(node).negated(node.negated)
+            case nodes.Exists():
+                return self._exists(node)
+        self._refuse(node)
 
-    def _skip(self, *texts: str) -> bool:
-        seen = self._sees(*texts)
-        self._next += seen
-        return seen
-
-    def _take(self) -> Token | FieldName:
-        self._next += 1
-        return self._tokens[self._next - 1]
-
-    def _source(self) -> str:
-        """Return the next token as the user may have written it."""
-        if self._next >= len(self._tokens):
-            return "at the end"
-        token = self._tokens[self._next]
-        return token.token.source if isinstance(token, FieldName) else token.source
-
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, node: Node, reason: str = "") -> NoReturn:
+        shown = shorten(to_sql(node, lambda field: field.token.source))
         raise InvalidArgumentError(
             f"the filter {shorten(self._filter.expression, 200)!r} cannot be used with Qdrant, which has no condition "
-            f"for {what}. It has conditions for {_CAN}."
+            f"for {shown}{reason and f' ({reason})'}. It has conditions for {_CAN}."
         )
 
-    # Expressions, the weakest operators first.
-
-    def _or(self) -> Column | _Value | Truth:
-        parts = [self._and()]
-        while self._skip("or"):
-            parts.append(self._and())
-        return parts[0] if len(parts) == 1 else Truth.disjunction([self._truth(part) for part in parts])
-
-    def _and(self) -> Column | _Value | Truth:
-        parts = [self._not()]
-        while self._skip("and"):
-            parts.append(self._not())
-        return parts[0] if len(parts) == 1 else Truth.conjunction([self._truth(part) for part in parts])
-
-    def _not(self) -> Column | _Value | Truth:
-        if self._skip("not"):
-            return self._truth(self._not()).negated()
-        return self._comparison()
-
-    def _comparison(self) -> Column | _Value | Truth:
-        left = self._order()
-        while True:
-            if self._skip("=", "=="):
-                left = self._equal(left, self._order())
-            elif self._skip("<>", "!="):
-                left = self._equal(left, self._order()).negated()
-            elif self._skip("is"):
-                left = self._is(left)
-            elif self._skip("isnull"):
-                left = self._is_null(left)
-            elif self._skip("notnull"):
-                left = self._is_null(left).negated()
-            elif self._sees("not", "in", "between", "like", "glob"):
-                negated = self._skip("not")
-                if negated and self._skip("null"):
-                    left = self._is_null(left).negated()
-                else:
-                    left = self._match(left).negated(negated)
-            else:
-                return left
-
-    def _match(self, left: Column | _Value | Truth) -> Truth:
-        if self._skip("in"):
-            values = self._constants()
-            truth = Truth.disjunction([self._equal(left, value) for value in values])
-            # x IN () is false, even for NULL.
-            return truth if values else Truth(False, True)
-        if self._skip("between"):
-            low = self._order()
-            self._skip("and")
-            high = self._order()
-            return Truth.conjunction([self._compare(left, ">=", low), self._compare(left, "<=", high)])
-        name = "LIKE" if self._sees("like") else "GLOB"
-        self._take()
-        pattern = self._order()
-        if self._sees("escape") or not isinstance(left, Column) or not isinstance(pattern, _Value):
-            self._refuse(f"{name} other than of a column and a pattern, without ESCAPE")
-        return self._pattern(left, name, pattern.value)
-
-    def _order(self) -> Column | _Value | Truth:
-        left = self._operand()
-        while self._sees(*_FLIPPED):
-            operator = self._source()
-            self._take()
-            left = self._compare(left, operator, self._operand())
-        return left
-
-    def _operand(self) -> Column | _Value | Truth:
-        if self._skip("-"):
-            operand = self._operand()
-            if not isinstance(operand, _Value) or isinstance(operand.value, str):
-                self._refuse("computed values: compute them before, and pass them as parameters")
-            return operand if operand.value is None else _Value(as_number(-operand.value))
-        if self._skip("+"):
-            return self._operand()
-        value = self._primary()
-        if self._sees("+", "-", "*", "/", "%", "&", "|", "<<", ">>", "||", "->", "->>", "collate"):
-            self._refuse(f"the operator {self._source()}")
-        return value
-
-    def _primary(self) -> Column | _Value | Truth:
-        if self._skip("("):
-            value = self._or()
-            self._skip(")")
-            return value
-        if self._skip("true", "false"):
-            return _Value(int(self._tokens[self._next - 1].text == "true"))  # type: ignore[union-attr]
-        if self._skip("null"):
-            return _Value(None)
-        if self._skip("exists"):
-            return self._exists()
-        source, token = self._source(), self._take()
-        if isinstance(token, FieldName):
-            return self._column(token)
-        if token.kind == "string":
-            return _Value(token.text)
-        if token.kind == "number":
-            return _Value(_literal(token.text))
-        if token.kind == "parameter":
-            return _Value(self._parameter(token))
-        if token.kind == "blob":
-            self._refuse("BLOB values")
-        self._refuse(f"{source.upper()}{'()' if self._sees('(') else ''}")
-
-    def _column(self, name: FieldName) -> Column:
-        folded = fold_name(name.token.text)
-        if folded not in RESERVED and folded not in {fold_name(field) for field in self._fields}:
-            reject_field(name, list(self._fields))
-        return Column(folded)
-
-    def _parameter(self, token: Token) -> int | float | str | None:
-        value = self._values[int(token.text[1:]) - 1]
-        if value is None or isinstance(value, str):
-            return value
-        if isinstance(value, (bool, int)) and int(value) in INT64:
-            return int(value)
-        if isinstance(value, float):
-            return None if value != value else as_number(value)  # SQLite stores NaN as NULL
-        reason = "an integer too large for 64 bits" if isinstance(value, int) else f"of the type {type(value).__name__}"
-        raise InvalidArgumentError(
-            f"the filter {shorten(self._filter.expression, 200)!r} cannot be evaluated: parameter {token.text[1:]} is "
-            f"{reason}; give a number of 64 bits, a str or None."
-        )
+    def _value(self, node: Node) -> _Value:
+        """Return a value that no document matters for; SQLite computes what is more than a literal."""
+        if isinstance(node, nodes.Literal):
+            value = node.value
+        elif isinstance(node, nodes.Parameter):
+            value = self._values[node.index]
+        else:
+            numbers = [each.index + 1 for each in walk(node) if isinstance(each, nodes.Parameter)]
+            sql, given = f"SELECT {to_sql(node, lambda field: field.name)}", self._values[: max(numbers, default=0)]
+            with closing(sqlite3.connect(":memory:")) as connection, limit_lengths(connection):
+                try:
+                    ((value,),) = connection.execute(sql, given)
+                except sqlite3.Error as error:
+                    self._refuse(node, str(error))
+        if isinstance(value, bytes):
+            self._refuse(node, "a BLOB")
+        return _Value(value if value is None or isinstance(value, str) else as_number(value))
 
     # Comparisons.
 
-    def _truth(self, value: Column | _Value | Truth) -> Truth:
-        """Return a value as a condition of SQL."""
-        if isinstance(value, Truth):
-            return value
-        if isinstance(value, Column):
-            if not value.is_field:
-                self._refuse(f"{value.name} alone as a condition")
-            return value.decided(value.is_true())
-        if value.value is None:
-            return Truth(False, False)
-        is_true = is_true_text(value.value) if isinstance(value.value, str) else value.value != 0
-        return Truth(is_true, not is_true)
-
-    def _equal(self, left: Column | _Value | Truth, right: Column | _Value | Truth) -> Truth:
-        if isinstance(left, _Value) and isinstance(right, Column):
+    def _equal(self, node: Node, left: Column | _Value | Truth, right: Column | _Value | Truth) -> Truth:
+        if isinstance(left, _Value):
             left, right = right, left
-        if isinstance(left, Column) and isinstance(right, _Value):
-            if right.value is None:
-                return Truth(False, False)
-            self._check_types(left, "=", right.value)
-            return left.decided(left.equals(right.value))
-        return self._of_constants(left, "=", right)
-
-    def _compare(self, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth) -> Truth:
-        if isinstance(left, _Value) and isinstance(right, Column):
-            left, operator, right = right, _FLIPPED[operator], left
-        if isinstance(left, Column) and isinstance(right, _Value):
-            if right.value is None:
-                return Truth(False, False)
-            if isinstance(right.value, str):
-                self._refuse(f"the order of strings, as in {operator} {right.value[:50]!r}")
-            self._check_types(left, operator, right.value)
-            if not is_exact(right.value):
-                self._refuse(f"the order of integers beyond 2^53, as in {operator} {right.value}")
-            return left.decided(left.compares(operator, right.value))
-        return self._of_constants(left, operator, right)
-
-    def _check_types(self, column: Column, operator: str, value: int | float | str) -> None:
-        """Raise an error for a number that SQLite would convert to a string: ``text = 5`` selects the text '5'."""
-        if not isinstance(value, str) and column.name in ("text", "metadata"):
-            self._refuse(f"{column.name} {operator} a number: give a str")
-
-    def _of_constants(self, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth) -> Truth:
-        if not isinstance(left, _Value) or not isinstance(right, _Value):
-            self._refuse(f"{operator} between two columns or conditions")
-        with connections.using(), closing(sqlite3.connect(":memory:")) as connection:
-            ((value,),) = connection.execute(f"SELECT ? {operator} ?", (left.value, right.value))
-        return self._truth(_Value(value))
-
-    def _is(self, left: Column | _Value | Truth) -> Truth:
-        negated = self._skip("not")
-        if self._skip("true"):
-            truth = self._truth(left).true
-        elif self._skip("false"):
-            truth = self._truth(left).false
-        elif self._skip("null"):
-            truth = self._is_null(left).true
-        else:
-            right = self._order()
-            if isinstance(left, _Value):
-                left, right = right, left
-            is_null = isinstance(right, _Value) and right.value is None
-            truth = self._is_null(left).true if is_null else self._equal(left, right).true
-        return Truth(truth, none_of(truth)).negated(negated)
-
-    def _is_null(self, value: Column | _Value | Truth) -> Truth:
-        if isinstance(value, _Value):
-            is_null: Condition = value.value is None
-        else:
-            is_null = value.is_null() if isinstance(value, Column) else value.null
-        return Truth(is_null, none_of(is_null))
-
-    def _pattern(self, column: Column, name: str, pattern: int | float | str | None) -> Truth:
-        if pattern is None:
+        if not isinstance(left, Column) or not isinstance(right, _Value):
+            self._refuse(node, "it compares a column with a value")
+        if right.value is None:
             return Truth(False, False)
-        if not isinstance(pattern, str):
-            self._refuse(f"{name} with the number {pattern}: give a str")
-        text = pattern
-        if name == "LIKE":
+        self._check_type(node, left, right.value)
+        return left.decided(left.equals(right.value))
+
+    def _compare(
+        self, node: Node, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth
+    ) -> Truth:
+        if isinstance(left, _Value):
+            left, operator, right = right, _FLIPPED[operator], left
+        if not isinstance(left, Column) or not isinstance(right, _Value):
+            self._refuse(node, "it compares a column with a value")
+        if right.value is None:
+            return Truth(False, False)
+        if isinstance(right.value, str):
+            self._refuse(node, "the order of strings")
+        self._check_type(node, left, right.value)
+        if _EXACT <= abs(right.value) <= 2**63:
+            self._refuse(node, "the order of integers beyond 2^53")
+        return left.decided(left.compares(operator, right.value))
+
+    def _check_type(self, node: Node, column: Column, value: int | float | str) -> None:
+        if not isinstance(value, str) and column.name in ("text", "metadata"):
+            self._refuse(node, f"SQLite compares {column.name} and a number as strings: give a str")
+
+    def _is(self, node: Node, left: Node, right: Node) -> Condition:
+        if isinstance(right, nodes.Literal) and right.sql in ("TRUE", "FALSE"):
+            truth = self.truth(left)
+            return truth.true if right.sql == "TRUE" else truth.false
+        first, second = self._visit(left), self._visit(right)
+        if isinstance(first, _Value):
+            first, second = second, first
+        if second != _Value(None):
+            return self._equal(node, first, second).true
+        if isinstance(first, Truth):
+            return all_of([none_of(first.true), none_of(first.false)])
+        return first.is_null() if isinstance(first, Column) else first.value is None
+
+    def _pattern(self, node: nodes.Like) -> Truth:
+        column, pattern = self._visit(node.operand), self._visit(node.pattern)
+        if node.escape or not isinstance(column, Column) or not isinstance(pattern, _Value):
+            self._refuse(node, "it compares a column with a pattern, without ESCAPE")
+        if pattern.value is None:
+            return Truth(False, False)
+        if not isinstance(pattern.value, str):
+            self._refuse(node, "the pattern is a number: give a str")
+        text = pattern.value
+        if node.operator == "LIKE":
             if re.search("[A-Za-z_*?[]", text):
-                self._refuse("LIKE with letters, whose case it ignores, or with _ (GLOB compares the case)")
+                self._refuse(node, "LIKE ignores the case of letters: use GLOB")
             text = text.replace("%", "*")
         inner = text.strip("*")
-        ends = (text[: len(text) - len(text.lstrip("*"))], text[len(text.rstrip("*")) :])
+        leading, trailing = text.startswith("*"), text.endswith("*")
         if not inner and text:
             return column.decided(none_of(column.is_null()))
-        if re.search("[*?[]", inner) or (ends[0] and not ends[1]):
-            self._refuse(f"the pattern {text[:50]!r}: the wildcard is * at the end, or at both ends")
-        may_be_number = (_NUMBER_PART if ends[0] else _NUMBER_BEGIN).fullmatch(inner)
-        if may_be_number and column.name not in ("text", "metadata"):
-            self._refuse(f"the pattern {text[:50]!r}, which numbers could match too")
-        if not ends[1]:
+        if re.search("[*?[]", inner) or (leading and not trailing):
+            self._refuse(node, "the wildcard is * at the end, or at both ends")
+        if (_NUMBER_PART if leading else _NUMBER_BEGIN).fullmatch(inner) and column.name not in ("text", "metadata"):
+            self._refuse(node, "numbers could match too")
+        if not trailing:
             return column.decided(column.equals(inner))
-        return column.decided(column.contains(inner) if ends[0] else column.begins(inner))
+        match: Any = models.MatchSubstring(substring=inner) if leading else models.MatchPrefix(prefix=inner)
+        return column.decided(_match(column.strings, match))
 
     # Lists.
 
-    def _constants(self) -> list[_Value]:
-        """Read the values of IN, from its parenthesis on."""
-        self._skip("(")
-        if self._skip("select"):
-            column, source = self._from()
-            if not isinstance(source, _Value) or column != "value":
-                self._refuse("IN (SELECT ...) other than IN (SELECT value FROM json_each(?)); see EXISTS")
-            self._skip(")")
-            return [_Value(each) for each in self._elements(source)]
-        values = []
-        while not self._skip(")"):
-            value = self._or()
-            if not isinstance(value, _Value):
-                self._refuse("IN with a column or a condition among its values")
-            values.append(value)
-            self._skip(",")
-        return values
+    def _listed(self, node: nodes.In) -> list[_Value]:
+        """Return the values of IN."""
+        if isinstance(node.values, nodes.Elements):
+            [source, *path] = map(self._visit, node.values.arguments)
+            if path or node.values.where or node.column != "value" or not isinstance(source, _Value):
+                self._refuse(node, "it takes IN (SELECT value FROM json_each(?)); for a field, use EXISTS")
+            elements = [] if source.value is None else text_elements(str(source.value))
+            if elements is None:
+                self._refuse(node, "the value is not JSON")
+            return [_Value(each) for each in elements]
+        values = [self._visit(each) for each in node.values]
+        constants = [each for each in values if isinstance(each, _Value)]
+        if len(constants) < len(values):
+            self._refuse(node, "IN takes values that are the same for all documents")
+        return constants
 
-    def _exists(self) -> Truth:
-        """Read a query over json_each, from its parenthesis on."""
-        self._skip("(")
-        self._skip("select")
-        _, source = self._from()
-        if not isinstance(source, Column) or not source.is_field or not self._skip("where"):
-            self._refuse("EXISTS other than of a field, with WHERE value = ?")
-        if not self._reads_value():
-            self._refuse("EXISTS with another condition than WHERE value = ?, or value IN (...)")
-        if self._skip("in"):
-            values = self._constants()
-        elif self._skip("=", "=="):
-            right = self._order()
-            values = [right] if isinstance(right, _Value) else self._refuse("EXISTS with value = a column")
-        else:
-            self._refuse("EXISTS with another condition than WHERE value = ?, or value IN (...)")
-        if not self._skip(")"):
-            self._refuse("EXISTS with another condition than WHERE value = ?, or value IN (...)")
-        found = any_of([source.has_element(each.value) for each in values if each.value is not None])
+    def _exists(self, node: nodes.Exists) -> Truth:
+        where, elements = node.elements.where, node.elements
+        [source, *path] = map(self._visit, elements.arguments)
+        column = nodes.ListColumn(elements.number, "value")
+        match where:
+            case nodes.Operation(operators=("=",), operands=(left, right)) if column in (left, right):
+                values = [self._visit(right if left == column else left)]
+            case nodes.In(operand=operand, negated=False) if operand == column:
+                values = [*self._listed(where)]
+            case _:
+                self._refuse(node, "its condition is value = ?, or value IN (...)")
+        if path or not isinstance(source, Column) or source.name in RESERVED:
+            self._refuse(node, "it reads the list in a field")
+        given = [each.value for each in values if isinstance(each, _Value)]
+        if len(given) < len(values):
+            self._refuse(node, "its condition is value = ?, or value IN (...)")
+        found = any_of([source.has_element(each) for each in given if each is not None])
         return Truth(found, none_of(found))
 
-    def _from(self) -> tuple[str, Column | _Value | Truth]:
-        """Read what a query selects, and its list; return the name of the column that it selects, and the list."""
-        column = ""
-        while not self._skip("from"):
-            token = self._take()
-            column = token.text if isinstance(token, Token) else ""
-        if not self._skip("json_each"):
-            self._refuse("json_tree()")
-        self._skip("(")
-        source = self._or()
-        if not self._skip(")"):
-            self._refuse("json_each() with a path")
-        self._skip("as")
-        self._take()  # its alias
-        return column, source
 
-    def _reads_value(self) -> bool:
-        """Read the column ``value`` of json_each: an alias, a dot and the name of the column."""
-        if not isinstance(self._tokens[self._next], Token) or self._next + 2 >= len(self._tokens):
-            return False
-        alias, dot, column = self._tokens[self._next : self._next + 3]
-        self._next += 3
-        return all(isinstance(each, Token) for each in (alias, dot, column)) and column.text == "value"  # type: ignore[union-attr]
-
-    def _elements(self, source: _Value) -> list[int | float | str | None]:
-        if source.value is None:
-            return []
-        elements = text_elements(str(source.value))
-        return (
-            self._refuse(f"json_each({str(source.value)[:50]!r}), which is not JSON") if elements is None else elements
-        )
+# Conditions of Qdrant.
 
 
-def _literal(text: str) -> int | float:
-    """Return the value of a number in SQL."""
-    if text[:2] == "0x":
-        value = int(text, 16)
-        return value - 2**64 if value >= 2**63 else value
-    whole = int(text) if text.isdigit() else None
-    return whole if whole is not None and whole in INT64 else as_number(float(text))
+def all_of(conditions: Sequence[Condition]) -> Condition:
+    """Return the condition that all of some hold."""
+    rest = [each for each in conditions if not isinstance(each, bool)]
+    if any(each is False for each in conditions):
+        return False
+    return models.Filter(must=rest) if len(rest) > 1 else rest[0] if rest else True
+
+
+def any_of(conditions: Sequence[Condition]) -> Condition:
+    """Return the condition that at least one of some holds."""
+    rest = [each for each in conditions if not isinstance(each, bool)]
+    if any(each is True for each in conditions):
+        return True
+    return models.Filter(should=rest) if len(rest) > 1 else rest[0] if rest else False
+
+
+def none_of(condition: Condition) -> Condition:
+    """Return the condition that another one does not hold."""
+    return not condition if isinstance(condition, bool) else models.Filter(must_not=[condition])
+
+
+def _conjunction(parts: Sequence[Truth]) -> Truth:
+    return Truth(all_of([part.true for part in parts]), any_of([part.false for part in parts]))
+
+
+class Column:
+    """A column of filters: ``id``, ``text``, ``metadata`` or a field; its values are numbers, strings or NULL."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.strings, self._numbers = self._path("strings"), self._path("numbers")
+
+    def _path(self, kind: str) -> str:
+        """Return the path of the column among the values of one type; a step that is not a word is quoted."""
+        if self.name in RESERVED:
+            return self.name
+        key = field_key(self.name)
+        return f"{kind}.{key}" if _SIMPLE.fullmatch(key) else f'{kind}."{key}"'
+
+    def is_null(self) -> Condition:
+        """Return when it has no value."""
+        if self.name in RESERVED:
+            return _is_empty("text") if self.name == "text" else False
+        return all_of([_is_empty(self._numbers), _is_empty(self.strings)])
+
+    def equals(self, value: int | float | str) -> Condition:
+        """Return when its value is a number or a string."""
+        if self.name == "id":
+            is_id = isinstance(value, int) or (isinstance(value, str) and value != "")
+            return models.HasIdCondition(has_id=[point_id(value)]) if is_id else False  # type: ignore[arg-type]
+        if isinstance(value, str):
+            return _match(self.strings, models.MatchValue(value=value))
+        return False if self.name in RESERVED else _number_equals(self._numbers, value)
+
+    def compares(self, operator: str, value: int | float) -> Condition:
+        """Return when the value is less or greater than a number; a string is greater than all numbers."""
+        if self.name in ("text", "metadata"):
+            by_number = is_number = False
+        else:
+            by_number = _range(self._numbers, **{_BOUNDS[operator]: value})
+            is_number = _range(self._numbers, lte=sys.float_info.max)
+        is_string = none_of(any_of([self.is_null(), is_number]))
+        return by_number if operator in ("<", "<=") else any_of([by_number, is_string])
+
+    def is_true(self) -> Condition:
+        """Return when a field is true as a condition of SQL: a number other than 0, or a string that begins so."""
+        string = _match("true", models.MatchValue(value=field_key(self.name)))
+        return any_of([_range(self._numbers, lt=0), _range(self._numbers, gt=0), string])
+
+    def has_element(self, value: int | float | str) -> Condition:
+        """Return when the list in a field has an element; json_each reads a number as a list of itself."""
+        lists = self._path("lists")
+        if isinstance(value, str):
+            return _match(lists, models.MatchValue(value=value))
+        return any_of([_number_equals(lists, value), _number_equals(self._numbers, value)])
+
+    def decided(self, condition: Condition) -> Truth:
+        """Return a comparison that is true under a condition, NULL if the column is, and false otherwise."""
+        return Truth(condition, all_of([none_of(self.is_null()), none_of(condition)]))
+
+
+def _number_equals(path: str, value: int | float) -> Condition:
+    if isinstance(value, int) and abs(value) >= _EXACT:
+        return _match(path, models.MatchValue(value=value))
+    # A range, since an index of floats serves it, and one of integers would leave out floats.
+    return _range(path, gte=value, lte=value)
+
+
+def _range(path: str, **bounds: float) -> Condition:
+    return models.FieldCondition(key=path, range=models.Range(**bounds))
+
+
+def _match(path: str, match: Any) -> Condition:
+    return models.FieldCondition(key=path, match=match)
+
+
+def _is_empty(path: str) -> Condition:
+    return models.IsEmptyCondition(is_empty=models.PayloadField(key=path))

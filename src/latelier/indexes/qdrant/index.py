@@ -12,7 +12,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, Parameters, PathLike, SearchOptions, Tokenizer
 from latelier.indexes.exact import measure_recall
-from latelier.indexes.filters.evaluation import read_filter
+from latelier.indexes.filters.sql import read_filter
 from latelier.indexes.hybrid import check_queries
 from latelier.indexes.qdrant.collection import (
     KEYWORDS,
@@ -470,16 +470,15 @@ class Qdrant(Index):
 
     def _condition(self, filter: str | Sequence[str], parameters: Parameters) -> models.Filter | bool:
         """Return the condition of a filter, as a Qdrant filter, or True or False."""
-        from qdrant_client import models
+        from latelier.indexes.filters.parse import RESERVED
+        from latelier.indexes.qdrant.filters import translate
 
-        from latelier.indexes.qdrant.filters import filter_names, translate
-
-        names = filter_names(filter, parameters)
+        parsed, values = read_filter(filter, parameters)
+        names = set(parsed.fields).difference(RESERVED)
         fields = self._collection.fields(names)
         if not names <= fields.keys() and not self._points.count():
             return False
-        condition = translate(filter, parameters, list(fields.values()))
-        return condition if isinstance(condition, (bool, models.Filter)) else models.Filter(must=[condition])
+        return translate(parsed, values, fields)
 
     def _check_keywords(self) -> None:
         if self.tokenizer is None:

@@ -24,6 +24,7 @@ from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgume
 from latelier.indexes.base import Index, PathLike, SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.documents import DocumentBatches
 from latelier.indexes.exact import check_efforts, measure_recall
+from latelier.indexes.filters.parse import new_fields
 from latelier.indexes.hybrid import check_queries, combine_sides
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.results import (
@@ -41,7 +42,6 @@ from latelier.indexes.sharded.worker import KINDS, Opening, ShardFindings, Write
 from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import as_folder, closed_error
 from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
-from latelier.indexes.store.rows import new_fields
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.stored import MemoryReport
 from latelier.indexes.values import as_id, as_ids, as_prefixes, check_known, duplicate_ids, is_single_id

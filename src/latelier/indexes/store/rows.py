@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
-import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, overload
 
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.filters.parse import fold_name, new_fields
 from latelier.indexes.results import Id, Record
 from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_tombstones
 from latelier.indexes.store.checks import check_row, column_checksums, damaged, decode_json, row_checksum, spell
@@ -26,13 +26,9 @@ from latelier.indexes.values import INT64, as_key, dump_json, encode_json, plain
 
 SqlValue: TypeAlias = "int | float | str | None"
 
-RESERVED = ("id", "text", "metadata")
-_CONSTANTS = ("true", "false")  # SQLite reads these as constants in a subquery, even in quotes
-_MOST_FIELDS = 500
 # Of dicts and lists, the metadata itself included. Readers in other languages and frameworks stop somewhat deeper.
 _MOST_LEVELS = 100
 _COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
-_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 # All documents without metadata share this mapping: thousands of dicts would slow down the garbage collector.
 _NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
 
@@ -72,11 +68,6 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
     return encode_json(plain, what, levels=levels), {key: _sql_value(value) for key, value in plain.items()}
 
 
-def fold_name(name: str) -> str:
-    """Return the form in which SQL compares names: ASCII letters in lower case, all others unchanged."""
-    return name.translate(_FOLD)
-
-
 def known_fields(connection: sqlite3.Connection) -> list[Field]:
     """Return all fields in the order in which they were made; their column names become part of SQL statements."""
     fields = [Field(*row) for row in read_rows(connection, "field", "ORDER BY rowid")]
@@ -93,30 +84,6 @@ def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
         column = f"f{number}"
         connection.execute(f"ALTER TABLE document ADD COLUMN {column}")
         insert_rows(connection, "field", [(fold_name(key), key, column)])
-
-
-def new_fields(known: Iterable[str], keys: Iterable[str]) -> list[str]:
-    """Return those of some keys that become fields beside the known ones, up to 500 in all.
-
-    Examples
-    --------
-    >>> new_fields(["lang"], ["Lang", "id", "year", "Year"])
-    ['year']
-    """
-    folded = {fold_name(key) for key in known}
-    found = []
-    for key in dict.fromkeys(keys):
-        name = fold_name(key)
-        if name not in folded and is_nameable(name) and len(folded) < _MOST_FIELDS:
-            folded.add(name)
-            found.append(key)
-    return found
-
-
-def is_nameable(folded: str) -> bool:
-    """Whether filters can name a key of the metadata, given as `fold_name` returns it."""
-    # A null character would end the statement.
-    return folded not in RESERVED and folded not in _CONSTANTS and "\0" not in folded
 
 
 def _sql_value(value: Any) -> SqlValue:

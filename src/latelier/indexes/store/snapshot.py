@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.filters.evaluation import SelectionCache
+from latelier.indexes.filters.sql import SelectionCache
 from latelier.indexes.results import Id
 from latelier.indexes.store.catalog import (
     AnnDataRow,

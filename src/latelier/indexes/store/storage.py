@@ -22,7 +22,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Parameters
-from latelier.indexes.filters.evaluation import matching_numbers, read_filter, selection_key
+from latelier.indexes.filters.sql import matching_numbers, read_filter, selection_key
 from latelier.indexes.results import Id, Ranking, Record, VerifyReport
 from latelier.indexes.store import catalog
 from latelier.indexes.store import rows as document_rows

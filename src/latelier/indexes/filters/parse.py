@@ -1,0 +1,669 @@
+"""Parsing: an expression becomes a tree of the nodes below, of which `sql` and Qdrant's conditions are made.
+
+The nodes hold only operators, functions and types that are listed here, names of fields, literals and the numbers of
+parameters, so nothing of the user's text reaches a statement. The operators bind as in SQLite, strongest last
+(`_LEVELS`); chains of one level stand in one node, so a tree is as deep as its parentheses, whatever its length.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from latelier.errors import InvalidArgumentError
+
+RESERVED = ("id", "text", "metadata")
+_NOT_NAMEABLE = {*RESERVED, "true", "false"}  # SQLite reads the last two as constants in a subquery, even in quotes
+_MOST_FIELDS = 500
+_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
+def fold_name(name: str) -> str:
+    """Return the form in which SQL compares names: ASCII letters in lower case, all others unchanged."""
+    return name.translate(_FOLD)
+
+
+def is_nameable(folded: str) -> bool:
+    """Whether filters can name a key of the metadata, given as `fold_name` returns it."""
+    # A null character would end the statement.
+    return folded not in _NOT_NAMEABLE and "\0" not in folded
+
+
+def new_fields(known: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Return those of some metadata keys that become fields beside the known ones, up to 500 in all."""
+    folded = {fold_name(key) for key in known}
+    found = []
+    for key in dict.fromkeys(keys):
+        name = fold_name(key)
+        if name not in folded and is_nameable(name) and len(folded) < _MOST_FIELDS:
+            folded.add(name)
+            found.append(key)
+    return found
+
+
+class Token(NamedTuple):
+    """One token of an expression.
+
+    `kind`: ``"word"``, ``"name"`` (one in quotes), ``"string"``, ``"blob"``, ``"number"``, ``"parameter"``, ``"mark"``
+    or ``"end"``. `text`: a word in lower case; a string or a name without its quotes. `source`: as the user wrote it.
+    """
+
+    kind: str
+    text: str
+    position: int
+    source: str
+
+
+# The nodes. Two filters that differ only in spelling have equal trees.
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number, string, blob, TRUE, FALSE or NULL: `sql` is its one spelling."""
+
+    sql: str
+    value: Any = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The value of the parameter with this index."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of the documents, by its folded name; `token` and `expression` say where the user named it."""
+
+    name: str
+    token: Token = field(compare=False, repr=False)
+    expression: str = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class ListColumn:
+    """A column of the json_each with this number: its ``value``, ``key``, ..."""
+
+    number: int
+    column: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Operands joined from left to right by operators of one level, such as AND, or + and -."""
+
+    operators: tuple[str, ...]
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Not:
+    """NOT operand."""
+
+    operand: Node
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign, + or -, before its operand."""
+
+    sign: str
+    operand: Node
+
+
+@dataclass(frozen=True)
+class NoCase:
+    """An operand COLLATE NOCASE."""
+
+    operand: Node
+
+
+@dataclass(frozen=True)
+class Like:
+    """LIKE or GLOB."""
+
+    operator: str
+    operand: Node
+    pattern: Node
+    escape: Node | None
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Between:
+    """BETWEEN low AND high."""
+
+    operand: Node
+    low: Node
+    high: Node
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The rows of json_each(list, path) that meet a condition; expressions within name its columns by `number`."""
+
+    number: int
+    arguments: tuple[Node, ...]
+    where: Node | None
+
+
+@dataclass(frozen=True)
+class In:
+    """IN a list of values, or a column of elements."""
+
+    operand: Node
+    values: tuple[Node, ...] | Elements
+    column: str
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Exists:
+    """Whether there are such elements."""
+
+    elements: Elements
+
+
+@dataclass(frozen=True)
+class Case:
+    """CASE base WHEN ... THEN ... ELSE otherwise END."""
+
+    base: Node | None
+    cases: tuple[tuple[Node, Node], ...]
+    otherwise: Node | None
+
+
+@dataclass(frozen=True)
+class Cast:
+    """CAST(operand AS type)."""
+
+    operand: Node
+    type: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call of a function."""
+
+    name: str
+    arguments: tuple[Node, ...]
+
+
+Node: TypeAlias = (
+    "Literal | Parameter | Field | ListColumn | Operation | Not | Sign | NoCase | Like | Between | In | Exists | Case "
+    "| Cast | Call"
+)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A parsed filter: as the user gave it, its tree, and the name of each parameter, None for a ``?``."""
+
+    expression: str
+    tree: Node = field(hash=False)
+    slots: tuple[str | None, ...]
+
+    @property
+    def fields(self) -> list[str]:
+        """The folded names that it uses."""
+        return list(dict.fromkeys(node.name for node in walk(self.tree) if isinstance(node, Field)))
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """Yield a node and all below it."""
+    yield node
+    for own in fields(node):
+        value = getattr(node, own.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            for each in part if isinstance(part, tuple) else (part,):
+                if is_dataclass(each):
+                    yield from walk(each)
+
+
+# Minimum and maximum number of the arguments of each function.
+_MANY = 20
+FUNCTIONS = {
+    **dict.fromkeys(("abs", "json_valid", "length", "lower", "typeof", "upper"), (1, 1)),
+    **dict.fromkeys(("round", "trim"), (1, 2)),
+    **dict.fromkeys(("ifnull", "instr", "nullif"), (2, 2)),
+    **dict.fromkeys(("iif", "replace"), (3, 3)),
+    "substr": (2, 3),
+    **dict.fromkeys(("coalesce", "json_extract", "max", "min"), (2, _MANY)),
+    **dict.fromkeys(("date", "datetime", "julianday", "unixepoch"), (0, _MANY)),
+}
+# The operators, the weakest first; `_comparison` reads those of the fourth row.
+_LEVELS = (
+    ("or",),
+    ("and",),
+    (),  # NOT before a value
+    ("=", "==", "<>", "!=", "is", "isnull", "notnull", "not", "like", "glob", "between", "in"),
+    ("<", "<=", ">", ">="),
+    ("+", "-"),
+    ("*", "/", "%"),
+    ("||", "->", "->>"),
+)
+LEVEL = {operator: level for level, row in enumerate(_LEVELS) for operator in row}
+NOT_LEVEL, COMPARISON = 2, LEVEL["="]
+_ONE_SPELLING = {"=": "=", "==": "=", "<>": "<>", "!=": "<>"}
+_TYPES = {"int": "INTEGER", "integer": "INTEGER", "real": "REAL", "float": "REAL", "text": "TEXT", "blob": "BLOB"}
+_TYPES |= {"numeric": "NUMERIC", "double": "REAL", "varchar": "TEXT", "bigint": "INTEGER"}
+_CONSTANTS = {"true": Literal("TRUE", 1), "false": Literal("FALSE", 0), "null": Literal("NULL", None)}
+_WORDS = {name for name in LEVEL if name.isalpha()} | set(_CONSTANTS)
+_WORDS |= {"escape", "exists", "case", "when", "then", "else", "end", "cast", "collate"}
+_WORDS |= {"as", "select", "from", "where", "distinct"}
+_LIST_COLUMNS = ("key", "value", "type", "atom", "id", "parent", "fullkey", "path")
+_QUERIES = (
+    "the only queries within a filter are EXISTS (SELECT 1 FROM json_each(field) WHERE value = ?) and "
+    "x IN (SELECT value FROM json_each(field))"
+)
+
+_MOST_CHARACTERS, _MOST_TOKENS = 100_000, 20_000
+# SQLite holds all values of an expression at once, and each may be as long as the limit of `sql` lets it.
+_MOST_GROWING = 16
+_MOST_PARAMETERS = 32_766  # SQLite's limit
+_MOST_DEPTH = 20  # the stack of SQLite's parser holds about 100 rules, and a function call takes five of them
+
+
+@lru_cache(maxsize=64)
+def parse_filter(*expressions: str) -> Filter:
+    """Parse expressions that must all hold; the parameters of each follow those of the expression before it."""
+    trees: list[Node] = []
+    slots: list[str | None] = []
+    for each in expressions:
+        parser = _Parser(each, len(slots))
+        trees.append(parser.parse())
+        slots += parser.slots
+    if len(trees) == 1:
+        return Filter(expressions[0], trees[0], tuple(slots))
+    every = Operation(("AND",) * (len(trees) - 1), tuple(trees))
+    return Filter(" AND ".join(f"({each})" for each in expressions), every, tuple(slots))
+
+
+class _Parser:
+    """A recursive-descent parser of one expression, whose first parameter has the index `first`."""
+
+    def __init__(self, expression: str, first: int) -> None:
+        self.expression = expression
+        self.slots: list[str | None] = []
+        self._tokens, self._next = tokenize(expression), 0
+        self._first = first
+        self._named: dict[str, int] = {}
+        # The enclosing calls of json_each, outermost first: the name that the expression gives each, and its number.
+        self._scopes: list[tuple[str, int]] = []
+        self._lists = self._depth = self._growing = 0
+
+    def parse(self) -> Node:
+        tree = self._value()
+        if self._token.kind != "end":
+            self._reject("expected an operator or the end")
+        return tree
+
+    # Tokens.
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._next]
+
+    def _take(self) -> Token:
+        """Read the next token; at the end, the token ``"end"`` again and again."""
+        token = self._token
+        self._next += token.kind != "end"
+        return token
+
+    def _sees(self, *texts: str) -> bool:
+        return self._token.kind in ("word", "mark") and self._token.text in texts
+
+    def _skip(self, *texts: str) -> bool:
+        seen = self._sees(*texts)
+        self._next += seen
+        return seen
+
+    def _expect(self, text: str) -> None:
+        if not self._skip(text):
+            self._reject(f"expected {text!r}".upper().replace("EXPECTED", "expected"))
+
+    def _reject(self, reason: str, token: Token | None = None) -> NoReturn:
+        token = token or self._token
+        if token.text == "select" and token.kind == "word":
+            reason = _QUERIES
+        elif token.text == "," and token.kind == "mark":
+            reason += "; several values are allowed only after IN and in the call of a function"
+        raise rejection(self.expression, token, reason)
+
+    # Operators.
+
+    def _value(self) -> Node:
+        """Read an expression one level deeper."""
+        self._deepen()
+        node = self._operation(0)
+        self._depth -= 1
+        return node
+
+    def _deepen(self) -> None:
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise rejection(self.expression, self._token, f"it is nested more than {_MOST_DEPTH} deep")
+
+    def _grow(self) -> None:
+        self._growing += 1
+        if self._growing > _MOST_GROWING:
+            self._reject(f"it makes long texts with more than {_MOST_GROWING} || and replace()")
+
+    def _operation(self, weakest: int) -> Node:
+        """Read operands and the operators between them, up to an operator that binds weaker than `weakest`."""
+        if weakest <= NOT_LEVEL and self._skip("not"):
+            self._deepen()
+            node: Node = Not(self._operation(NOT_LEVEL))
+            self._depth -= 1
+        else:
+            node = self._operand()
+        comparisons = 0
+        while True:
+            level = LEVEL.get(self._token.text, -1) if self._token.kind in ("word", "mark") else -1
+            if level < weakest:
+                return node
+            if level == COMPARISON:
+                comparisons += 1
+                if comparisons > _MOST_DEPTH:
+                    self._reject(f"more than {_MOST_DEPTH} comparisons follow each other")
+                node = self._comparison(node)
+                continue
+            operators, operands = [], [node]
+            while self._sees(*_LEVELS[level]):
+                operators.append(self._take().text.upper())
+                if operators[-1] == "||":
+                    self._grow()
+                operands.append(self._operation(level + 1))
+            node = Operation(tuple(operators), tuple(operands))
+
+    def _comparison(self, left: Node) -> Node:
+        """Read a comparison from its operator on."""
+        if self._skip("is"):
+            negated = self._skip("not")
+            if self._skip("distinct"):
+                self._expect("from")
+                negated = not negated
+            return Operation(("IS NOT" if negated else "IS",), (left, self._operation(COMPARISON + 1)))
+        if self._sees("isnull", "notnull"):
+            return _is_null(left, negated=self._take().text == "notnull")
+        if self._sees(*_ONE_SPELLING):
+            operator = _ONE_SPELLING[self._take().text]
+            return Operation((operator,), (left, self._operation(COMPARISON + 1)))
+        negated = self._skip("not")
+        if negated and self._skip("null"):
+            return _is_null(left, negated=True)
+        return self._match(left, negated)
+
+    def _match(self, left: Node, negated: bool) -> Node:
+        if self._sees("like", "glob"):
+            operator, pattern = self._take().text.upper(), self._operation(COMPARISON + 1)
+            escape = self._operation(COMPARISON + 1) if self._skip("escape") else None
+            return Like(operator, left, pattern, escape, negated)
+        if self._skip("between"):
+            low = self._operation(COMPARISON + 1)
+            self._expect("and")
+            return Between(left, low, self._operation(COMPARISON + 1), negated)
+        if not self._skip("in"):
+            self._reject("expected LIKE, GLOB, BETWEEN or IN")
+        self._expect("(")
+        if self._sees("select"):
+            return In(left, *self._query(exists=False), negated)
+        return In(left, () if self._skip(")") else self._list(), "value", negated)
+
+    def _operand(self) -> Node:
+        signs = []
+        while self._sees("-", "+"):
+            signs.append(self._take().text)
+            if len(signs) > _MOST_DEPTH:
+                self._reject(f"more than {_MOST_DEPTH} signs follow each other")
+        node = self._primary()
+        for sign in reversed(signs):
+            node = Sign(sign, node)
+        while self._skip("collate"):
+            if not self._skip("nocase"):
+                self._reject("expected the collation NOCASE")
+            node = node if isinstance(node, NoCase) else NoCase(node)
+        return node
+
+    def _primary(self) -> Node:
+        token = self._token
+        if token.kind in ("number", "string", "blob"):
+            return _literal(self._take()) or self._reject("the number has too many digits", token)
+        if token.kind == "parameter":
+            return Parameter(self._first + self._slot(self._take()))
+        if self._skip("("):
+            node = self._value()
+            self._expect(")")
+            return node
+        if token.kind == "word" and token.text not in _WORDS and self._tokens[self._next + 1].source == "(":
+            return self._call()
+        if token.kind == "name" or (token.kind == "word" and token.text not in _WORDS):
+            return self._name()
+        if self._sees(*_CONSTANTS):
+            return _CONSTANTS[self._take().text]
+        if self._skip("case"):
+            return self._case()
+        if self._skip("cast"):
+            return self._cast()
+        if self._skip("exists"):
+            self._expect("(")
+            return Exists(self._query(exists=True)[0])
+        self._reject(
+            "put NOT and its operand in parentheses" if self._sees("not") else "expected a field, a value, ? or '('"
+        )
+
+    def _slot(self, token: Token) -> int:
+        """Return the slot of a parameter; as in SQLite, a name has one slot wherever it is used."""
+        if token.text in self._named:
+            return self._named[token.text]
+        index = len(self.slots)
+        if token.text[0] == "?" and len(token.text) > 1:
+            index = int(token.text[1:6]) - 1
+            if not 0 <= index < _MOST_PARAMETERS or len(token.text) > 6:
+                self._reject(f"the numbers of parameters go from 1 to {_MOST_PARAMETERS}", token)
+        self.slots += [None] * (index + 1 - len(self.slots))
+        if token.text[0] != "?":
+            self.slots[index] = token.text[1:]
+            self._named[token.text] = index
+        return index
+
+    def _list(self) -> tuple[Node, ...]:
+        """Read values and the closing parenthesis."""
+        values = [self._value()]
+        while self._skip(","):
+            values.append(self._value())
+        self._expect(")")
+        return tuple(values)
+
+    def _case(self) -> Node:
+        base = None if self._sees("when") else self._value()
+        cases: list[tuple[Node, Node]] = []
+        while not cases or self._sees("when"):
+            self._expect("when")
+            condition = self._value()
+            self._expect("then")
+            cases.append((condition, self._value()))
+        otherwise = self._value() if self._skip("else") else None
+        self._expect("end")
+        return Case(base, tuple(cases), otherwise)
+
+    def _cast(self) -> Node:
+        self._expect("(")
+        operand = self._value()
+        self._expect("as")
+        if not self._sees(*_TYPES):
+            self._reject(f"expected one of the types {', '.join(_TYPES)}")
+        node = Cast(operand, _TYPES[self._take().text])
+        self._expect(")")
+        return node
+
+    def _call(self) -> Node:
+        token = self._take()
+        if token.text == "json_each":
+            self._reject(_QUERIES, token)
+        if token.text not in FUNCTIONS:
+            self._reject(f"unknown function; filters may call {', '.join(sorted(FUNCTIONS))}", token)
+        self._expect("(")
+        arguments = () if self._skip(")") else self._list()
+        least, most = FUNCTIONS[token.text]
+        if not least <= len(arguments) <= most:
+            takes = f"{least} to {most}" if most > least else f"{least}"
+            self._reject(f"{token.text}() takes {takes} value{'s' * (most > 1)}, not {len(arguments)}", token)
+        if token.text == "replace":
+            self._grow()
+        return Call(token.text, arguments)
+
+    def _name(self) -> Node:
+        token = self._take()
+        folded = fold_name(token.text)
+        if self._skip("."):
+            column = fold_name(self._take().text)
+            if folded not in dict(self._scopes) or column not in _LIST_COLUMNS:
+                self._reject("a dot is allowed only between json_each, or its alias, and one of its columns", token)
+            return ListColumn(dict(self._scopes)[folded], column)
+        if self._scopes and folded in _LIST_COLUMNS:
+            return ListColumn(self._scopes[-1][1], folded)
+        return Field(folded, token, self.expression)
+
+    def _query(self, *, exists: bool) -> tuple[Elements, str]:
+        """Read a query over json_each, from SELECT to the closing parenthesis; also return the column it selects."""
+        self._deepen()
+        self._expect("select")
+        selected = [self._take()]
+        if self._skip("."):
+            selected.append(self._take())
+        column = fold_name(selected[-1].text)
+        is_column = selected[-1].kind in ("word", "name") and column in _LIST_COLUMNS
+        if not is_column and not (exists and len(selected) == 1 and selected[0].text in ("*", "1")):
+            self._reject(_QUERIES, selected[-1])
+        self._expect("from")
+        table = self._token
+        if not self._skip("json_each"):
+            self._reject(_QUERIES)
+        self._expect("(")
+        arguments = self._list()
+        if len(arguments) > 2:
+            self._reject("json_each() takes a list and a path", table)
+        named = self._skip("as")
+        if self._token.kind == "name" or (self._token.kind == "word" and self._token.text not in _WORDS):
+            table = self._take()
+        elif named:
+            self._reject("expected a name")
+        name = fold_name(table.text)
+        if len(selected) == 2 and fold_name(selected[0].text) != name:
+            self._reject(f"the list is called {name!r} here", selected[0])
+        self._lists += 1
+        number = self._lists
+        self._scopes.append((name, number))
+        where = self._value() if self._skip("where") else None
+        self._scopes.pop()
+        self._expect(")")
+        self._depth -= 1
+        return Elements(number, arguments, where), column
+
+
+def _is_null(operand: Node, *, negated: bool) -> Node:
+    return Operation(("IS NOT" if negated else "IS",), (operand, _CONSTANTS["null"]))
+
+
+def _literal(token: Token) -> Literal | None:
+    """Return a literal; None for a hexadecimal number with too many digits."""
+    text = token.text
+    if token.kind == "blob":
+        return Literal(f"x'{text[2:-1].lower()}'", bytes.fromhex(text[2:-1]))
+    if token.kind == "string":
+        return Literal("'" + text.replace("'", "''") + "'", text)
+    if text[:2] in ("0x", "0X"):
+        value = int(text, 16)
+        return Literal(text.lower(), value - 2**64 if value >= 2**63 else value) if len(text) <= 18 else None
+    if text.isdigit():
+        whole = text.lstrip("0") or "0"
+        return Literal(whole, int(whole) if len(whole) < 20 and int(whole) < 2**63 else float(whole))
+    number = float(text)
+    return Literal(repr(number) if number < float("inf") else "9e999", number)
+
+
+# Tokens. SQLite treats every character outside ASCII as a letter, even spaces and digits.
+_LETTER, _REST = r"[A-Za-z_\x80-\U0010ffff]", r"[A-Za-z0-9_$\x80-\U0010ffff]"
+_TOKEN = rf"""
+    (?P<space>[ \t\n\f\r]+ | --[^\n]* | /\*.*?\*/)
+    | (?P<blob>[xX]'(?:[0-9A-Fa-f]{{2}})*')
+    | (?P<string>'(?:[^']|'')*')
+    | (?P<name>"(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\])
+    | (?P<word>{_LETTER}{_REST}*)
+    | (?P<number>(?:0[xX][0-9A-Fa-f]+ | (?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?!{_REST}))
+    | (?P<parameter>\?[0-9]* | [:@$]{_REST}+)
+    | (?P<mark>->>|->|\|\||<=|>=|<>|==|!=|[-+*%<>=(),.]|/(?!\*))
+"""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNEXPECTED = {"'": "the string has no end", "/*": "the comment has no end", ";": "a filter is one expression"}
+_UNEXPECTED |= dict.fromkeys('"`[', "the name has no end") | dict.fromkeys("&|~", "filters have no bit operators")
+_SHOWN = 60  # characters on each side of an error in a long filter
+
+
+def tokenize(expression: str) -> list[Token]:
+    """Return the tokens of an expression; the last one is its end."""
+    pass_list = "pass many values as one parameter: id IN (SELECT value FROM json_each(?))"
+    if len(expression) > _MOST_CHARACTERS:
+        raise InvalidArgumentError(
+            f"the filter {expression[:_SHOWN]!r}... is rejected: it has {len(expression):,} characters, and the limit "
+            f"is {_MOST_CHARACTERS:,}; {pass_list}."
+        )
+    broken = _SURROGATE.search(expression)
+    if broken:
+        token = Token("", broken[0], broken.start(), broken[0])
+        raise rejection(expression, token, "a lone surrogate is not a character")
+    pattern = re.compile(_TOKEN, re.VERBOSE | re.DOTALL)  # kept by re; at import it would take 10 ms of every process
+    tokens, position = [], 0
+    while position < len(expression):
+        found = pattern.match(expression, position)
+        if found is None:
+            raise _unreadable(expression, position)
+        if found.lastgroup != "space":
+            tokens.append(Token(str(found.lastgroup), _token_text(str(found.lastgroup), found[0]), position, found[0]))
+        position = found.end()
+    if len(tokens) > _MOST_TOKENS:
+        reason = f"it has {len(tokens):,} names, values and operators, and the limit is {_MOST_TOKENS:,}; {pass_list}"
+        raise rejection(expression, tokens[_MOST_TOKENS], reason)
+    return [*tokens, Token("end", "", position, "")]
+
+
+def _token_text(kind: str, source: str) -> str:
+    if kind == "word":
+        return fold_name(source)
+    if kind == "string" or (kind == "name" and source[0] != "["):
+        return source[1:-1].replace(source[0] * 2, source[0])
+    return source[1:-1] if kind == "name" else source
+
+
+def _unreadable(expression: str, position: int) -> InvalidArgumentError:
+    start = expression[position : position + 2]
+    start = start if start == "/*" else start[:1]
+    if start.isascii() and start.isdigit():
+        start, reason = expression[position:].split()[0], "this is neither a number nor a name"
+    elif start in ("?", ":", "@", "$"):
+        reason = "a parameter is written ?, ?1 or :name"
+    else:
+        expected = "write names in double quotes, strings in single ones"
+        reason = _UNEXPECTED.get(start, f"a filter cannot hold this character; {expected}")
+    return rejection(expression, Token("", start, position, start), reason)
+
+
+def rejection(expression: str, token: Token, reason: str) -> InvalidArgumentError:
+    """Return the error for a token of a filter: where it is and what is wrong."""
+    first = max(0, token.position - _SHOWN)
+    last = token.position + len(token.source) + _SHOWN
+    shown = f"{'...' if first else ''}{expression[first:last]}{'...' if last < len(expression) else ''}"
+    where = "its end" if token.kind == "end" else f"{shorten(token.source)!r} (character {token.position})"
+    return InvalidArgumentError(f"the filter {shorten(shown, 4 * _SHOWN)!r} is rejected at {where}: {reason}.")
+
+
+def shorten(text: str, most: int = _SHOWN) -> str:
+    """Return a text, cut to its first `most` characters."""
+    return text if len(text) <= most else f"{text[:most]}..."
