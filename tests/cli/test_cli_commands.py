@@ -253,8 +253,6 @@ def test_help_names_every_command_with_an_example(run):
         "compare",
         "info",
         "check",
-        "export",
-        "import_",
         "copy",
         "warmup",
         "demo",

@@ -16,14 +16,12 @@ def found(run, folder):
     return [(row["id"], row["text"], row["metadata"]) for row in json.loads(result.stdout)["results"]]
 
 
-def test_an_imported_index_is_searched_with_the_same_model(run, folder, tmp_path):
-    result = run("export", folder, tmp_path / "out", "--json")
-    assert result.exit_code == 0, result.output
-    facts = json.loads(result.stdout)
-    assert (facts["documents"], facts["written"], facts["kept"]) == (3, 3, 0)
-    assert run("export", folder, tmp_path / "out").stdout.startswith("3 documents with ")
+def test_a_copied_index_is_searched_with_the_same_model(run, folder, tmp_path):
+    file = tmp_path / "moved.parquet"
+    facts = json.loads(run("copy", folder, file, "--json").stdout)
+    assert (facts["documents"], facts["written"], facts["kept"], facts["destination"]) == (3, 3, 0, str(file))
     for name, options in {"same": (), "ivf": ("--kind", "ivf", "--nbits", 4)}.items():
-        result = run("import", tmp_path / "out", tmp_path / name, *options)
+        result = run("copy", file, tmp_path / name, *options)
         assert result.exit_code == 0, result.output
         assert ": 3 written to " in result.stdout
         assert found(run, tmp_path / name) == found(run, folder)
@@ -31,7 +29,8 @@ def test_an_imported_index_is_searched_with_the_same_model(run, folder, tmp_path
             assert (copied.model_name, copied.index.tokenizer) == (original.model_name, "porter")
             assert dict(copied.index.settings) == dict(original.index.settings)
     assert "4-bit" in repr(indexes.open(tmp_path / "ivf", read_only=True))
-    assert ": 0 written to " in run("import", tmp_path / "out", tmp_path / "ivf").stdout
+    assert ": 0 written to " in run("copy", file, tmp_path / "ivf").stdout
+    assert "exists already" in run("copy", folder, file).stderr
 
 
 def test_copy(run, folder, tmp_path):
@@ -47,10 +46,10 @@ def test_a_new_index_is_as_the_source(run, tmp_path):
     with indexes.IVF(tmp_path / "two", nbits=2, keywords=False) as index:
         index.add("a", np.eye(4))
     for name, expected in {"half": ("trigram", "float16"), "two": (None, "2-bit")}.items():
-        run("export", tmp_path / name, tmp_path / f"{name}-out")
-        run("import", tmp_path / f"{name}-out", tmp_path / f"{name}-imported")
+        run("copy", tmp_path / name, tmp_path / f"{name}.parquet")
+        run("copy", tmp_path / f"{name}.parquet", tmp_path / f"{name}-again")
         run("copy", tmp_path / name, tmp_path / f"{name}-copy")
-        for folder in ("imported", "copy"):
+        for folder in ("again", "copy"):
             with indexes.open(tmp_path / f"{name}-{folder}") as index:
                 assert index.tokenizer == expected[0]
                 assert f", {expected[1]}, " in repr(index)
@@ -65,8 +64,7 @@ def test_a_sharded_index_and_back(run, folder, tmp_path):
         assert json.loads(result.stdout)["written"] == written, result.output
     result = run("copy", folder, tmp_path / "sharded", "--shards", 3)
     assert "has shards=2, not 3; leave --shards out" in result.stderr
-    assert "3 written to" in run("export", tmp_path / "sharded", tmp_path / "out").stdout
-    assert "3 written to" in run("import", tmp_path / "out", tmp_path / "back").stdout
+    assert "3 written to" in run("copy", tmp_path / "sharded", tmp_path / "back").stdout
     assert ", 2-bit, " in repr(indexes.open(tmp_path / "back", read_only=True))
     assert found(run, tmp_path / "back") == found(run, folder)
 
@@ -91,25 +89,19 @@ def test_wrong_usage(run, folder, tmp_path):
     result = run("copy", folder, tmp_path / "new", "--nbits", 4)
     assert result.exit_code == 2
     assert "only an ivf index is quantised; add --kind ivf" in result.stderr
-    result = run("import", folder, tmp_path / "new")
-    assert result.exit_code == 1
-    assert "there is no export in" in result.stderr
-    assert not (tmp_path / "new").exists()
+    result = run("copy", folder, tmp_path / "new.parquet", "--kind", "ivf")
+    assert result.exit_code == 2
+    assert "a file has no --kind" in result.stderr
 
 
 @pytest.mark.parametrize("was_folder", [False, True])
-def test_a_failed_import_leaves_no_new_index(run, folder, tmp_path, was_folder):
-    assert run("export", folder, tmp_path / "out").exit_code == 0
-    [chunk] = [path for path in (tmp_path / "out").iterdir() if path.name != "manifest.json"][:1]
-    chunk.write_bytes(b"damaged")
+def test_a_failed_copy_leaves_no_new_index(run, tmp_path, was_folder):
+    (tmp_path / "damaged.parquet").write_bytes(b"damaged")
     new = tmp_path / "new"
     if was_folder:
         new.mkdir()
-    assert run("import", tmp_path / "out", new).exit_code == 1
+    assert run("copy", tmp_path / "damaged.parquet", new).exit_code == 1
     assert (new.exists(), was_folder and [*new.iterdir()]) == (was_folder, was_folder and [])
-    indexes.Flat(tmp_path / "old").close()
-    assert run("import", tmp_path / "out", tmp_path / "old").exit_code == 1
-    assert len(indexes.open(tmp_path / "old", read_only=True)) == 0
 
 
 def test_an_index_that_another_process_begins_to_make_is_taken_for_a_new_one(run, folder, records_file, tmp_path):

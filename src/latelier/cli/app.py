@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from latelier.cli.demo import demo
 from latelier.cli.evaluate import compare, evaluate
-from latelier.cli.index import copy, export, import_, index
+from latelier.cli.index import copy, index
 from latelier.cli.info import check, info, warmup
 from latelier.cli.output import messages, prepare_streams
 from latelier.cli.search import explain, search, why_not
@@ -55,17 +55,12 @@ _COMMANDS = (
     compare,
     info,
     check,
-    export,
-    import_,
     copy,
     warmup,
     demo,
 )
 for _command in _COMMANDS:
-    # Without a name, typer calls import_ "import-".
-    app.command(_command.__name__.strip("_").replace("_", "-"), no_args_is_help=_command not in (demo, warmup))(
-        _command
-    )
+    app.command(_command.__name__.replace("_", "-"), no_args_is_help=_command not in (demo, warmup))(_command)
 
 
 def _print_version(asked: bool) -> None:

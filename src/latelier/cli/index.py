@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from latelier.cli.locations import (
     BitsOption,
     KindOption,
     ShardsOption,
+    as_parquet,
     discarded_if_empty,
     open_index,
     open_target,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
 
-__all__ = ["copy", "export", "import_", "index"]
+__all__ = ["copy", "index"]
 
 
 class Backend(str, Enum):
@@ -343,8 +345,10 @@ def _open_or_make(
 
 
 def copy(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Index to copy from, see below.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Index to copy to, see below; made if missing.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Index or file to copy from, see below.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="Index or new file to copy to, see below; made if missing.")
+    ],
     *,
     kind: KindOption = None,
     nbits: BitsOption = None,
@@ -354,13 +358,14 @@ def copy(
     ] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Copy an index to another one, of any kind, without encoding.
+    """Copy an index to another one, or to or from a Parquet file.
 
-    The other one need not be empty. A new one gets the keyword index and the settings of the source, so searches load
-    the same model. If it is interrupted, the same command goes on.
+    Nothing is encoded again. The target need not be empty. A new one gets the keyword index and the settings of the
+    source, so searches load the same model. If a copy to an index is interrupted, the same command goes on.
 
     \b
-    SOURCE and TARGET are each a folder or a collection of Qdrant:
+    SOURCE and TARGET are each a folder, a file or a collection of Qdrant:
+      FILE.parquet                           id, text, vectors and metadata as columns (extra: parquet)
       qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
       qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
 
@@ -368,98 +373,22 @@ def copy(
     Example:
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier copy ./fruit ./fruit-ivf --kind ivf --nbits 4
+      latelier copy ./fruit ./fruit.parquet
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
     from latelier.cli.output import print_transfer, show_progress
+    from latelier.indexes.copy import ParquetDocuments
 
-    with open_index(source) as given, open_target(target, kind, nbits, shards, like=given) as filled:
-        report = indexes.copy_documents(given, filled, settings=settings, show_progress=show_progress())
-    print_transfer(report, json_output)
-
-
-def import_(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the export.")],
-    index: Annotated[
-        str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see below; made if missing.")
-    ],
-    *,
-    kind: KindOption = None,
-    nbits: BitsOption = None,
-    shards: ShardsOption = None,
-    settings: Annotated[
-        bool, typer.Option("--settings/--no-settings", help="Store the settings of the export, such as its model.")
-    ] = True,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Add the documents of an export to an index.
-
-    A new index gets the keyword index and the settings of the exported one, so searches load the same model. All files
-    are compared with their checksums. If it is interrupted, the same command goes on.
-
-    \b
-    INDEX is a folder or a collection of Qdrant:
-      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
-      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
-
-    \b
-    Example:
-      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
-      latelier export ./fruit ./fruit-export
-      latelier import ./fruit-export ./fruit-ivf --kind ivf --nbits 4
-    """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import indexes
-    from latelier.cli.output import print_transfer, show_progress
-
-    about = indexes.Export(folder).manifest
-    with open_target(index, kind, nbits, shards, like=about) as target:
-        report = indexes.import_documents(folder, target, settings=settings, show_progress=show_progress())
-    print_transfer(report, json_output)
-
-
-class Dtype(str, Enum):
-    """Floating types of exported vectors."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-
-
-def export(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see below.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the export; new, empty or interrupted.")],
-    *,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Floating type of vectors; default: as the index holds them, else float32.")
-    ] = None,
-    chunk_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Size of a chunk, such as 64MB; memory is a few chunks.")
-    ] = "64MiB",
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Write the documents of an index, with vectors, to a folder.
-
-    Vectors, texts, metadata and settings are written, as safetensors and JSON Lines. The folder can be imported into an
-    index of any kind, and read by other programs. If it is interrupted, the same command goes on.
-
-    \b
-    INDEX is a folder or a collection of Qdrant:
-      qdrant:FOLDER                          local mode; its pickles can run code, so only if you trust the folder
-      qdrant+http://HOST:PORT/COLLECTION     a server, also qdrant+https; its key is read from QDRANT_API_KEY
-
-    \b
-    Example:
-      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
-      latelier export ./fruit ./fruit-export
-      latelier import ./fruit-export ./fruit-ivf --kind ivf --nbits 4
-    """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import indexes
-    from latelier.cli.output import print_transfer, show_progress
-
-    with open_index(index) as source:
-        report = indexes.export_documents(
-            source,
-            folder,
-            dtype=None if dtype is None else dtype.value,
-            chunk_size=chunk_size,
-            show_progress=show_progress(),
+    file, new = as_parquet(source), as_parquet(target)
+    with ExitStack() as stack:
+        given = stack.enter_context(open_index(source)) if file is None else ParquetDocuments(file)
+        if new is not None and (kind, nbits, shards) != (None, None, None):
+            raise typer.BadParameter("a file has no --kind, --nbits and --shards; leave them out.", param_hint="TARGET")
+        filled = new or stack.enter_context(open_target(target, kind, nbits, shards, like=given))
+        report = indexes.copy_documents(
+            file or given,
+            filled,
+            settings=settings,
+            show_progress=show_progress(),  # type: ignore[arg-type]
         )
     print_transfer(report, json_output)

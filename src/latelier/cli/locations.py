@@ -32,6 +32,7 @@ __all__ = [
     "KindOption",
     "QdrantLocation",
     "ShardsOption",
+    "as_parquet",
     "discarded_if_empty",
     "discarded_if_failed",
     "holds_files",
@@ -118,6 +119,12 @@ def parse_location(text: str) -> Path | QdrantLocation:
     if slashes or scheme.startswith("qdrant+"):
         raise InvalidArgumentError(f"{scheme!r} is not a scheme of indexes; give a folder, {_FORMS}.")
     return Path(text)
+
+
+def as_parquet(text: str) -> Path | None:
+    """Return the path of the Parquet file that a text names; None if it names an index."""
+    place = parse_location(text)
+    return place if isinstance(place, Path) and place.suffix == ".parquet" and not place.is_dir() else None
 
 
 def parse_folder(text: str) -> Path:
@@ -267,9 +274,9 @@ def _holds_documents(folder: Path) -> bool:
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
-    from latelier.indexes.transfer.manifest import ExportManifest
+    from latelier.indexes.copy import ParquetDocuments
 
-    Source: TypeAlias = "Index | ExportManifest"
+    Source: TypeAlias = "Index | ParquetDocuments"
 
 
 def _as_kind(text: str) -> Kind:
@@ -307,7 +314,7 @@ def open_target(
     `text`: its folder, or its collection of Qdrant; see `latelier.cli.locations.parse_location`. `kind`, `nbits`,
     `shards`: as the user gives them: the kind of the index, or of its shards, the bits per number, and the number of
     shards. An existing index must have them; a new one gets what is not given from the source, but is not sharded. A
-    collection of Qdrant takes none of them. `like`: the source: an index, or the manifest of an export. Raises
+    collection of Qdrant takes none of them. `like`: the source: an index or a Parquet file. Raises
     `InvalidArgumentError` if the index in the folder is another one.
     """
     place = parse_location(text)

@@ -22,6 +22,7 @@ from latelier.indexes.results import (
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
+    from latelier.indexes.copy import TransferReport, copy_documents
     from latelier.indexes.qdrant import Qdrant
     from latelier.indexes.sharded import PartialHits, Sharded
     from latelier.indexes.single_vectors import (
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
         SingleVectors,
         single_vectors_from_dict,
     )
-    from latelier.indexes.transfer.exported import Export
-    from latelier.indexes.transfer.exporting import export_documents
-    from latelier.indexes.transfer.importing import copy_documents, import_documents
-    from latelier.indexes.transfer.report import TransferReport
 
 __all__ = [
     "IVF",
@@ -41,7 +38,6 @@ __all__ = [
     "Change",
     "CheckReport",
     "Damage",
-    "Export",
     "FixedDimensionalEncodings",
     "Flat",
     "Hit",
@@ -60,19 +56,14 @@ __all__ = [
     "VerifyReport",
     "WhyNotReport",
     "copy_documents",
-    "export_documents",
-    "import_documents",
     "open",
     "single_vectors_from_dict",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
+    copy=("TransferReport", "copy_documents"),
     qdrant=("Qdrant",),
     sharded=("PartialHits", "Sharded"),
     single_vectors=("FixedDimensionalEncodings", "MeanVectors", "SingleVectors", "single_vectors_from_dict"),
-    **{"transfer.exported": ("Export",)},
-    **{"transfer.exporting": ("export_documents",)},
-    **{"transfer.importing": ("copy_documents", "import_documents")},
-    **{"transfer.report": ("TransferReport",)},
 )

@@ -1,0 +1,434 @@
+"""`copy_documents`: documents with their vectors from one index to another, or to and from a Parquet file.
+
+A file has the columns ``id``, ``text``, ``vectors`` (a list of token vectors) and one per metadata key, and row groups
+of bounded size. What Parquet cannot hold as it is becomes JSON texts; the file's own metadata names those columns, and
+has the settings of the index.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import (
+    CorruptedIndexError,
+    EmbeddingsError,
+    InvalidArgumentError,
+    MissingExtraError,
+    StorageError,
+    UnknownIdError,
+)
+from latelier.indexes.base import Index, PathLike
+from latelier.indexes.results import Id
+from latelier.indexes.values import INT64, dump_json, duplicate_ids
+from latelier.utils.checks import describe, parse_bytes, short
+from latelier.utils.files import parse_json, replaced
+from latelier.utils.misc import progress_bar
+
+# Bytes of the vectors of a batch: a transaction of an index, a row group of a file. A batch is in memory a few times.
+_BATCH_BYTES = 64 << 20
+_MOST_DOCUMENTS = 4096
+# The size of documents is not known before the first are read.
+_FIRST_DOCUMENTS = 16
+_COLUMNS = ("id", "text", "vectors")
+# Before the names of columns of metadata keys that would be taken for others.
+_PREFIX = "metadata."
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """What was copied; prints as one line.
+
+    Parameters
+    ----------
+    documents, tokens
+        Number of documents of the source, and of their token vectors.
+    written
+        Number of documents that this call wrote; the others were there already, from an interrupted call.
+    destination
+        The file, or the kind and folder of the index, that they were written to.
+    seconds
+        Duration of this call.
+
+    Examples
+    --------
+    >>> print(TransferReport(1500, 180_000, 400, "./moved", 2.5))
+    1,500 documents with 180,000 tokens: 400 written to ./moved, 1,100 were there already (2.5 s)
+    """
+
+    documents: int
+    tokens: int
+    written: int
+    destination: str
+    seconds: float
+
+    @property
+    def kept(self) -> int:
+        """Number of documents that were there already."""
+        return self.documents - self.written
+
+    def __str__(self) -> str:
+        there = f", {self.kept:,} were there already" if self.kept else ""
+        return (
+            f"{self.documents:,} documents with {self.tokens:,} tokens: {self.written:,} written to "
+            f"{self.destination}{there} ({self.seconds:.1f} s)"
+        )
+
+
+class _Batch(NamedTuple):
+    """Some documents, in the order of insertion; vectors are float32 or float16."""
+
+    ids: list[Id]
+    embeddings: TokenEmbeddings
+    texts: list[str | None]
+    metadata: list[dict[str, Any]]
+
+    def select(self, positions: Sequence[int]) -> _Batch:
+        ids, texts, metadata = ([column[i] for i in positions] for column in (self.ids, self.texts, self.metadata))
+        return _Batch(ids, self.embeddings[np.array(positions, dtype="int64")], texts, metadata)
+
+
+def copy_documents(
+    source: Index | PathLike,
+    target: Index | PathLike,
+    *,
+    settings: bool = True,
+    batch_size: int | str = _BATCH_BYTES,
+    show_progress: bool = False,
+) -> TransferReport:
+    """Add the documents of an index to another one of any kind, or copy them to or from a Parquet file.
+
+    Vectors, texts, metadata, ids and their order are copied; vectors of a quantised index as they are decoded. Each
+    batch is one transaction of an index. After an interruption the same call goes on: documents that are in the index
+    are compared with those of the source, and the others are added. A file is there as a whole, or not at all.
+
+    Parameters
+    ----------
+    source
+        The index, read as of one moment if it has snapshots, or the name of a ``.parquet`` file. A file of another
+        program needs the columns ``id`` and ``vectors`` (lists of lists of floats); columns other than ``text`` become
+        metadata.
+    target
+        The index, usually an empty one, or the name of a new ``.parquet`` file.
+    settings
+        Store the settings of the source, such as the model that encoded the documents. False keeps those of the
+        target, for documents that fit them.
+    batch_size
+        Size of the vectors of a batch, and of a row group of the file, in bytes or as a text such as ``"64MB"``.
+    show_progress
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    TransferReport
+        What was written; prints as one line.
+
+    Raises
+    ------
+    CorruptedIndexError
+        If a document of the source is damaged, by its checksums.
+    DuplicateIdError
+        If the target holds another document with the same id, or a file holds an id twice.
+    EmbeddingsError
+        If the target holds vectors of another dim, or vectors of a file hold NaN or infinity.
+    InvalidArgumentError
+        If the target has other settings, the file to write exists, or the file to read is not such a file.
+    MissingExtraError
+        If pyarrow, of the extra ``parquet``, is not installed.
+    StorageError
+        If others change the source, or remove documents of the target, meanwhile.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from latelier import indexes
+    >>> flat, ivf = indexes.Flat(), indexes.IVF(nbits=4)
+    >>> flat.add(["a", "b"], [np.eye(2), np.ones((1, 2))], metadata=[{"year": 2020}, {}])
+    >>> indexes.copy_documents(flat, ivf).written, ivf.ids()
+    (2, ['a', 'b'])
+    >>> file = tempfile.mkdtemp() + "/library.parquet"
+    >>> indexes.copy_documents(flat, file).written
+    2
+    >>> again = indexes.Flat()
+    >>> report = indexes.copy_documents(file, again)
+    >>> again.get("a").metadata
+    {'year': 2020}
+    """
+    began, size = perf_counter(), parse_bytes("batch_size", batch_size) or _BATCH_BYTES
+    tokens = written = 0
+    with ExitStack() as stack:
+        if isinstance(source, Index):
+            given: Index | ParquetDocuments = source
+            stack.enter_context(source.snapshot())
+            _check_whole(source)
+            ids = source.ids()
+            total, batches = len(ids), _read_index(source, ids, size)
+        else:
+            given = ParquetDocuments(source)
+            total, batches = len(given), given.read(size)
+        stored = dict(given.settings) if settings else {}
+        if isinstance(target, Index):
+            if given is target or (given.path is not None and given.path == target.path):
+                raise InvalidArgumentError("source and target are the same index; give two.")
+            added = _add_batches(batches, target, given.dim if total else None, stored)
+        elif isinstance(source, Index):
+            added = _write_parquet(batches, parquet_path(target), source, ids, stored)
+        else:
+            raise InvalidArgumentError("source and target are files; one of them must be an index.")
+        with progress_bar(shown=show_progress, total=total, unit=" documents") as progress:
+            for batch, new in added:
+                tokens, written = tokens + batch.embeddings.num_tokens, written + new
+                progress.update(len(batch.ids))
+    destination = repr(target) if isinstance(target, Index) else str(target)
+    return TransferReport(total, tokens, written, destination, perf_counter() - began)
+
+
+# Indexes.
+
+
+def _check_whole(index: Index) -> None:
+    """Check that no document is damaged: its copy would have checksums of the damaged bytes."""
+    damaged = index.verify().ids
+    if damaged:
+        raise CorruptedIndexError(
+            f"{len(damaged):,} documents of {index!r} are damaged, such as {damaged[0]!r:.60}; verify() lists them. "
+            "Replace them by update() or remove them by remove(), or restore the index from a backup."
+        )
+
+
+def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
+    first, count = 0, _FIRST_DOCUMENTS
+    while first < len(ids):
+        some = list(ids[first : first + count])
+        try:
+            embeddings, records = index.get_embeddings(some).to("numpy"), index.get(some)
+        except UnknownIdError as error:
+            raise StorageError(f"a document was removed from the source while it was copied: {error}") from error
+        if embeddings.dtype not in ("float32", "float16"):
+            embeddings = embeddings.to("float32")
+        yield _Batch(some, embeddings, [record.text for record in records], [record.metadata for record in records])
+        first += len(some)
+        count = max(1, min(size * len(some) // max(1, embeddings.vectors.nbytes), 4 * count, _MOST_DOCUMENTS))
+    if index.ids() != ids:
+        raise StorageError(
+            "the source changed while it was copied, and it has no snapshots; copy again while nothing is written."
+        )
+
+
+def _add_batches(
+    batches: Iterator[_Batch], index: Index, dim: int | None, settings: dict[str, Any]
+) -> Iterator[tuple[_Batch, int]]:
+    """Add documents that are not in an index, and compare those that are; yield each batch, and how many were new."""
+    if dim is not None and index.dim not in (None, dim):
+        raise EmbeddingsError(f"the vectors have {dim} dimensions, those of {index!r} have {index.dim}.")
+    before, moved = set(index.ids()), set[Id]()
+    _store_settings(index, settings, has_documents=bool(before))
+    for batch in batches:
+        twice = [id for id, count in Counter(batch.ids).items() if count > 1 or id in moved]
+        if twice:
+            raise duplicate_ids(twice, "in the source twice")
+        there = [i for i, id in enumerate(batch.ids) if id in before]
+        if there:
+            _compare(index, batch.select(there))
+        new = batch.select([i for i, id in enumerate(batch.ids) if id not in before]) if there else batch
+        if new.ids:
+            index.add(new.ids, new.embeddings, new.texts, new.metadata)
+        moved.update(batch.ids)
+        yield batch, len(new.ids)
+    missing = moved.difference(index.ids())
+    if missing:
+        raise StorageError(
+            f"others removed {len(missing):,} of the documents meanwhile, such as {min(map(repr, missing))}."
+        )
+
+
+def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bool) -> None:
+    """Store settings before the first document, since they say what the vectors mean."""
+    stored = dict(index.settings)
+    # An index with documents and without a setting may hold documents of another model, or prepared otherwise.
+    differing = [name for name in settings if (name in stored or has_documents) and stored.get(name) != settings[name]]
+    if differing:
+        raise InvalidArgumentError(
+            f"{index!r} does not have the settings {', '.join(map(short, differing[:5]))} of the source: another model "
+            "may have encoded its documents. Give an empty index; or settings=False (--no-settings), if the documents "
+            "of both fit together."
+        )
+    for name in settings:
+        if name not in stored:
+            index.settings[name] = settings[name]
+
+
+def _compare(index: Index, batch: _Batch) -> None:
+    """Raise an error unless the index holds these documents, as far as its codes tell."""
+    stored, records = index.get_embeddings(batch.ids).to("numpy"), index.get(batch.ids)
+    other = []
+    for i, record in enumerate(records):
+        mine, theirs = (np.asarray(each[i], dtype="float32") for each in (batch.embeddings, stored))
+        # Codes keep the sign of each number or make it zero, so no token has a negative product with its stored vector.
+        is_same = mine.shape == theirs.shape and bool((np.einsum("td,td->t", mine, theirs) >= 0).all())
+        if not is_same or (record.text, record.metadata) != (batch.texts[i], batch.metadata[i]):
+            other.append(record.id)
+    if other:
+        raise duplicate_ids(other, "in the index already, with another text, other metadata or other vectors")
+
+
+# Parquet.
+
+
+def parquet_path(path: object) -> Path:
+    """Return the path of a ``.parquet`` file that a user gives where an index could stand."""
+    if isinstance(path, (str, os.PathLike)) and Path(path).suffix == ".parquet":
+        return Path(path)
+    raise InvalidArgumentError(f"received {describe(path)}; expected an index, or the name of a .parquet file.")
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError("Copying to and from Parquet files", "parquet") from error
+    return pyarrow, parquet
+
+
+def _write_parquet(
+    batches: Iterator[_Batch], path: Path, source: Index, ids: Sequence[Id], settings: dict[str, Any]
+) -> Iterator[tuple[_Batch, int]]:
+    """Write a file with a row group per batch; yield each batch, and how many documents it has."""
+    pyarrow, parquet = _pyarrow()
+    if path.exists():
+        raise InvalidArgumentError(f"{path} exists already; remove it, or give the name of a new file.")
+    types = _column_types(pyarrow, source, ids)
+    numbers = pyarrow.float16() if source.dtype == "float16" else pyarrow.float32()
+    vectors = pyarrow.list_(numbers, source.dim or -1)
+    columns = {"id": types.pop("id"), "text": pyarrow.string(), "vectors": pyarrow.list_(vectors), **types}
+    about = {name: getattr(source, name, None) for name in ("kind", "nbits", "dtype", "tokenizer")}
+    about |= {"settings": settings, "json": [name for name, kind in columns.items() if kind is None]}
+    fields = [(name, kind or pyarrow.string()) for name, kind in columns.items()]
+    schema = pyarrow.schema(fields, {"latelier": dump_json(about)})
+
+    def column(name: str, batch: _Batch) -> Any:
+        if name == "vectors":
+            flat = pyarrow.array(batch.embeddings.vectors.astype(numbers.to_pandas_dtype()).ravel())
+            tokens = pyarrow.FixedSizeListArray.from_arrays(flat, type=vectors)
+            return pyarrow.ListArray.from_arrays(batch.embeddings.offsets.astype("int32"), tokens)
+        values: list[Any] = batch.ids if name == "id" else batch.texts
+        if name in types:
+            key = name.removeprefix(_PREFIX)
+            values = [metadata.get(key, _MISSING) for metadata in batch.metadata]
+        if columns[name] is None:
+            values = [value if value is _MISSING else dump_json(value) for value in values]
+        return pyarrow.array([None if value is _MISSING else value for value in values], schema.field(name).type)
+
+    try:
+        with replaced(path) as new, parquet.ParquetWriter(new, schema, use_dictionary=False) as writer:
+            for batch in batches:
+                table = pyarrow.table([column(name, batch) for name in columns], schema)
+                writer.write_table(table, len(batch.ids))
+                yield batch, len(batch.ids)
+    except OSError as error:
+        if isinstance(error, StorageError):  # of the source
+            raise
+        raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def _column_types(pyarrow: Any, source: Index, ids: Sequence[Id]) -> dict[str, Any]:
+    """Return the type of the columns of ids and of metadata keys; None for those that hold JSON."""
+    known = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+    found: dict[str, set[Any]] = {"id": {type(id) for id in ids} or {str}}
+    for first in range(0, len(ids), _MOST_DOCUMENTS):
+        for record in source.get(ids[first : first + _MOST_DOCUMENTS]):
+            for key, value in record.metadata.items():
+                name = _PREFIX + key if key in _COLUMNS or key.startswith(_PREFIX) else key
+                found.setdefault(name, set()).add(None if type(value) is int and value not in INT64 else type(value))
+    return {name: known.get(next(iter(kinds))) if len(kinds) == 1 else None for name, kinds in found.items()}
+
+
+class ParquetDocuments:
+    """The documents in a file; its attributes are those of the index that wrote it, None if another program did."""
+
+    def __init__(self, path: object) -> None:
+        self.path = parquet_path(path)
+        self._pyarrow, parquet = _pyarrow()
+        try:
+            self._file = parquet.ParquetFile(self.path)
+        except (self._pyarrow.ArrowException, OSError) as error:
+            raise InvalidArgumentError(f"{self.path} is not a Parquet file that can be read: {error}.") from error
+        schema = self._file.schema_arrow
+        if not {"id", "vectors"} <= set(schema.names):
+            raise InvalidArgumentError(
+                f"{self.path} has the columns {short(schema.names)}; it needs 'id' and 'vectors', and may have 'text'."
+            )
+        about = parse_json((schema.metadata or {}).get(b"latelier", b"{}").decode())
+        about = about if isinstance(about, dict) else {}
+        self.settings: dict[str, Any] = about.get("settings") or {}
+        self.kind, self.nbits, self.tokenizer = (about.get(name) for name in ("kind", "nbits", "tokenizer"))
+        self.dtype: str | None = about.get("dtype")
+        self.dim: int | None = getattr(getattr(schema.field("vectors").type, "value_type", None), "list_size", None)
+        self._json = set(about.get("json") or ())
+
+    def __len__(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    def read(self, size: int) -> Iterator[_Batch]:
+        """Yield the documents in batches of about `size` bytes."""
+        groups = self._file.metadata
+        total = sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
+        count = max(1, min(_MOST_DOCUMENTS, size * len(self) // max(1, total)))
+        try:
+            for batch in self._file.iter_batches(count):
+                if batch.num_rows:
+                    yield self._documents(batch)
+        except (self._pyarrow.ArrowException, OSError) as error:
+            raise CorruptedIndexError(f"{self.path} is damaged: {error}.") from error
+
+    def _documents(self, batch: Any) -> _Batch:
+        names, embeddings = batch.schema.names, self._embeddings(batch.column("vectors"))
+        rows = {name: batch.column(name).to_pylist() for name in names if name != "vectors"}
+        for name in self._json & set(rows):
+            rows[name] = [_MISSING if value is None else parse_json(value) for value in rows[name]]
+        ids, texts = rows.pop("id"), rows.pop("text", [None] * batch.num_rows)
+        metadata: list[dict[str, Any]] = [{} for _ in ids]
+        for name, values in rows.items():
+            key, missing = name.removeprefix(_PREFIX), _MISSING if name in self._json else None
+            for document, value in zip(metadata, values, strict=True):
+                if value is not missing:
+                    document[key] = value
+        return _Batch(ids, embeddings, texts, metadata)
+
+    def _embeddings(self, column: Any) -> TokenEmbeddings:
+        """Return a column of lists of lists of numbers as token vectors."""
+        from pyarrow import compute, types
+
+        is_list = [types.is_list, types.is_large_list, types.is_fixed_size_list]
+        depth, kind = 0, column.type
+        while any(check(kind) for check in is_list):
+            depth, kind = depth + 1, kind.value_type
+        if depth != 2 or not types.is_floating(kind):
+            raise InvalidArgumentError(
+                f"the vectors in {self.path} are {column.type}; expected lists of lists of floats."
+            )
+        lengths, tokens = compute.list_value_length(column), column.flatten()
+        dims, numbers = compute.list_value_length(tokens), tokens.flatten()
+        dim = dims[0].as_py() if len(dims) else 0
+        if (
+            column.null_count
+            or tokens.null_count
+            or numbers.null_count
+            or not dim
+            or set(dims.unique().to_pylist()) != {dim}
+        ):
+            raise EmbeddingsError(f"the vectors in {self.path} have missing numbers, or differ in dim.")
+        vectors = numbers.to_numpy(zero_copy_only=False).reshape(-1, dim)
+        offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype="int64")])
+        return TokenEmbeddings(vectors if vectors.dtype == "float16" else vectors.astype("float32"), offsets)
