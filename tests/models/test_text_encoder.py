@@ -102,22 +102,11 @@ def test_a_saved_folder_holds_no_pickle(tmp_path):
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".json", ".safetensors", ".md", ".txt"}
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        (
-            "tokenizer_config.json",
-            {"auto_map": {"AutoTokenizer": "evil.Tokenizer"}},
-            "tokenizer_config.json has 'auto_ma",
-        ),
-        ("text_encoder_config.json", {"evil": 1}, "text_encoder_config.json sets 'evil'"),
-    ],
-)
-def test_an_untrusted_folder_is_inspected(file, change, message, tmp_path):
+def test_an_untrusted_folder_is_inspected(tmp_path):
     model().save(tmp_path)
-    settings = json.loads((tmp_path / file).read_text())
-    (tmp_path / file).write_text(json.dumps({**settings, **change}))
-    with pytest.raises(InvalidArgumentError, match=message):
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": "evil.Tokenizer"}}))
+    with pytest.raises(InvalidArgumentError, match=r"tokenizer_config.json has 'auto_map'"):
         load_untrusted(str(tmp_path), device="cpu")
 
 

@@ -1,9 +1,8 @@
-"""What an index may name.
+"""Loading models: `load` for those that a user names, `load_untrusted` for those that only a file, an index, names.
 
 A folder can name classes to import, files to unpickle, kernels to download and other folders to read. Loaders reject
-most of that unless they are told to trust it, but what they reject differs by version. So every setting in a folder
-that a loader acts on must be in a list of the settings of plain text encoders, and weights must be safetensors.
-A user who trusts a model that is rejected here passes it by name; then only the loader checks it.
+most of that unless they are told to trust it, but what they reject differs by version. So a model that only a file
+names must consist of module classes in a list, and of safetensors, and its settings may refer to nothing else.
 """
 
 from __future__ import annotations
@@ -24,220 +23,7 @@ if TYPE_CHECKING:
 
     from latelier.models.colbert import ColBERT
 
-__all__ = ["check_plain", "load", "load_untrusted"]
-
-# Modules of sentence-transformers, and ours, that only compute. sentence-transformers' Router and WordEmbeddings name
-# further classes to import.
-_MODULE_TYPE = re.compile(
-    r"sentence_transformers(\.\w+)+\.(Transformer|Dense|Normalize|Pooling|MultiVectorMask|LayerNorm|Dropout|"
-    r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense|"
-    r"latelier\.(models\.text_encoder\.TextEncoder|modules\.attention_pooling\.AttentionPooling)",
-    re.ASCII,
-)
-_WITH_WEIGHTS = ("AttentionPooling", "Dense", "LayerNorm")
-_MODEL_TYPES = {None, "ColBERT", "MultiVectorEncoder", "SentenceTransformer"}
-_ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation\.\w+|linear\.Identity)", re.ASCII)
-
-# Text encoders and decoders of transformers; its other models bring image libraries, retrievers and parts by name.
-_ENCODERS = """
-albert bert big_bird camembert convbert deberta deberta-v2 distilbert electra ernie eurobert funnel gemma gemma2
-gemma3_text gpt_neox granite lfm2 llama longformer mistral mobilebert modernbert modernbert-decoder mpnet mt5
-nomic_bert phi3 qwen2 qwen3 rembert roberta roberta-prelayernorm roformer smollm3 squeezebert t5 umt5 xlm-roberta
-xlm-roberta-xl
-"""
-_TOKENIZER = re.compile(
-    r"(TokenizersBackend|PreTrainedTokenizerFast|(Albert|Bert|BigBird|Camembert|ConvBert|CodeGen|Deberta|DebertaV2|"
-    r"DistilBert|Electra|Funnel|GPT2|GPTNeoX|Gemma|Llama|Longformer|MPNet|MT5|MobileBert|Qwen2|RemBert|Roberta|"
-    r"RoFormer|SqueezeBert|T5|XLMRoberta)Tokenizer(Fast)?)"
-)
-# Keys of a configuration, at any depth, that refer to code, other files or repositories.
-_REFERENCES = """
-auto_map auto_mapping base_model_name_or_path compression_config custom_pipelines gguf_file kernel_config
-processor_class quantization_config transformers_weights use_kernels
-"""
-_TEXT_ENCODER_SETTINGS = "document_length max_seq_length model query_expansion query_length"
-_ATTENTION = (None, "eager", "sdpa")
-# Files with sentence-transformers' settings of the encoder: the current name, then those of its first versions.
-_SETTINGS = [
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
-_SETTINGS_KNOWN = """
-do_lower_case document_length max_seq_length modality_config module_output_name query_expansion query_length
-transformer_task unpad_inputs
-"""
-_SETTINGS_EMPTY = """
-config_args config_kwargs model_args model_kwargs processing_kwargs processor_kwargs tokenizer_args
-"""
-_TEXT_ONLY = ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, "token_embeddings")
-_LARGEST_FILE = 2**24
-
-
-def check_plain(folder: Path) -> None:
-    """Raise an error for a model's folder that holds more than a text encoder in safetensors.
-
-    `folder`: the folder that will be loaded: for a model on the hub, its snapshot. Raises `InvalidArgumentError` if
-    anything else is found; the message says in which file.
-    """
-    _check_top(folder)
-    if not (folder / "modules.json").exists():
-        _check_encoder(folder)
-        return
-    modules = _read(folder / "modules.json")
-    if not isinstance(modules, list) or not modules:
-        raise InvalidArgumentError("modules.json is not a list of modules.")
-    for module in modules:
-        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-        if not isinstance(kind, str) or not _MODULE_TYPE.fullmatch(kind):
-            raise InvalidArgumentError(f"modules.json names {short(kind)}, which is code of its own.")
-        inside = folder / _module_path(path)
-        name = kind.rpartition(".")[2]
-        if name == "Transformer":
-            _check_encoder(inside)
-        if name == "TextEncoder":
-            _check_text_encoder(inside)
-        if name in _WITH_WEIGHTS:
-            _check_layer(inside)
-
-
-def _check_top(folder: Path) -> None:
-    """Check the settings beside the modules."""
-    settings = _read_mapping(folder / "config_sentence_transformers.json")
-    kind = settings.get("model_type")
-    if not isinstance(kind, (str, type(None))) or kind not in _MODEL_TYPES:
-        raise InvalidArgumentError(f"config_sentence_transformers.json names the model type {short(kind)}.")
-    requirements = settings.get("requirements")
-    if requirements:
-        raise InvalidArgumentError(f"config_sentence_transformers.json requires {short(requirements)}.")
-
-
-def _check_encoder(folder: Path) -> None:
-    """Check a folder that transformers loads a model and a tokenizer from."""
-    for name in ("adapter_config.json", "processor_config.json", "preprocessor_config.json"):
-        if (folder / name).exists():
-            raise InvalidArgumentError(f"it has a {name}: an adapter or a processor, which names other models.")
-    config = _read_mapping(folder / "config.json")
-    _check_keys("config.json", config)
-    _check_tokenizer_class("config.json", config)
-    if (kind := config.get("model_type")) not in _ENCODERS.split():
-        raise InvalidArgumentError(f"config.json names the architecture {short(kind)}, which is not a known encoder.")
-    architectures = config.get("architectures") or []
-    if not isinstance(architectures, list) or any(str(each).endswith("ForRetrieval") for each in architectures):
-        raise InvalidArgumentError(f"config.json names the classes {short(architectures)}.")
-    _check_tokenizer(folder)
-    for name in _SETTINGS:
-        _check_encoder_settings(name, _read_mapping(folder / name))
-    if not (folder / "model.safetensors").is_file():
-        _check_shards(folder)
-
-
-def _check_text_encoder(folder: Path) -> None:
-    """Check the folder of a `TextEncoder`: numbers, a tokenizer and weights."""
-    name, settings = "text_encoder_config.json", _read_mapping(folder / "text_encoder_config.json")
-    if unknown := settings.keys() - set(_TEXT_ENCODER_SETTINGS.split()):
-        raise InvalidArgumentError(f"{name} sets {', '.join(map(short, sorted(unknown)))}.")
-    _check_tokenizer(folder)
-    if not (folder / "model.safetensors").is_file():
-        raise InvalidArgumentError("it has no model.safetensors; other weights are pickles.")
-
-
-def _check_tokenizer(folder: Path) -> None:
-    name, content = "tokenizer_config.json", _read_mapping(folder / "tokenizer_config.json")
-    _check_keys(name, content)
-    _check_tokenizer_class(name, content)
-    if not (folder / "tokenizer.json").is_file():
-        raise InvalidArgumentError("it has no tokenizer.json.")
-
-
-def _check_tokenizer_class(name: str, content: dict[str, Any]) -> None:
-    known = content.get("tokenizer_class")
-    if known is not None and not (isinstance(known, str) and _TOKENIZER.fullmatch(known)):
-        raise InvalidArgumentError(f"{name} names the tokenizer {short(known)}, which is not a known one.")
-
-
-def _check_encoder_settings(name: str, settings: dict[str, Any]) -> None:
-    """Check sentence-transformers' settings of the encoder: some make the loader unpickle or download files."""
-    for key, value in settings.items():
-        if key not in _SETTINGS_KNOWN.split() and (value or key not in _SETTINGS_EMPTY.split()):
-            raise InvalidArgumentError(f"{name} sets {short(key)}.")
-    if settings.get("transformer_task", "feature-extraction") != "feature-extraction":
-        raise InvalidArgumentError(f"{name} sets the task {short(settings['transformer_task'])}.")
-    given = (settings.get("modality_config", _TEXT_ONLY[0]), settings.get("module_output_name", _TEXT_ONLY[1]))
-    if given != _TEXT_ONLY:
-        raise InvalidArgumentError(f"{name} calls other methods than a text encoder's: {short(given[0])}.")
-
-
-def _check_layer(folder: Path) -> None:
-    """Check the folder of a linear layer."""
-    activation = _read_mapping(folder / "config.json").get("activation_function")
-    if activation is not None and not (isinstance(activation, str) and _ACTIVATION.fullmatch(activation)):
-        raise InvalidArgumentError(f"{folder.name} names the activation {short(activation)}, which is code of its own.")
-    if not (folder / "model.safetensors").is_file():
-        raise InvalidArgumentError(f"{folder.name} has no model.safetensors; other weights are pickles.")
-
-
-def _check_shards(folder: Path) -> None:
-    weights = _read_mapping(folder / "model.safetensors.index.json").get("weight_map")
-    if not isinstance(weights, dict):
-        raise InvalidArgumentError("it has no model.safetensors; other weights are pickles.")
-    for shard in set(map(str, weights.values())):
-        if not re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII):
-            raise InvalidArgumentError(f"model.safetensors.index.json names {short(shard)}.")
-
-
-def _check_keys(name: str, value: Any) -> None:
-    for key, inner in _items_at_any_depth(value):
-        # An attention implementation may be a repository of kernels to download and run.
-        if "attn_implementation" in key or "experts_implementation" in key:
-            refers = inner not in _ATTENTION if isinstance(inner, (str, type(None))) else True
-        else:
-            refers = key in _REFERENCES.split() and inner is not None
-        if refers:
-            raise InvalidArgumentError(f"{name} has {short(key)}: {short(inner)}, which refers to code or other files.")
-
-
-def _items_at_any_depth(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values of dicts at any depth, without recursion: a hostile file may be nested very deeply."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            yield from each.items()
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
-
-
-def _module_path(path: Any) -> Path:
-    """Return the path of a module inside the folder; a path that leads elsewhere on any system raises an error."""
-    parts = PureWindowsPath(path) if isinstance(path, str) and "\0" not in path else None
-    if parts is None or parts.anchor or ".." in parts.parts:
-        raise InvalidArgumentError(f"modules.json names the folder {short(path)}.")
-    return Path(*parts.parts)
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if there is no file."""
-    value = _read(path) if path.exists() else {}
-    if not isinstance(value, dict):
-        raise InvalidArgumentError(f"{path.name} does not hold a JSON object.")
-    return value
-
-
-def _read(path: Path) -> Any:
-    if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
-        raise InvalidArgumentError(f"{path.name} is not a file, or is larger than 16 MiB.")
-    try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{path.name} is not UTF-8.") from error
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{path.name}: {error}") from error
-
-
-_MOVED = "If the model is elsewhere now, open the index with it: Retriever(model, index), or --model."
-# Files of plain models; a repository also has pickles, other formats and pictures.
-_FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
+__all__ = ["load"]
 
 
 def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | None = None, **kwargs: Any) -> ColBERT:
@@ -274,12 +60,15 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
     return ColBERT(model_name_or_path, device=device, recipe=UNTRAINED, **kwargs)
 
 
-def load_untrusted(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
-    """Load a model that a file names, not the user: only from safetensors, and only if it contains no code.
+_MOVED = "If the model is elsewhere now, open the index with it: Retriever(model, index), or --model."
+# Files of plain models; a repository also has pickles, other formats and pictures.
+_FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
 
-    `name`: an absolute path or a name on the hub; a name is never taken for a relative path. `device`: as in `ColBERT`.
-    `**options`: further parameters of `ColBERT`, such as lengths, and ``revision``. Raises `ModelLoadError` if there is
-    no such model, or it is damaged.
+
+def load_untrusted(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
+    """Load a model by an absolute path or a name on the hub, if `check_plain` accepts it.
+
+    `**options`: further parameters of `ColBERT`, such as lengths, and ``revision``.
     """
     try:
         folder = _find(name, options.pop("revision", None))
@@ -304,7 +93,7 @@ def load_untrusted(name: str, device: str | torch.device | None = None, **option
 
 
 def _find(name: str, revision: str | None) -> Path:
-    """Return the folder of a model, downloaded if need be; it is checked and then loaded from there."""
+    """Return the folder of a model, downloaded if need be; a name is never taken for a relative path."""
     # Opening \\host\share on Windows sends the user's credentials there, so such a name is rejected before any access.
     if name.startswith(("//", "\\\\", "\\/", "/\\")) or "\0" in name:
         raise InvalidArgumentError("its name is that of a network share.")
@@ -325,3 +114,106 @@ def _find(name: str, revision: str | None) -> Path:
         )
     except (OSError, ValueError) as error:
         raise ModelLoadError(name, error) from error
+
+
+# Modules of sentence-transformers, and ours, that only compute. sentence-transformers' Router and WordEmbeddings name
+# further classes to import.
+_MODULE_TYPE = re.compile(
+    r"sentence_transformers(\.\w+)+\.(Transformer|Dense|Normalize|Pooling|MultiVectorMask|LayerNorm|Dropout|"
+    r"HierarchicalTokenPooling)|pylate\.models\.Dense\.Dense|"
+    r"latelier\.(models\.text_encoder\.TextEncoder|modules\.\w+\.AttentionPooling)",
+    re.ASCII,
+)
+_WITH_WEIGHTS = ("AttentionPooling", "Dense", "LayerNorm", "TextEncoder", "Transformer")
+_ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation\.\w+|linear\.Identity)", re.ASCII)
+# Keys at any depth that refer to code, other files or repositories.
+_REFERENCES = {"auto_map", "auto_mapping", "base_model_name_or_path", "compression_config", "custom_pipelines"}
+_REFERENCES |= {"gguf_file", "kernel_config", "processor_class", "quantization_config", "transformers_weights"}
+_REFERENCES |= {"tokenizer_name_or_path", "use_kernels"}
+_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+# An adapter or a processor names other models.
+_REFUSED = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
+_LARGEST_FILE = 2**24
+_LARGEST_SIZE = 10**7  # of a vocabulary, of a text, of a vector
+
+
+def check_plain(folder: Path) -> None:
+    """Raise `InvalidArgumentError` for a model's folder that holds more than a text encoder in safetensors."""
+    modules = _read(folder / "modules.json") if (folder / "modules.json").exists() else [{"type": "", "path": ""}]
+    if not isinstance(modules, list) or not modules:
+        raise InvalidArgumentError("modules.json is not a list of modules.")
+    for module in modules:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if kind != "" and not (isinstance(kind, str) and _MODULE_TYPE.fullmatch(kind)):
+            raise InvalidArgumentError(f"modules.json names {short(kind)}, which is code of its own.")
+        parts = PureWindowsPath(path) if isinstance(path, str) and "\0" not in path else None
+        if parts is None or parts.anchor or ".." in parts.parts:
+            raise InvalidArgumentError(f"modules.json names the folder {short(path)}.")
+        name = kind.rpartition(".")[2] or "Transformer"  # a folder without a list holds an encoder
+        _check_module(folder.joinpath(*parts.parts), name)
+
+
+def _check_module(folder: Path, name: str) -> None:
+    """Check the weights and the settings of a module, by the name of its class."""
+    for path in folder.glob("*.json"):
+        if path.name in _REFUSED:
+            raise InvalidArgumentError(f"it has a {path.name}: an adapter or a processor, which names other models.")
+        if path.name.endswith("config.json"):
+            _check_settings(path.name, _read(path))
+    if name in _WITH_WEIGHTS and not (folder / "model.safetensors").is_file():
+        index = folder / "model.safetensors.index.json"
+        shards = _read(index).get("weight_map") if index.exists() else None
+        if not isinstance(shards, dict):
+            raise InvalidArgumentError(f"{folder.name} has no model.safetensors; other weights are pickles.")
+        for shard in set(map(str, shards.values())):
+            if not re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII):
+                raise InvalidArgumentError(f"{index.name} names {short(shard)}.")
+    if name in ("TextEncoder", "Transformer") and not (folder / "tokenizer.json").is_file():
+        raise InvalidArgumentError("it has no tokenizer.json.")
+
+
+def _check_settings(name: str, settings: Any) -> None:
+    if not isinstance(settings, dict):
+        raise InvalidArgumentError(f"{name} does not hold a JSON object.")
+    for key, value in _items_at_any_depth(settings):
+        # An attention implementation may be a repository of kernels to download and run; arguments of loaders may
+        # unpickle.
+        if key in _REFERENCES and value is not None:
+            refers = True
+        elif "attn_implementation" in key or "experts_implementation" in key:
+            refers = value not in (None, "eager", "sdpa") if isinstance(value, (str, type(None))) else True
+        else:
+            refers = bool(value) and key.endswith(("_args", "_kwargs"))
+        if refers:
+            raise InvalidArgumentError(f"{name} has {short(key)}: {short(value)}, which refers to code or other files.")
+        if isinstance(value, int) and abs(value) > _LARGEST_SIZE and not name.startswith("tokenizer"):
+            raise InvalidArgumentError(f"{name} sets {short(key)} to {value}, which no text encoder needs.")
+    activation = settings.get("activation_function")
+    if isinstance(activation, str) and "." in activation and not _ACTIVATION.fullmatch(activation):
+        raise InvalidArgumentError(f"{name} names the activation {short(activation)}, which is code of its own.")
+    methods = settings.get("modality_config", {"text": _FORWARD})
+    if methods != {"text": _FORWARD} or settings.get("transformer_task", "feature-extraction") != "feature-extraction":
+        raise InvalidArgumentError(f"{name} calls other methods than a text encoder's: {short(methods)}.")
+
+
+def _items_at_any_depth(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values of dicts at any depth, without recursion: a hostile file may be nested very deeply."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield from each.items()
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
+        raise InvalidArgumentError(f"{path.name} is not a file, or is larger than 16 MiB.")
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path.name} is not UTF-8.") from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path.name}: {error}") from error

@@ -60,9 +60,9 @@ def write_code(folder, marker):
 DENSE = "sentence_transformers.models.Dense"
 LAYER = {"in_features": 48, "out_features": 16, "bias": False}
 HOSTILE = {
-    "module of its own": (lambda f: add_module(f, "evil.Evil"), "names 'evil.Evil', which is code of its own"),
+    "module of its own": (lambda f: add_module(f, "evil.Evil"), "names 'evil.Evil'"),
     "module of another package": (lambda f: add_module(f, "os.path.join"), "code of its own"),
-    "module of the library with more names": (lambda f: add_module(f, "sentence_transformers.models.Router"), "Router"),
+    "module that names others": (lambda f: add_module(f, "sentence_transformers.models.Router"), "Router"),
     "tokenizer of its own": (
         lambda f: add_module(f, "sentence_transformers.models.WordEmbeddings", "1_W", [("x.json", {})]),
         "WordEmbeddings",
@@ -83,7 +83,7 @@ HOSTILE = {
     ),
     "layer as a pickle": (
         lambda f: add_module(f, DENSE, "2_Dense", [("config.json", LAYER), ("pytorch_model.bin", "")]),
-        "has no model.safetensors; other weights are pickles",
+        "has no model.safetensors",
     ),
     "code for the model": (
         lambda f: edit(f / "config.json", auto_map={"AutoModel": "modeling_evil.Evil"}, model_type="bert"),
@@ -96,10 +96,6 @@ HOSTILE = {
     "code for the tokenizer": (
         lambda f: edit(f / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]}),
         "tokenizer_config.json has 'auto_map'",
-    ),
-    "a tokenizer that is not known": (
-        lambda f: edit(f / "tokenizer_config.json", tokenizer_class="RagTokenizer"),
-        "names the tokenizer 'RagTokenizer'",
     ),
     "no tokenizer.json": (lambda f: (f / "tokenizer.json").unlink(), "it has no tokenizer.json"),
     "kernels": (lambda f: edit(f / "config.json", attn_implementation="evil/kernel"), "refers to code"),
@@ -115,15 +111,12 @@ HOSTILE = {
         lambda f: edit(f / "config.json", transformers_weights="adapter_model.bin"),
         "refers to code or other files",
     ),
-    "architecture": (lambda f: edit(f / "config.json", model_type="rag"), "architecture 'rag', which is not a known"),
-    "classes": (lambda f: edit(f / "config.json", architectures=["EvilForRetrieval"]), "names the classes"),
-    "classes that are no list": (lambda f: edit(f / "config.json", architectures=5), "names the classes 5"),
     "adapter": (
         lambda f: edit(f / "adapter_config.json", base_model_name_or_path="someone/else", peft_type="LORA"),
         "it has a adapter_config.json",
     ),
     "processor": (lambda f: edit(f / "preprocessor_config.json", auto_map={}), "it has a preprocessor_config.json"),
-    "task": (lambda f: edit(f / "sentence_bert_config.json", transformer_task="retrieval"), "sets the task"),
+    "task": (lambda f: edit(f / "sentence_bert_config.json", transformer_task="retrieval"), "calls other methods"),
     "method": (
         lambda f: edit(
             f / "sentence_bert_config.json",
@@ -134,15 +127,7 @@ HOSTILE = {
     ),
     "tokenizer from elsewhere": (
         lambda f: edit(f / "sentence_bert_config.json", tokenizer_name_or_path="//host/share"),
-        "sets 'tokenizer_name_or_path'",
-    ),
-    "model type": (
-        lambda f: edit(f / "config_sentence_transformers.json", model_type="SparseEncoder"),
-        "names the model type 'SparseEncoder'",
-    ),
-    "requirements": (
-        lambda f: edit(f / "config_sentence_transformers.json", requirements={"evil": "1"}),
-        "requires",
+        "has 'tokenizer_name_or_path'",
     ),
     "shard that is a pickle": (
         lambda f: (
@@ -151,6 +136,7 @@ HOSTILE = {
         ),
         "index.json names '../evil.bin'",
     ),
+    "size": (lambda f: edit(f / "config.json", hidden_size=10**9), "sets 'hidden_size' to 1000000000"),
     "no Unicode": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), "config.json is not UTF-8"),
 }
 
@@ -172,12 +158,12 @@ def test_hostile_folders_are_refused_and_run_nothing(plain, tmp_path, monkeypatc
 def test_pickled_weights_are_never_unpickled(plain, tmp_path):
     marker = tmp_path / "MARKER"
     pickle_weights(plain, marker)
-    with pytest.raises(InvalidArgumentError, match=r"sentence_bert_config\.json sets 'model_kwargs'"):
+    with pytest.raises(InvalidArgumentError, match=r"sentence_bert_config\.json has 'model_kwargs'"):
         load_untrusted(str(plain), "cpu")
     with pytest.raises(ModelLoadError, match="Weights only load failed"):
         load(str(plain), device="cpu")  # by hand: the settings in the folder have no say in it either
     (plain / "sentence_bert_config.json").unlink()
-    with pytest.raises(InvalidArgumentError, match=r"no model\.safetensors; other weights are pickles"):
+    with pytest.raises(InvalidArgumentError, match=r"no model\.safetensors"):
         load_untrusted(str(plain), "cpu")
     assert not marker.exists()
 
@@ -200,14 +186,14 @@ NOT_NAMES += ["../model", "a/b/c", "~", "", "C:model", "a\0b", "m" * 5000, "\x1b
 
 @pytest.mark.parametrize("name", NOT_NAMES)
 def test_names_that_are_neither_absolute_nor_of_the_hub(name):
-    with pytest.raises((InvalidArgumentError, ModelLoadError), match="which only a file names, is not loaded"):
+    with pytest.raises((InvalidArgumentError, ModelLoadError), match="which only a file names"):
         load_untrusted(name, "cpu")
 
 
 def test_folders_that_are_not_here(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"no such folder on this machine\. .* open the index with it: .*--model"):
+    with pytest.raises(ModelLoadError, match="no such folder on this machine"):
         load_untrusted(str(tmp_path / "absent"), "cpu")
-    with pytest.raises(ModelLoadError, match=r"a folder of another machine\. If the model is elsewhere now"):
+    with pytest.raises(ModelLoadError, match="a folder of another machine"):
         load_untrusted("C:\\models\\mine", "cpu")
 
 
