@@ -140,17 +140,7 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_matrices(matrices: Iterable[Any]) -> list[Any]:
-    """Check that matrices can be packed together, and return them as a list.
-
-    `matrices`: 2-D arrays or tensors; nested lists of numbers become float32 arrays. Returns: the matrices, all of one
-    kind (numpy or torch), dtype and dim.
-
-    Examples
-    --------
-    >>> matrices = as_matrices([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])
-    >>> [matrix.shape for matrix in matrices]
-    [(1, 2), (2, 2)]
-    """
+    """Check that matrices can be packed together, and return them as a list; nested lists become float32 arrays."""
     try:
         given = iter(matrices)
     except TypeError as error:  # arrays without dimensions too

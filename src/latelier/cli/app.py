@@ -19,8 +19,6 @@ from latelier.cli.search import explain, search, why_not
 from latelier.cli.serve import mcp, serve
 from latelier.cli.train import train
 
-__all__ = ["app", "main"]
-
 
 class _Commands(TyperGroup):
     """A group of commands that prints exceptions as one message, or with ``--debug`` as a traceback."""

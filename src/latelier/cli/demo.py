@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from latelier.demo.session import Session
     from latelier.retrieve import Explanation, Result
 
-__all__ = ["demo"]
-
 
 def demo(
     query: Annotated[

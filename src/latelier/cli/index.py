@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
 
-__all__ = ["copy", "index"]
-
 
 class Backend(str, Enum):
     """What encodes documents."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve.model import ModelIdentity
 
-__all__ = ["check", "index_facts", "info", "print_facts", "warmup"]
-
 # A server of Qdrant does not tell them.
 _SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
 

@@ -27,24 +27,6 @@ if TYPE_CHECKING:
     from latelier.indexes import Index, Qdrant
     from latelier.retrieve import Retriever
 
-__all__ = [
-    "BitsOption",
-    "KindOption",
-    "QdrantLocation",
-    "ShardsOption",
-    "as_parquet",
-    "discarded_if_empty",
-    "discarded_if_failed",
-    "holds_files",
-    "named_locations",
-    "open_index",
-    "open_named",
-    "open_retriever",
-    "open_target",
-    "parse_folder",
-    "parse_location",
-]
-
 _FORMS = "qdrant:FOLDER, qdrant+http://HOST:PORT/COLLECTION or qdrant+https://HOST:PORT/COLLECTION"
 _KEY = "QDRANT_API_KEY"
 # One letter before a colon is a drive of Windows.

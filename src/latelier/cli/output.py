@@ -27,23 +27,6 @@ if TYPE_CHECKING:
     from latelier.indexes import TransferReport
     from latelier.retrieve import Explanation, Result
 
-__all__ = [
-    "INTERRUPTED",
-    "bold",
-    "escape_json",
-    "exit_now",
-    "is_terminal",
-    "messages",
-    "prepare_streams",
-    "print_json",
-    "print_transfer",
-    "printable",
-    "quiet_loading",
-    "result_lines",
-    "results_json",
-    "show_progress",
-]
-
 # Width of a line if the output is not a terminal: long enough for a sentence, short enough to read.
 _FILE_WIDTH = 200
 _LONGEST_ID = 100

@@ -8,8 +8,6 @@ import typer
 
 from latelier.cli.options import DeviceOption, QueryBackendOption, ServedModelOption
 
-__all__ = ["mcp", "serve"]
-
 _READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
 _DEMO = "python"  # the name of the demo's index
 

@@ -13,8 +13,6 @@ import typer
 
 from latelier.cli.options import DeviceOption
 
-__all__ = ["Start", "train"]
-
 
 class Start(str, Enum):
     """How a dense model becomes a late-interaction model before training."""

@@ -22,8 +22,6 @@ from latelier.utils.files import as_path, check_unicode, is_folder, open_binary,
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["TrainingSet", "check_training_set", "load_training_set"]
-
 
 @dataclass(frozen=True, repr=False)
 class TrainingSet:

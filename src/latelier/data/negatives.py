@@ -32,8 +32,6 @@ from latelier.utils.misc import progress_bar
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder
 
-__all__ = ["mine_hard_negatives", "order_by_neighbours", "teacher_scores"]
-
 
 def mine_hard_negatives(
     model: MultiVectorEncoder,

@@ -18,8 +18,6 @@ from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import short
 
-__all__ = ["Example", "read_row", "texts_by_id"]
-
 _QUERY = ("query", "anchor", "question")
 _POSITIVE = ("positive", "pos", "document", "answer")
 _NEGATIVE = ("negative", "negatives", "neg")
@@ -51,17 +49,7 @@ class Example(NamedTuple):
 def read_row(
     row: Any, where: str, queries: Mapping[Any, str] | None = None, documents: Mapping[Any, str] | None = None
 ) -> list[Example]:
-    """Read a row in any of the formats.
-
-    `where`: its name in error messages, such as a file and a line. Returns: one example for each positive; with scores,
-    one example with all documents.
-
-    Examples
-    --------
-    >>> row = {"anchor": "rust?", "positive": "Iron oxide.", "negative": "A novel."}
-    >>> read_row(row, "row 0")[0].documents
-    ['Iron oxide.', 'A novel.']
-    """
+    """Read a row in any of the formats: one example for each positive; with scores, one example with all documents."""
     if not isinstance(row, Mapping):
         raise InvalidArgumentError(f"{where} is {short(row)}; expected an object, such as {_FORMATS}.")
     row = _plain(row)

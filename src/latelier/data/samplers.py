@@ -7,8 +7,6 @@ from typing import cast
 
 from sentence_transformers.base.sampler import DefaultBatchSampler
 
-__all__ = ["InOrder"]
-
 
 class InOrder(DefaultBatchSampler):
     """Batches of consecutive rows, for the order that `latelier.data.order_by_neighbours` makes.

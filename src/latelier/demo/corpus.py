@@ -18,15 +18,6 @@ from pathlib import Path
 from types import BuiltinFunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
 from typing import Any, NamedTuple, TypedDict
 
-__all__ = [
-    "Definition",
-    "LibraryDocument",
-    "builtin_definitions",
-    "source_definitions",
-    "source_reexports",
-    "standard_library_documents",
-]
-
 # Tests, applications, jokes, character tables, readline (importing it changes the terminal) and distutils (removed in
 # Python 3.12).
 _SKIPPED = {

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from latelier.retrieve import Explanation, Result
 
-__all__ = ["MODEL_OPTIONS", "QUESTIONS", "Session", "build", "demo_folder"]
-
 QUESTIONS = (
     "parse command line arguments",
     "compute a sha256 digest",

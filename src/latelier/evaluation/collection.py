@@ -24,8 +24,6 @@ from latelier.evaluation.trec import (
 from latelier.utils.checks import describe, short
 from latelier.utils.files import as_path, is_file, is_folder, parse_json
 
-__all__ = ["Collection", "find_split", "load_beir"]
-
 
 @dataclass(frozen=True, repr=False)
 class Collection:

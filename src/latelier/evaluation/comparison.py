@@ -18,16 +18,6 @@ from latelier.evaluation.trec import Qrels, Run
 from latelier.utils.checks import check_count, describe
 from latelier.utils.misc import Markup, escape, fragment, table
 
-__all__ = [
-    "Comparison",
-    "MeasureComparison",
-    "bootstrap_interval",
-    "compare",
-    "holm",
-    "paired_effect_size",
-    "randomization_test",
-]
-
 # Random numbers drawn at once.
 _BLOCK = 1 << 22
 # Of the bootstrap: with as many, an end has a standard error of 1% of the interval's width.
@@ -37,20 +27,10 @@ _ROUNDING = 1e-12
 
 
 def randomization_test(differences: Sequence[float] | np.ndarray, trials: int = 100_000, seed: int = 0) -> float:
-    """Return the p-value of the paired randomisation (sign-flip) test of a mean difference of zero, two-sided.
+    """Return the two-sided p-value of the paired randomisation test (Smucker, Allan and Carterette, CIKM 2007).
 
-    If the systems do not differ, each difference may as well have the other sign. The test compares ``|sum(d)|`` with
-    ``|sum(s * d)|`` for random signs ``s``:
-
-        p = (hits + 1) / (trials + 1),    hits = number of trials with |sum(s * d)| >= |sum(d)|
-
-    If all ``2 ** n`` combinations of the signs of the `n` differences that are not zero are at most `trials`, it counts
-    in all of them instead, and p is exact.
-
-    M. D. Smucker, J. Allan, B. Carterette: A Comparison of Statistical Significance Tests for Information Retrieval
-    Evaluation. CIKM 2007. Counting the observed combination as a trial (the two ``+ 1``) is due to B. Phipson,
-    G. K. Smyth: Permutation P-values Should Never Be Zero. 2010. `differences`: one number for each query,
-    ``(queries,)``; `seed`: seed of the signs: the same differences, trials and seed give the same p-value.
+    ``p = (hits + 1) / (trials + 1)``, hits being the trials with ``|sum(s * d)| >= |sum(d)|`` for random signs ``s``
+    (the ``+ 1``: Phipson and Smyth, 2010); exact, over all ``2 ** n`` combinations, if these are at most `trials`.
     """
     values = _checked(differences)
     check_count("trials", trials)
@@ -100,15 +80,7 @@ def paired_effect_size(differences: Sequence[float] | np.ndarray) -> float:
 def bootstrap_interval(
     differences: Sequence[float] | np.ndarray, confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the mean difference, from 10,000 resamples.
-
-    A resample has as many queries as were given, drawn with replacement.
-
-    B. Efron, R. J. Tibshirani: An Introduction to the Bootstrap, 1993, section 13.3. `differences`: one number for each
-    query, ``(queries,)``; `confidence`: probability that the interval aims to cover the mean with, between 0 and 1;
-    returns: lower and upper end; raises `InvalidArgumentError` if there are no differences, one is not finite, or
-    another argument is out of range.
-    """
+    """Return the percentile bootstrap interval of the mean difference (Efron and Tibshirani, 1993, section 13.3)."""
     values = _checked(differences)
     if not 0.0 < confidence < 1.0:
         raise InvalidArgumentError(f"received confidence={confidence!r}; expected a number between 0 and 1.")

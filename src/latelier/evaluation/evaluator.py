@@ -19,8 +19,6 @@ from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate
 from latelier.indexes import Flat, Index
 from latelier.utils.checks import check_count, describe
 
-__all__ = ["MakeIndex", "RetrievalEvaluator", "describe_index", "fill_index", "search_index", "temporary_index"]
-
 MakeIndex: TypeAlias = Callable[[Path], Index]
 
 # Texts encoded and stored at once: memory depends on these.

@@ -28,8 +28,6 @@ from latelier.evaluation.trec import (
 from latelier.utils.checks import describe
 from latelier.utils.misc import bar, fragment, table, warn_caller
 
-__all__ = ["DEFAULT_MEASURES", "Evaluation", "default_measures", "evaluate", "evaluate_named", "largest_cutoff"]
-
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
 _GDEVAL_HIGHEST = 4
 _COMPUTED_APART = ("NumRet", "NumQ", "IPrec")

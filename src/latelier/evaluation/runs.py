@@ -31,8 +31,6 @@ from latelier.evaluation.trec import (
 from latelier.utils.checks import describe, short
 from latelier.utils.files import as_path, is_folder, parse_json, write_lines
 
-__all__ = ["check_run_file", "read_qrels", "read_run", "write_run"]
-
 _QUERY = ("query_id", "query-id", "qid")
 _DOCUMENT = ("document_id", "corpus_id", "corpus-id", "docid", "id")
 

@@ -19,30 +19,6 @@ from latelier.utils.checks import check_choice, describe, short
 from latelier.utils.files import as_path, open_binary, text_lines, write_lines
 from latelier.utils.misc import warn_caller
 
-__all__ = [
-    "OnProblem",
-    "Problems",
-    "Qrels",
-    "Run",
-    "add_entry",
-    "check_evaluated",
-    "check_relevance",
-    "check_scores",
-    "check_str_ids",
-    "check_table",
-    "check_trec_ids",
-    "is_header",
-    "numbered_lines",
-    "qrels_from_lines",
-    "ranking",
-    "read_trec",
-    "read_trec_qrels",
-    "relevance_fault",
-    "run_from_lines",
-    "write_trec",
-    "write_trec_qrels",
-]
-
 OnProblem = Literal["error", "warn"]
 _LISTED = 10
 
@@ -62,13 +38,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_header(relevance: str) -> bool:
-    """Whether the first line of qrels in BEIR's format is a header, given its third column.
-
-    Examples
-    --------
-    >>> is_header("score"), is_header("1.0"), is_header("")
-    (True, False, False)
-    """
+    """Whether the first line of qrels in BEIR's format is a header, given its third column."""
     try:
         float(relevance)
     except ValueError:
@@ -77,20 +47,7 @@ def is_header(relevance: str) -> bool:
 
 
 class Problems:
-    """The faulty lines found so far; `settle` raises one error or issues one warning about them.
-
-    `on_problem`: ``"error"`` raises, ``"warn"`` issues a warning.
-
-    Examples
-    --------
-    >>> problems = Problems("error")
-    >>> problems.add("corpus.jsonl", 3, "the text is empty")
-    >>> problems.settle("my-folder")
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: my-folder has 1 problem:
-      corpus.jsonl:3: the text is empty
-    Repair the files, or skip these lines: on_problem="warn", or --on-problem warn.
-    """
+    """The faulty lines found so far; `settle` raises one error or issues one warning about them."""
 
     def __init__(self, on_problem: OnProblem) -> None:
         check_choice("on_problem", on_problem, get_args(OnProblem))
@@ -232,15 +189,7 @@ def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
 
 
 def run_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, float]]:
-    """Return the run that the lines of a TREC file hold.
-
-    `source`: the file's name in messages.
-
-    Examples
-    --------
-    >>> run_from_lines([(1, "q1 Q0 d2 1 1.25 bm25")], "run.trec")
-    {'q1': {'d2': 1.25}}
-    """
+    """Return the run that numbered lines of a TREC file hold."""
     run: dict[str, dict[str, float]] = {}
     for number, columns in _rows(lines, source, "query-id Q0 document-id rank score name"):
         query, _, document, _, score, _ = columns
@@ -314,15 +263,7 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
 
 
 def qrels_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, int]]:
-    """Return the qrels that the lines of a TREC file hold.
-
-    `source`: the file's name in messages.
-
-    Examples
-    --------
-    >>> qrels_from_lines([(1, "q1 0 d2 1")], "qrels.txt")
-    {'q1': {'d2': 1}}
-    """
+    """Return the qrels that numbered lines of a TREC file hold."""
     qrels: dict[str, dict[str, int]] = {}
     for number, columns in _rows(lines, source, "query-id 0 document-id relevance"):
         query, _, document, text = columns
@@ -422,11 +363,6 @@ def relevance_fault(relevance: float) -> str | None:
     """Return what is wrong with a relevance; None if it is an integer from minus a million to a million.
 
     A fraction would be cut off without a word, and a very large integer too, or take all memory.
-
-    Examples
-    --------
-    >>> relevance_fault(2.0), relevance_fault(0.5), relevance_fault(2**63)
-    (None, 'is not an integer', 'is not from -1,000,000 to 1,000,000')
     """
     if -_LARGEST_RELEVANCE <= relevance <= _LARGEST_RELEVANCE:
         return None if float(relevance).is_integer() else "is not an integer"

@@ -34,21 +34,6 @@ from latelier.utils.checks import describe, short
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.misc import warn_caller
 
-__all__ = [
-    "EmbeddedBatch",
-    "Loss",
-    "LossOptions",
-    "MiniBatches",
-    "ScoreMetric",
-    "WarnOnce",
-    "check_score_metric",
-    "embed_batch",
-    "raw_score",
-    "run_rows",
-    "run_whole",
-    "score",
-]
-
 # Tokens of a mini-batch, padding included. A CPU is fastest with activations that fit its caches; a GPU needs large
 # matrix products to be busy.
 _CPU_TOKENS = 1024
@@ -58,15 +43,8 @@ _ACCELERATOR_TOKENS = 32768
 class MiniBatches(NamedTuple):
     """How the texts of a batch are split into forward passes.
 
-    Parameters
-    ----------
-    max_tokens
-        Maximum number of tokens, padding included; None: a default for the device.
-    max_rows
-        Maximum number of texts; None: as many as fit `max_tokens`.
-    recompute
-        Keep only the token vectors of a pass, and repeat the pass in the backward pass (Gao et al., 2021, GradCache,
-        https://aclanthology.org/2021.repl4nlp-1.31): needs the memory of one pass, and a third more time.
+    `max_tokens` counts padding; None is a default for the device. `recompute` keeps only token vectors of a pass and
+    repeats it in the backward pass (GradCache, Gao et al. 2021): the memory of one pass for a third more time.
     """
 
     max_tokens: int | None = None
@@ -158,11 +136,8 @@ def embed_batch(
 ) -> EmbeddedBatch:
     """Embed queries and documents, and group the documents by query.
 
-    `model`: a late-interaction model, or a wrapper (data parallel, compiled) around one; `sentence_features`: features
-    of the ``b`` queries, then of the documents in any number of dicts: those with ``b`` rows hold one document of each
-    query, those with ``b * m`` rows hold ``m``, the documents of one query next to each other; `warn_once`: called with
-    a message if the features look like a mistake but can be used; returns: the documents of each query in the order of
-    the dicts.
+    `sentence_features`: features of the ``b`` queries, then of the documents in any number of dicts, of ``b`` rows (one
+    document of each query) or ``b * m`` rows (``m``, those of one query next to each other).
     """
     mini_batches = MiniBatches() if mini_batches is None else mini_batches
     columns = _read_columns(model, sentence_features, warn_once)
@@ -300,18 +275,7 @@ class LossOptions(NamedTuple):
 
 
 class WarnOnce:
-    """Give each warning once per loss object, not once per step.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> warn = WarnOnce()
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warn("one"), warn("one")
-    (None, None)
-    >>> [str(warning.message) for warning in caught]
-    ['one']
-    """
+    """Give each warning once per loss object, not once per step."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
@@ -412,30 +376,10 @@ def raw_score(
     suggestion: str,
     name: str = "score_metric",
 ) -> Tensor:
-    """Compute scores ``(b, columns)`` from vectors of at least float32, in the dtype that `score_metric` returns.
+    """Compute scores ``(b, columns)``, with at least float32 vectors, in the dtype that `score_metric` returns.
 
-    Parameters
-    ----------
-    score_metric
-        The scoring function. Functions of this library get the packed texts, others get padded tensors with masks.
-    queries, documents
-        ``b`` texts, and a multiple of ``b`` texts or documents that all queries share.
-    columns
-        Expected number of scores per query.
-    suggestion
-        Name of a function that returns that many scores, for the error message.
-    name
-        Name of the loss's argument, for the error message.
-
-    Returns
-    -------
-    torch.Tensor
-        The scores, differentiable.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the function returns anything other than a tensor of that shape.
+    Functions of this library get the packed texts, others get padded tensors with masks. `suggestion` names a function
+    that returns that many scores, and `name` the argument of the loss, for the message.
     """
     per_query = len(documents) // len(queries)
     with _without_autocast(documents.device.type):

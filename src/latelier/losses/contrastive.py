@@ -13,8 +13,6 @@ from latelier.losses.in_batch import false_negatives, gather_documents, reduce_t
 from latelier.scores import colbert_scores
 from latelier.utils import check_count, check_flag, check_number
 
-__all__ = ["CachedContrastive", "Contrastive"]
-
 
 class Contrastive(Loss):
     """Contrastive loss: cross-entropy of the positive among all documents of the batch.

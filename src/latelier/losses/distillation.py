@@ -38,17 +38,6 @@ from latelier.scores import colbert_kd_scores, colbert_scores
 from latelier.utils import check_flag, check_number
 from latelier.utils.checks import describe
 
-__all__ = [
-    "Distillation",
-    "MarginMSE",
-    "as_numbers",
-    "computing_dtype",
-    "min_max_normalize",
-    "read_scores",
-    "relative_rounding",
-    "row_weights",
-]
-
 # Avoids dividing a row of equal scores by zero; part of the published loss.
 _EPSILON = 1e-8
 # Rows whose range is at least this share of the largest score have weight 1: the relative error of a bfloat16 number,
@@ -81,18 +70,11 @@ def row_weights(scores: Tensor, rounding: float) -> Tensor:
 
 
 def relative_rounding(scores: torch.dtype, vectors: torch.dtype, dim: int, tokens: int) -> float:
-    """Return a bound on the difference that rounding makes between two scores of one text, relative to their size.
+    """Bound the relative difference that rounding makes between two scores of one text.
 
-    The bound is the sum of three terms:
-
-    * ``(dim + tokens) eps`` of the accumulator (float32 or wider): a score adds ``dim`` products and ``tokens`` maxima,
-      each addition is off by at most half an epsilon, and two scores are compared;
-    * ``eps`` of the dtype of the scores, if they were rounded to half precision;
-    * ``2 eps / sqrt(dim)`` of the dtype of the vectors: their ``dim`` numbers are rounded independently, so a product
-      is off by ``1 / sqrt(dim)`` of their error; the factor 2 allows for the rounding inside the encoder.
-
-    `scores`, `vectors`: the dtype in which the score metric returned the scores, and that in which the vectors were
-    computed; `tokens`: tokens of the longest query.
+    ``(dim + tokens) eps`` of the accumulator (each addition is off by half an epsilon, and two scores are compared),
+    plus ``eps`` of the scores' dtype, plus ``2 eps / sqrt(dim)`` of the vectors' dtype (independent roundings; 2 allows
+    for the encoder's own).
     """
     sums = torch.promote_types(scores, torch.float32)
     of_sums = (dim + tokens) * torch.finfo(sums).eps
@@ -132,16 +114,7 @@ def read_scores(labels: Any, scores: Tensor) -> Tensor:
 
 
 def as_numbers(labels: Any) -> Tensor:
-    """Return labels as a tensor of real numbers.
-
-    Examples
-    --------
-    >>> as_numbers([1.0, 0.0])
-    tensor([1., 0.])
-    >>> as_numbers([torch.tensor([1.0, 0.0]), (0.5, 0.0)])
-    tensor([[1.0000, 0.0000],
-            [0.5000, 0.0000]])
-    """
+    """Return labels, also a list of tensors, as a tensor of real numbers."""
     try:
         if isinstance(labels, (list, tuple)) and any(map(is_array, labels)):
             labels = torch.stack([torch.as_tensor(row) for row in labels])  # torch reads no list of tensors

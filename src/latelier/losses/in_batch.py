@@ -17,8 +17,6 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.losses.base import EmbeddedBatch, LossOptions, ScoreMetric, score
 from latelier.utils.ragged import lengths_to_offsets
 
-__all__ = ["GatheredDocuments", "false_negatives", "gather_documents", "reduce_total", "score_all"]
-
 
 class _Keys(NamedTuple):
     """The key of each document and of the query that it belongs to, ``(columns,)`` int64, as in `EmbeddedBatch`."""

@@ -12,8 +12,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.utils import check_count, check_flag, check_number
 from latelier.utils.checks import describe
 
-__all__ = ["check_arguments", "check_inputs", "check_tensor", "show_arguments"]
-
 _COUNTS = ("query_dim", "heads", "dim_head", "cross_attention_norm_num_groups")
 _OPTIONAL_COUNTS = (
     "cross_attention_dim",

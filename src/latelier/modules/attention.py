@@ -31,8 +31,6 @@ from latelier.modules.processors import SDPAProcessor, SlicedProcessor
 from latelier.utils import check_count
 from latelier.utils.checks import describe
 
-__all__ = ["Attention", "concatenate_layers", "rename_older", "split_layer"]
-
 _OLDER_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 

@@ -16,27 +16,9 @@ from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.utils import check_count, check_flag, check_number, count_entries
 from latelier.utils.checks import short
 
-__all__ = ["DynamicsNetwork", "LSTMStep", "ResidualBlock", "ValueSupport", "make_mlp"]
-
 
 class LSTMStep(nn.Module):
-    """LSTM of one layer, for one position; `torch.compile` traces it, which it does not do with `nn.LSTM`.
-
-    Names, shapes and initial values of the parameters are those of ``nn.LSTM(input_size, hidden_size)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from torch import nn
-    >>> step, lstm = LSTMStep(4, 8), nn.LSTM(4, 8)
-    >>> step.load_state_dict(lstm.state_dict())
-    <All keys matched successfully>
-    >>> inputs, zeros = torch.randn(3, 4), torch.zeros(1, 3, 8)
-    >>> state = (zeros, zeros)
-    >>> outputs, _ = lstm(inputs.unsqueeze(0), state)
-    >>> torch.allclose(step(inputs, state)[0], outputs, atol=1e-6)
-    True
-    """
+    """Single-step LSTM with the parameters of ``nn.LSTM(input_size, hidden_size)``, which `torch.compile` can trace."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -65,20 +47,7 @@ class LSTMStep(nn.Module):
 
 
 def make_mlp(sizes: Sequence[int], norm: Callable[[int], nn.Module], activation: nn.Module) -> nn.Sequential:
-    """Return ``linear, norm, activation, linear, norm, activation, ..., linear``.
-
-    `sizes`: channels: of the input, of each hidden layer, of the output; `activation`: activation function, one
-    instance after every norm; returns: the layers, ``(..., sizes[0])`` to ``(..., sizes[-1])``.
-
-    Examples
-    --------
-    >>> from torch import nn
-    >>> make_mlp([4, 8, 2], nn.BatchNorm1d, nn.ReLU())[::2]
-    Sequential(
-      (0): Linear(in_features=4, out_features=8, bias=True)
-      (2): ReLU()
-    )
-    """
+    """Return ``linear, norm, activation, ..., linear`` with these channels: input, hidden layers, output."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), norm(after), activation]
@@ -89,19 +58,6 @@ class ResidualBlock(nn.Module):
     """Residual block of He et al. (2016): ``act(norm(conv(act(norm(conv(x))))) + x)``.
 
     Names and shapes of the parameters are those of ``ding.torch_utils.ResBlock(res_type="basic", bias=False)``.
-    `activation`: activation function, used in both places.
-
-    Examples
-    --------
-    A new block whose second norm is 0 applies the activation alone:
-
-    >>> import torch
-    >>> from torch import nn
-    >>> block = ResidualBlock(4, nn.ReLU())
-    >>> _ = nn.init.zeros_(block.conv2[1].weight)
-    >>> images = torch.randn(2, 4, 3, 3)
-    >>> torch.equal(block(images), images.relu())
-    True
     """
 
     def __init__(self, channels: int, activation: nn.Module) -> None:

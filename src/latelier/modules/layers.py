@@ -13,26 +13,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_tensor
 from latelier.utils.checks import short
 
-__all__ = [
-    "CrossAttentionNorm",
-    "Float32LayerNorm",
-    "L2Norm",
-    "QKNorm",
-    "SpatialNorm",
-    "causal_mask",
-    "check_mask",
-    "combine_masks",
-    "empty_rows",
-    "fit_mask",
-    "is_across_heads",
-    "make_added_qk_norms",
-    "make_cross_norm",
-    "make_qk_norms",
-    "normalize_context",
-    "pad_mask",
-    "to_additive",
-]
-
 
 def check_mask(mask: Tensor) -> None:
     """Check that a mask is a tensor, boolean or floating, with 2 to 4 dimensions."""

@@ -18,8 +18,6 @@ from latelier.modules.attention import Attention
 from latelier.utils import check_count
 from latelier.utils.ragged import lengths_to_offsets
 
-__all__ = ["AttentionPooling", "ward_clusters"]
-
 
 @torch.library.custom_op("latelier::ward_clusters", mutates_args=())
 def ward_clusters(vectors: Tensor, mask: Tensor, weights: Tensor, num_clusters: int) -> Tensor:

@@ -13,8 +13,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.utils import check_count, check_number
 
-__all__ = ["RotaryPositions", "SinusoidalPositions", "rotate"]
-
 
 class SinusoidalPositions(nn.Module):
     """Add ``sin(p / base^(2i/dim))`` to channel ``2i`` of position ``p``, and the cosine to channel ``2i + 1``.

@@ -29,8 +29,6 @@ from latelier.modules.layers import (
 from latelier.modules.positions import rotate
 from latelier.utils import check_count
 
-__all__ = ["ExplicitProcessor", "FusedProcessor", "Heads", "Processor", "SDPAProcessor", "SlicedProcessor"]
-
 Projected = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 

@@ -14,8 +14,6 @@ from latelier.modules.positions import RotaryPositions, SinusoidalPositions
 from latelier.utils import check_count, check_flag, check_number
 from latelier.utils.checks import short
 
-__all__ = ["Activation", "FeedForward", "TransformerBlock", "TransformerEncoder"]
-
 Activation = Literal["gelu", "relu"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 

@@ -24,8 +24,6 @@ from latelier.modules import AttentionPooling
 from latelier.utils import check_count, check_number
 from latelier.utils.misc import progress_bar
 
-__all__ = ["distill_pooling"]
-
 # Each query of a batch brings its nearest document and another of its nearest ones.
 _NEAREST = 32
 # Temperature of the teacher's scores, sums over query tokens, that say how much a document counts for a query.

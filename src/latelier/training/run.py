@@ -26,20 +26,6 @@ from latelier.utils.checks import describe
 from latelier.utils.files import as_path
 from latelier.utils.misc import bar, fragment, table
 
-__all__ = [
-    "BEST",
-    "TrainingOptions",
-    "TrainingReport",
-    "build_model",
-    "choose_loss",
-    "evaluator",
-    "measure",
-    "measured",
-    "run_trainer",
-    "split_validation",
-    "train",
-]
-
 _MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's number of steps
 _MAX_SEED = 2**32 - 1  # the largest seed of numpy
 
@@ -189,17 +175,7 @@ BEST = f"eval_{_MEASURES['ndcg@10']}"
 
 
 def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    """Split off queries for validation, with all of their rows.
-
-    `queries`: maximum number of queries to split off; at most a tenth of all queries are. Returns: rows to train on,
-    and rows to validate on.
-
-    Examples
-    --------
-    >>> data = TrainingSet([f"query {i}" for i in range(20)], [["text"]] * 20)
-    >>> split_validation(data, 5, seed=0)
-    (TrainingSet(18 rows, 1 document each), TrainingSet(2 rows, 1 document each))
-    """
+    """Split off queries for validation, at most a tenth of all, with all of their rows."""
     shuffled = list(dict.fromkeys(data.queries))
     random.Random(seed).shuffle(shuffled)
     chosen = set(shuffled[: min(queries, len(shuffled) // _ONE_IN)])

@@ -11,8 +11,6 @@ from latelier.utils.checks import check_count, is_count
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CPU_BATCH_TOKENS", "batch_by_tokens", "encoder_limit", "resolve_length", "tokens_per_batch"]
-
 # Tokens of a batch that a transformer encodes on a CPU. The widest activations of a layer of MiniLM, 1,536 float32
 # numbers per token, take 3 MB for 512 tokens, near the 1 to 2 MB of a core's L2 cache. With 2,048 tokens ONNX Runtime
 # takes 1.5 times as long in float32 and 1.8 times in int8; with 128 tokens, products are less efficient.

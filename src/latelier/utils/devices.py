@@ -10,8 +10,6 @@ from latelier.utils.checks import short
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["resolve_device"]
-
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
     """Return the device to compute on; raise an error if this machine does not have it.

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["move_features", "select_rows", "used_positions"]
-
 
 def move_features(features: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
     """Return features with their tensors on a device; None leaves them on their own.

@@ -25,25 +25,6 @@ from uuid import uuid4
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.utils.checks import describe, short
 
-__all__ = [
-    "LONGEST_LINE",
-    "as_path",
-    "cache_folder",
-    "check_unicode",
-    "is_file",
-    "is_folder",
-    "new_folder",
-    "number_or_text",
-    "open_binary",
-    "parse_json",
-    "read_text",
-    "replaced",
-    "sync_folder",
-    "text_lines",
-    "write_bytes",
-    "write_lines",
-]
-
 # In characters. A line is held in memory; a source without line ends, such as /dev/zero, would fill it.
 LONGEST_LINE = 2**24
 
@@ -186,15 +167,7 @@ def number_or_text(text: str) -> int | float | str:
 
 
 def check_unicode(text: str, name: str) -> None:
-    r"""Check that a text has a UTF-8 form, which tokenizers and SQLite need: a lone surrogate has none.
-
-    Examples
-    --------
-    >>> check_unicode("fine", "the text")
-    >>> check_unicode("broken" + chr(0xD800), "the text")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: the text is not valid Unicode: '\ud800' at position 6 is half of a...
-    """
+    """Check that a text has a UTF-8 form, which tokenizers and SQLite need: a lone surrogate has none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -322,19 +295,7 @@ def cache_folder() -> Path:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    r"""Write a text file in UTF-8; it is compressed if its name ends in ``.gz``, as its readers expect.
-
-    `path`: the file; an existing one is replaced. `lines`: its lines, with their line ends. Raises `StorageError` if
-    the file cannot be written; a file that can be replaced is unchanged.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "note.txt.gz"
-    >>> write_lines(path, ["fig\n"])
-    >>> gzip.decompress(path.read_bytes())
-    b'fig\n'
-    """
+    """Write a text file in UTF-8, compressed if its name ends in ``.gz``; an existing one is replaced."""
     try:
         contents = "".join(lines).encode()
     except UnicodeEncodeError as error:  # a lone surrogate in an id

@@ -16,19 +16,6 @@ from typing import Any
 
 from latelier.utils.checks import printable
 
-__all__ = [
-    "Markup",
-    "NotCopied",
-    "Silent",
-    "bar",
-    "escape",
-    "fragment",
-    "lazy_names",
-    "progress_bar",
-    "table",
-    "warn_caller",
-]
-
 
 class Silent:
     """A progress bar that is not shown."""
@@ -38,32 +25,7 @@ class Silent:
 
 
 def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
-    """Return a progress bar of tqdm, or one that does nothing.
-
-    In a notebook with ipywidgets the bar is a widget; elsewhere it is text on standard error.
-
-    Even with ``disable=True`` tqdm takes a lock that forked processes share. A process that is killed while it holds
-    the lock, or forked while another thread holds it, would block the others forever.
-
-    Parameters
-    ----------
-    shown
-        Whether to show it.
-    options
-        Options of tqdm.
-
-    Returns
-    -------
-    context manager
-        Enters to an object with the method ``update``.
-
-    Examples
-    --------
-    >>> with progress_bar(shown=False, total=2) as bar:
-    ...     bar.update(2)
-    ...     type(bar).__name__
-    'Silent'
-    """
+    """Return a progress bar of tqdm, or one that does nothing: even a disabled one takes a lock that forks share."""
     if not shown:
         return nullcontext(Silent())
     from tqdm import TqdmWarning
@@ -89,25 +51,9 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package that imports a module when one of its names is used.
+    """Return the ``__getattr__`` and ``__dir__`` of a package that imports modules when their names are used (PEP 562).
 
-    Parameters
-    ----------
-    package
-        The package's ``__name__``.
-    **modules
-        Module of the package to the names that the package has from it.
-
-    Returns
-    -------
-    tuple of callable
-        Imports a name and keeps it in the package, so that it is called once for each name (PEP 562); lists all names.
-
-    Examples
-    --------
-    >>> load, names = lazy_names("latelier.utils", checks=("is_count",))
-    >>> load("is_count")(3), "is_count" in names()
-    (True, True)
+    The keywords give each module the names that the package has from it.
     """
     home = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
 
@@ -125,17 +71,7 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str]
 
 
 class NotCopied:
-    """An object with documents that neither `copy` nor `pickle` can copy; the error says what to do.
-
-    Examples
-    --------
-    >>> import copy
-    >>> try:
-    ...     copy.copy(NotCopied())
-    ... except TypeError as error:
-    ...     print(str(error).split(":")[0])
-    NotCopied cannot be copied or pickled
-    """
+    """An object with documents that neither `copy` nor `pickle` can copy; the error says what to do."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -164,61 +100,19 @@ class Markup(str):
 
 
 def escape(value: object) -> Markup:
-    r"""Return a value as HTML text; control characters and bidirectional overrides are shown as escapes.
-
-    Parameters
-    ----------
-    value
-        A text, or anything with a `str`; line ends are kept, tabs become four spaces.
-
-    Examples
-    --------
-    >>> print(escape("<b> & \u202e"))
-    &lt;b&gt; &amp; \u202e
-    """
+    """Return a value as HTML text; control characters and bidirectional overrides are shown as escapes."""
     text = str(value).replace("\r\n", "\n").replace("\t", "    ")
     return Markup(html.escape(printable(text, lines=True)))
 
 
 def bar(text: str, fraction: float) -> Markup:
-    """Return a text on a horizontal bar.
-
-    Parameters
-    ----------
-    text
-        What to write, such as the number that the bar shows.
-    fraction
-        Length of the bar, 0 to 1; values outside are clipped, and NaN is 0.
-
-    Examples
-    --------
-    >>> bar("0.50", 0.5)
-    '<span class="latelier-bar" style="--part: 50%">0.50</span>'
-    """
+    """Return a text on a horizontal bar whose length is a fraction, 0 to 1."""
     percent = round(100 * min(max(fraction, 0.0), 1.0)) if fraction == fraction else 0
     return Markup(f'<span class="latelier-bar" style="--part: {percent}%">{escape(text)}</span>')
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], *, caption: Any = "") -> Markup:
-    """Return a table.
-
-    Parameters
-    ----------
-    header
-        The names of the columns.
-    rows
-        One cell per column; numbers are aligned at their ends, floats have three decimals. The first cell is the
-        header of its row.
-    caption
-        What stands above the table.
-
-    Examples
-    --------
-    >>> print(table(["id", "score"], [["<a>", 0.5]]))
-    <table><thead><tr><th scope="col">id</th><th scope="col">score</th></tr></thead><tbody>
-    <tr><th scope="row">&lt;a&gt;</th><td class="number">0.500</td></tr>
-    </tbody></table>
-    """
+    """Return a table; the first cell of a row is its header, numbers are aligned, floats have three decimals."""
     above = f"<caption>{_cell(caption)}</caption>" if caption else ""
     head = "".join(f'<th scope="col">{_cell(name)}</th>' for name in header)
     body = "\n".join(f"<tr>{_row(row)}</tr>" for row in rows)
@@ -226,20 +120,7 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], *, caption: Any 
 
 
 def fragment(*parts: Any, style: str = "") -> str:
-    """Return what a ``_repr_html_`` returns: the parts in one element, with the style that they need.
-
-    Parameters
-    ----------
-    *parts
-        `Markup` is inserted as it is; anything else becomes an escaped paragraph.
-    style
-        Further CSS rules, about the class ``latelier``.
-
-    Examples
-    --------
-    >>> fragment("2 < 3", table(["a"], [[1]])).count("2 &lt; 3")
-    1
-    """
+    """Return what a ``_repr_html_`` returns: the parts in one element, with the style that they need."""
     inner = "\n".join(part if isinstance(part, Markup) else f"<p>{escape(part)}</p>" for part in parts)
     return f'<style>{_STYLE}{style}</style>\n<div class="latelier">\n{inner}\n</div>'
 

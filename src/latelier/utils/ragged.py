@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-__all__ = ["lengths_to_offsets", "positions_within", "rows_of", "rows_or_slice", "split_by_rows"]
-
 
 def lengths_to_offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the offsets ``(n + 1,)`` int64, from 0, of ``n`` documents with these numbers of rows."""
