@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.exact import measure_recall
 from latelier.indexes.options import (
     Effort,
     EffortName,
@@ -389,9 +390,11 @@ class Index(NotCopied, ABC):
             If the keyword index is damaged, and `keywords` is None.
         """
 
-    @abstractmethod
     def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
         """Measure recall@k of `search` against exact scores, with documents of the index as queries.
+
+        The exact scores are those of the stored vectors: the loss from coding, as in an `IVF`, is not included. Of an
+        approximate index, several efforts are measured.
 
         Parameters
         ----------
@@ -404,8 +407,11 @@ class Index(NotCopied, ABC):
         Returns
         -------
         CheckReport
-            The recall; prints as one line.
+            The recall of the default effort; prints as one line. Its `advice` recommends an effort, if the index has
+            efforts.
         """
+        with self.snapshot():
+            return measure_recall(self, check_count("k", k), check_count("queries", queries))
 
     def why_not(self, query: Any, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and what would find it.

@@ -20,7 +20,6 @@ from latelier.errors import LatelierError
 from latelier.indexes.exact import BlockSize, score_blocks, split_positions
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment
-from latelier.indexes.store.snapshot import Snapshot
 from latelier.scores.colbert import choose_engine
 from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
@@ -77,25 +76,8 @@ class GpuSearch:
         self._places: WeakKeyDictionary[Segment, _Place] = WeakKeyDictionary()
         self._lock = connections.Lock()
 
-    def search(self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        """Score all documents of `parts`, and write the best of each query to `best`; see `StoredIndex._search`.
-
-        Parameters
-        ----------
-        snapshot
-            Not used; `parts` have all that a search needs.
-        parts
-            The documents to search.
-        queries
-            The queries.
-        best
-            Written: the scores and numbers of the best documents.
-
-        Raises
-        ------
-        LatelierError
-            If the vectors do not fit into the memory of the device.
-        """
+    def search(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+        """Score all documents of `parts`, and write the best of each query to `best`."""
         try:
             chosen = list(_by_copy(parts, self._find([part.segment for part in parts], queries.dim)))
             for first in range(0, len(queries), self._queries_at_once):

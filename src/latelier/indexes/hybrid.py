@@ -6,32 +6,17 @@ The filter, the keywords and the vectors are those of one commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import SearchOptions
 from latelier.indexes.documents import prepare_queries
+from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import Hit, Ranking
-from latelier.indexes.store.segments import Part
 from latelier.indexes.store.snapshot import Snapshot
-from latelier.indexes.store.storage import Storage
-from latelier.scores.topk import TopK
-
-__all__ = [
-    "SearchParts",
-    "check_queries",
-    "combine_sides",
-    "fuse_ranks",
-    "fuse_scores",
-    "hits_of",
-    "rank_with_keywords",
-    "score_documents",
-]
 
 # The constant of reciprocal rank fusion in its paper.
 _RANK_CONSTANT = 60
@@ -78,37 +63,6 @@ def _weighted_sum(
     return Ranking.sorted(every, total, k)
 
 
-# Searches the documents in parts of a snapshot for queries, and adds the best ones to a TopK.
-SearchParts: TypeAlias = Callable[[Snapshot, Sequence[Part], TokenEmbeddings, TopK], None]
-
-
-def rank_with_keywords(
-    storage: Storage, search: SearchParts, queries: Any, k: int, texts: list[str], options: SearchOptions
-) -> tuple[Snapshot, list[Ranking]]:
-    """Search in one of the modes that use keywords: return the snapshot that was searched, and the best of each query.
-
-    `search`: searches by vectors; it scores every document of its parts if `TopK.k` is their number.
-    """
-    # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the vectors.
-    with storage.held():
-        snapshot, allowed = storage.snapshot(), None
-        vectors = check_queries(queries, snapshot.dim, texts, options.mode)
-        if options.filter is not None:
-            allowed = storage.select(options.filter, options.parameters, options.filter_timeout)[1]
-        depth = k if vectors is None else options.depth_for(k)
-        by_keywords = storage.rank_by_keywords(texts, depth, allowed)
-    if vectors is None or not by_keywords:
-        return snapshot, by_keywords
-    best = TopK(len(vectors), min(depth, max(1, snapshot.documents)))
-    if options.mode == "hybrid":
-        search(snapshot, snapshot.parts(allowed), vectors, best)
-    rankings = []
-    for i, own in enumerate(by_keywords):
-        score = partial(score_documents, search, snapshot, vectors[i : i + 1])
-        rankings.append(combine_sides(options, Ranking(best.numbers[i], best.scores[i]), own, score, k))
-    return snapshot, rankings
-
-
 def combine_sides(
     options: SearchOptions,
     by_vectors: Ranking,
@@ -152,12 +106,3 @@ def check_queries(queries: Any, dim: int | None, texts: list[str], mode: str) ->
             f"received {len(vectors)} queries and {len(texts)} texts; give one text for each query."
         )
     return vectors
-
-
-def score_documents(search: SearchParts, snapshot: Snapshot, query: TokenEmbeddings, numbers: np.ndarray) -> Ranking:
-    """Return the MaxSim scores of some documents, given by number, for one query."""
-    if not len(numbers):
-        return Ranking(numbers, np.zeros(0, "float32"))
-    best = TopK(1, len(numbers))
-    search(snapshot, snapshot.parts(np.sort(numbers)), query, best)
-    return Ranking(best.numbers[0], best.scores[0])

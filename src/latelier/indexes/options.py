@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, TypedDict, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args
 
 import numpy as np
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.results import Hit, Id, StageLoss
 from latelier.indexes.values import is_unicode
 from latelier.utils.checks import check_choice, check_count, describe, short
 
@@ -144,3 +146,33 @@ def _check_timeout(timeout: Any) -> float:
     raise InvalidArgumentError(
         f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
     )
+
+
+class Searchable(Protocol):
+    """What `latelier.indexes.Index` has for the modules that it uses itself, and that cannot name it."""
+
+    @property
+    def search_options(self) -> tuple[str, ...]:
+        """See `Index.search_options`."""
+
+    @property
+    def dim(self) -> int | None:
+        """See `Index.dim`."""
+
+    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+        """See `Index.find`."""
+
+    def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
+        """See `Index.find_loss`."""
+
+    def get(self, ids: Any) -> Any:
+        """See `Index.get`."""
+
+    def get_embeddings(self, ids: Any) -> TokenEmbeddings:
+        """See `Index.get_embeddings`."""
+
+    def ids(self, prefix: str | None = None) -> list[Id]:
+        """See `Index.ids`."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, id: object) -> bool: ...

@@ -276,6 +276,11 @@ class Ranking(NamedTuple):
     scores: np.ndarray
 
     @classmethod
+    def empty(cls) -> Ranking:
+        """Return a ranking of no document."""
+        return cls(np.zeros(0, "int64"), np.zeros(0, "float32"))
+
+    @classmethod
     def sorted(cls, numbers: np.ndarray, scores: np.ndarray, k: int) -> Ranking:
         """Return the `k` best of some documents."""
         order = np.lexsort((numbers, -scores))[:k]

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,10 +20,8 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, PathLike, SearchOptions, Tokenizer
 from latelier.indexes.documents import DocumentBatch, DocumentBatches, prepare_queries
-from latelier.indexes.exact import measure_recall
-from latelier.indexes.hybrid import hits_of, rank_with_keywords
+from latelier.indexes.hybrid import check_queries, combine_sides, hits_of
 from latelier.indexes.results import (
-    CheckReport,
     Hit,
     Id,
     IndexStatistics,
@@ -45,7 +42,7 @@ from latelier.indexes.values import as_id, as_ids, as_prefixes, is_single_id
 from latelier.kernels.threads import thread_count
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
-from latelier.utils.checks import check_count, format_bytes, parse_bytes
+from latelier.utils.checks import format_bytes, parse_bytes
 from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
@@ -187,29 +184,10 @@ _HEADER_BYTES = 128
 class StoredIndex(Index):
     """An index in this library's own storage.
 
-    This class checks the arguments of users, so a subclass gets packed, finite vectors of one dim. A subclass provides:
-
-    ``kind``, ``_choices``
-        Its name in the catalog, and the values that each entry of the configuration can have.
-    ``dtype``, ``_layout``
-        The floating type of the vectors that it takes and returns, and the token arrays that it stores.
-    ``encode``, ``_decode``
-        Convert vectors to token arrays, and back.
-    ``_plan``
-        Divides the memory budget.
-    ``_search``
-        Finds the best documents for queries among the documents that a filter has selected.
-
-    It can also override ``after_write`` (maintenance of ANN data), ``_are_finite``, ``_gpu_dtype`` and ``_describe``.
-
-    A write calls ``add -> _write -> DocumentBatches -> encode -> Transaction.insert`` and returns after its commit. A
-    search calls ``search -> find -> search_parts -> _search``; `find` evaluates the filter
-    first, and makes hits last. `path`: folder of the index; ``None`` keeps it in memory. `configuration`: that of a new
-    index; an existing index keeps its own, ``self._storage.configuration``. `read_only`: never write. `max_memory`: the
-    memory budget, as bytes or a text with a unit; see `latelier.indexes.stored`. `keywords`, `tokenizer`: whether a new
-    index has a keyword index of its texts, and with which tokenizer; see `check_options`. `device`: device to search
-    on. A GPU gets a copy of the vectors at the first search, and scores every document for every query, many queries at
-    a time. ``None`` or ``"cpu"`` searches with `_search`.
+    This class checks the arguments of users, so a subclass gets packed, finite vectors of one dim. A subclass provides
+    the abstract methods below. A write calls ``add -> _write -> DocumentBatches -> encode -> Transaction.insert`` and
+    returns after its commit. A search calls ``search -> find -> _search``; `find` evaluates the filter first, and makes
+    hits last.
     """
 
     kind: ClassVar[str]
@@ -343,15 +321,6 @@ class StoredIndex(Index):
         most = self._max_segment_tokens(batch.dim)
         transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
 
-    def search_parts(
-        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
-    ) -> None:
-        """Search the documents in `parts`, and add those with the highest scores to `best`."""
-        if self._gpu is not None:
-            self._gpu.search(snapshot, parts, queries, best)
-        else:
-            self._search(snapshot, parts, queries, best, options)
-
     def search_by_kernels(self) -> None:
         """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
         return
@@ -406,17 +375,56 @@ class StoredIndex(Index):
 
     def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`."""
-        search = partial(self.search_parts, options=options)
-        if options.mode != "vectors":
-            return hits_of(*rank_with_keywords(self._storage, search, queries, k, texts, options))
+        if options.mode == "vectors":
+            snapshot, allowed = self._select(options)
+            vectors = prepare_queries(queries, snapshot.dim)
+            best = self._best(snapshot, allowed, vectors, k, options)
+            return hits_of(snapshot, list(map(Ranking, best.numbers, best.scores)))
+        # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the
+        # vectors.
+        with self._storage.held():
+            snapshot, allowed = self._select(options)
+            encoded = check_queries(queries, snapshot.dim, texts, options.mode)
+            depth = k if encoded is None else options.depth_for(k)
+            by_keywords = self._storage.rank_by_keywords(texts, depth, allowed)
+        if encoded is None:
+            return hits_of(snapshot, by_keywords)
+        by_vectors = [Ranking.empty()] * len(texts)
+        if options.mode == "hybrid":
+            best = self._best(snapshot, allowed, encoded, depth, options)
+            by_vectors = list(map(Ranking, best.numbers, best.scores))
+
+        def best_of_one(i: int) -> Ranking:
+            def score(numbers: np.ndarray) -> Ranking:
+                own = self._best(snapshot, np.sort(numbers), encoded[i : i + 1], len(numbers), options)
+                return Ranking(own.numbers[0], own.scores[0])
+
+            return combine_sides(options, by_vectors[i], by_keywords[i], score, k)
+
+        return hits_of(snapshot, [best_of_one(i) for i in range(len(texts))])
+
+    def _select(self, options: SearchOptions) -> tuple[Snapshot, np.ndarray | None]:
+        """Return the snapshot to search, and the row ids that the filter selects; None without a filter."""
         if options.filter is None:
-            snapshot, allowed = self._storage.snapshot(), None
-        else:
-            snapshot, allowed = self._storage.select(options.filter, options.parameters, options.filter_timeout)
-        packed = prepare_queries(queries, snapshot.dim)
-        best = TopK(len(packed), min(k, max(1, snapshot.documents)))
-        search(snapshot, snapshot.parts(allowed), packed, best)
-        return hits_of(snapshot, list(map(Ranking, best.numbers, best.scores)))
+            return self._storage.snapshot(), None
+        return self._storage.select(options.filter, options.parameters, options.filter_timeout)
+
+    def _best(
+        self,
+        snapshot: Snapshot,
+        numbers: np.ndarray | None,
+        queries: TokenEmbeddings,
+        k: int,
+        options: SearchOptions,
+    ) -> TopK:
+        """Return the best `k` of some documents, or of all, by MaxSim."""
+        best = TopK(len(queries), min(k, max(1, snapshot.documents)))
+        parts = snapshot.parts(numbers)
+        if parts and self._gpu is not None:
+            self._gpu.search(parts, queries, best)
+        elif parts:
+            self._search(snapshot, parts, queries, best, options)
+        return best
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -457,12 +465,6 @@ class StoredIndex(Index):
     def snapshot(self) -> AbstractContextManager[None]:
         """See `Index.snapshot`."""
         return self._storage.held()
-
-    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
-        """See `Index.check`."""
-        k, queries = check_count("k", k), check_count("queries", queries)
-        with self.snapshot():
-            return measure_recall(self, k, queries)[0]
 
     def statistics(self) -> IndexStatistics:
         """Return how much the index holds, and on how many bytes; no vector is read.

@@ -11,14 +11,14 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.filters.parse import fold_name, parse_filter
-from latelier.indexes.options import Parameters, SearchOptions, effort_factor
-from latelier.indexes.results import Cause, Change, Hit, Id, StageLoss, TokenDifference, WhyNotReport
+from latelier.indexes.options import Parameters, Searchable, SearchOptions, effort_factor
+from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport
 from latelier.indexes.values import as_id
 from latelier.scores.topk import align
 from latelier.utils.checks import short
@@ -30,22 +30,6 @@ _MOST_COMPARED = 50_000
 _NEAR = 3
 # Efforts that are tried, as multiples of that of the search, before ``"exact"``.
 _WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-class _Examined(Protocol):
-    """What is asked of an index; `latelier.indexes.Index` uses this module and cannot be named here."""
-
-    search_options: tuple[str, ...]
-
-    @property
-    def dim(self) -> int | None: ...
-    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]: ...
-    def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None: ...
-    def get(self, ids: Any) -> Any: ...
-    def get_embeddings(self, ids: Any) -> TokenEmbeddings: ...
-    def ids(self, prefix: str | None = None) -> list[Id]: ...
-    def __len__(self) -> int: ...
-    def __contains__(self, id: object) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +71,7 @@ def smallest_value(finds: Callable[[int], bool], value: int, most: int) -> int |
     return None
 
 
-def why_not_by_vectors(index: _Examined, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
+def why_not_by_vectors(index: Searchable, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
     """Return why a search of an index does not find a document; see `latelier.indexes.Index.why_not`."""
     id = as_id(id)
     packed = prepare_queries(query, index.dim)
@@ -102,7 +86,7 @@ def why_not_by_vectors(index: _Examined, query: Any, id: Any, k: int, options: S
 
 
 def examine(
-    index: _Examined,
+    index: Searchable,
     query: TokenEmbeddings,
     tester: Tester,
     stored: Sequence[Id],
@@ -146,7 +130,7 @@ def without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, rela
 
 
 def _by_scores(
-    index: _Examined, query: TokenEmbeddings, tester: Tester, report: WhyNotReport, hits: list[Hit]
+    index: Searchable, query: TokenEmbeddings, tester: Tester, report: WhyNotReport, hits: list[Hit]
 ) -> WhyNotReport:
     """Explain a search by vectors: by the rank of the document among all, and the stage that lost it."""
     wider = _wider_searches(index, tester.options)
@@ -177,7 +161,7 @@ def _by_scores(
     return replace(report, causes=(Cause("scored_lower", text, details),), changes=raise_k(), differences=differences)
 
 
-def _wider_searches(index: _Examined, options: SearchOptions) -> list[dict[str, Any]]:
+def _wider_searches(index: Searchable, options: SearchOptions) -> list[dict[str, Any]]:
     """Return changes of a search that lead to more and more documents, and last to all; none for an exact index."""
     if "effort" not in index.search_options:
         return []
@@ -186,7 +170,7 @@ def _wider_searches(index: _Examined, options: SearchOptions) -> list[dict[str, 
     return [{"effort": effort, **reset} for effort in (*factors, "exact")]
 
 
-def _ranking(index: _Examined, tester: Tester, wider: Sequence[dict[str, Any]]) -> list[Hit]:
+def _ranking(index: Searchable, tester: Tester, wider: Sequence[dict[str, Any]]) -> list[Hit]:
     """Return the ranking of all documents by their stored vectors, down to the one in question."""
     k, most = tester.k, max(tester.k, len(index))
     while True:
@@ -214,7 +198,7 @@ class Condition:
     def __init__(self, expression: str, parameters: Parameters) -> None:
         self.expression, self.parameters = expression, parameters
 
-    def selects(self, index: _Examined, query: Any, id: Id, filter_timeout: float | None) -> bool:
+    def selects(self, index: Searchable, query: Any, id: Id, filter_timeout: float | None) -> bool:
         """Whether an index's document meets the condition."""
         if isinstance(self.parameters, Mapping):
             name, parameters = f":{_ID_PARAMETER}", {**self.parameters, _ID_PARAMETER: id}
@@ -252,7 +236,7 @@ def split_filter(filter: str | Sequence[str] | None, parameters: Parameters) -> 
 
 
 def excluding_conditions(
-    index: _Examined, query: Any, id: Id, conditions: Sequence[Condition], filter_timeout: float | None
+    index: Searchable, query: Any, id: Id, conditions: Sequence[Condition], filter_timeout: float | None
 ) -> list[Condition]:
     """Return the conditions that a stored document does not meet."""
     return [each for each in conditions if not each.selects(index, query, id, filter_timeout)]
@@ -278,7 +262,7 @@ def filter_arguments(conditions: Sequence[Condition]) -> dict[str, Any]:
     }
 
 
-def filter_cause(index: _Examined, id: Id, excluding: Sequence[Condition], among: int) -> Cause:
+def filter_cause(index: Searchable, id: Id, excluding: Sequence[Condition], among: int) -> Cause:
     """Return the cause: the expressions that exclude a document, and its values of the fields that they name."""
     record = index.get([id])[0]
     stored = {fold_name(key): value for key, value in reversed(record.metadata.items())} | {"id": id}

@@ -23,7 +23,6 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
-from latelier.indexes.exact import check_efforts
 from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec, DocumentTable, are_finite
 from latelier.indexes.ivf.layout import BITS, byte_width
 from latelier.indexes.ivf.parameters import (
@@ -33,7 +32,7 @@ from latelier.indexes.ivf.parameters import (
     coarse_count,
     list_count,
 )
-from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
+from latelier.indexes.results import Id, StageLoss, warn_of_damage
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
@@ -41,7 +40,7 @@ from latelier.indexes.store.storage import StoredSizes
 from latelier.indexes.stored import MemoryReport, StoredIndex, plan_memory
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
-from latelier.utils.checks import check_choice, check_count
+from latelier.utils.checks import check_choice
 from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
@@ -196,26 +195,6 @@ class IVF(StoredIndex):
         super().compact(keywords=keywords, tokenizer=tokenizer, show_progress=show_progress)
         with suppress(CorruptedIndexError):  # the call above has warned of the damage
             self._maintain(compacting=True)
-
-    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
-        """Measure recall@k of a search with default effort, and recommend an effort: see `Index.check`.
-
-        Recall is measured against the exact scores of the stored codes. It does not include the loss from coding, which
-        could be measured only with the original vectors.
-
-        Parameters
-        ----------
-        k, queries
-            See `Index.check`.
-
-        Returns
-        -------
-        CheckReport
-            The recall at default effort; prints as one line. Its `advice` recommends an effort.
-        """
-        k, queries = check_count("k", k), check_count("queries", queries)
-        with self.snapshot():
-            return check_efforts(self, k, queries)
 
     def close(self) -> None:
         """See `Index.close`."""

@@ -11,7 +11,6 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, Parameters, PathLike, SearchOptions, Tokenizer
-from latelier.indexes.exact import measure_recall
 from latelier.indexes.filters.sql import read_filter
 from latelier.indexes.hybrid import check_queries
 from latelier.indexes.qdrant.collection import (
@@ -35,7 +34,7 @@ from latelier.indexes.qdrant.points import (
     write_documents,
 )
 from latelier.indexes.qdrant.search import CollectionSearch, choose_candidates, lost_candidate
-from latelier.indexes.results import CheckReport, Damage, Hit, Id, IndexStatistics, Record, StageLoss, VerifyReport
+from latelier.indexes.results import Damage, Hit, Id, IndexStatistics, Record, StageLoss, VerifyReport
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
@@ -401,10 +400,6 @@ class Qdrant(Index):
                 make_sparse_vectors(self._points, self._collection, chosen, progress.update)
             elif keywords is False:
                 drop_sparse_vectors(self._collection)
-
-    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
-        """See `Index.check`."""
-        return measure_recall(self, check_count("k", k), check_count("queries", queries))[0]
 
     def verify(self) -> VerifyReport:
         """Read every point and compare its id, text, metadata and token vectors with the checksum in its payload.

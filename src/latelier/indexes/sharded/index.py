@@ -23,12 +23,10 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Index, PathLike, SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.documents import DocumentBatches
-from latelier.indexes.exact import check_efforts, measure_recall
 from latelier.indexes.filters.parse import new_fields
 from latelier.indexes.hybrid import check_queries, combine_sides
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.results import (
-    CheckReport,
     Hit,
     Id,
     IndexStatistics,
@@ -405,11 +403,6 @@ class Sharded(Index):
         found = self._call("read", "ids", (begin,))
         row_ids = {id: row_id for own in found for id, row_id in own.items()}
         return sorted(row_ids, key=row_ids.__getitem__)
-
-    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
-        """See `Index.check` and `latelier.indexes.IVF.check`."""
-        k, queries = check_count("k", k), check_count("queries", queries)
-        return check_efforts(self, k, queries) if self.search_options else measure_recall(self, k, queries)[0]
 
     def statistics(self) -> IndexStatistics:
         """Return how much the index holds, and on how many bytes; no vector is read."""
