@@ -6,7 +6,7 @@ import pytest
 from latelier.errors import LatelierError, UnknownIdError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
-from latelier.retrieve.explanation import TokenizedText, explain_alignment, group_words
+from latelier.retrieve.explaining import TokenizedText, explain_alignment, group_words
 from latelier.scores.topk import Alignment
 
 

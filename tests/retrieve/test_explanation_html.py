@@ -9,8 +9,7 @@ import pytest
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.retrieve import Retriever
-from latelier.retrieve.explanation import Explanation, TokenMatch, Word
-from latelier.retrieve.explanation_view import shown_columns
+from latelier.retrieve.explanation import Explanation, TokenMatch, Word, _shown_columns
 
 PAGE = {"html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "details", "summary"}
 CELL = {"style", "div", "p", "s", "mark", "sub", "span", "table", "caption", "thead", "tbody", "tr", "th", "td"}
@@ -84,12 +83,12 @@ def test_hostile_texts_become_no_markup(retriever):
 
 def test_long_documents_show_what_matched_and_the_rest_on_demand():
     explanation = made_up(400, [7, 200, 201, 398])
-    columns = shown_columns(explanation)
+    columns = _shown_columns(explanation)
     assert columns == sorted(set(columns))
     assert len(columns) == 60
     assert {5, 6, 7, 8, 9, 199, 200, 201, 202, 397, 398, 399} <= set(columns)
-    assert shown_columns(explanation, 3) == [7, 200, 201]
-    assert shown_columns(made_up(60, [3])) == list(range(60))
+    assert _shown_columns(explanation, 3) == [7, 200, 201]
+    assert _shown_columns(made_up(60, [3])) == list(range(60))
     page, cell = explanation.to_html(), explanation._repr_html_()
     assert page.count('<td class="t') == 4 * (60 + 400)
     assert cell.count('<td class="t') == 4 * 60

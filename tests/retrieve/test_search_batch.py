@@ -8,7 +8,7 @@ import pytest
 
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.retrieve import Retriever
-from latelier.retrieve.searching import Search, find_batch
+from latelier.retrieve.retriever import Search, search_batch
 
 SEARCHES = [
     Search(["healthy fruit", "moon"], 2, {}),
@@ -38,7 +38,7 @@ def test_each_search_gets_what_it_gets_alone(model, passages):
     texts = ["Bananas are healthy. " * 4 + "So are apples.", "The moon is far away from the earth. " * 4]
     texts += ["Berlin is the capital of Germany.", "Addition of two integers returns their sum."]
     retriever.add([{"id": i, "text": text, "year": 2020 + i} for i, text in enumerate(texts)], passages=passages)
-    found = find_batch(retriever.query_model, retriever.index, SEARCHES)
+    found = search_batch(retriever, SEARCHES)
     for results, search in zip(found, SEARCHES, strict=True):
         for got, expected in zip(results, alone(retriever, search), strict=True):
             assert [hit._replace(score=0) for hit in got] == [hit._replace(score=0) for hit in expected]
@@ -49,12 +49,12 @@ def test_all_texts_are_encoded_in_one_call_and_each_once(shared_retriever, monke
     calls, model = [], shared_retriever.query_model
     encode = model.encode_queries
     monkeypatch.setattr(model, "encode_queries", lambda texts: calls.append(texts) or encode(texts))
-    find_batch(model, shared_retriever.index, SEARCHES)
+    search_batch(shared_retriever, SEARCHES)
     assert calls == [["healthy fruit", "moon", "capital of Germany", "healthy bananas", "sum of integers"]]
 
 
 def test_a_fault_of_one_search_is_not_that_of_another(shared_retriever):
-    found = find_batch(shared_retriever.query_model, shared_retriever.index, [*FAULTY, SEARCHES[0]])
+    found = search_batch(shared_retriever, [*FAULTY, SEARCHES[0]])
     assert found[-1][0][0].id == "fruit"
     messages = [str(error) for error in found[:-1]]
     for message, expected in zip(messages, ("k=0", "yera", "nothing", "effort"), strict=True):
@@ -68,7 +68,7 @@ def test_faulty_vectors_of_one_search_are_not_those_of_another(shared_retriever)
     good = shared_retriever.model.encode_query(["healthy fruit"], convert_to_numpy=True)
     nan = [np.full_like(good[0], np.nan)]
     searches = [Search(good, 1, {}), Search([good[0][:, :3]], 1, {}), Search(nan, 1, {}), Search(good, 1, {})]
-    found = find_batch(shared_retriever.query_model, shared_retriever.index, searches)
+    found = search_batch(shared_retriever, searches)
     assert [isinstance(each, EmbeddingsError) for each in found] == [False, True, True, False]
     assert found[0][0][0].id == found[3][0][0].id == "fruit"
 
@@ -81,12 +81,11 @@ def test_stages_are_measured_in_their_order_and_keywords_need_no_encoding(shared
         stages.append(name)
         yield
 
-    model, index = shared_retriever.query_model, shared_retriever.index
-    find_batch(model, index, SEARCHES[:1], stage)
-    find_batch(None, index, [Search(["moon"], 1, {"mode": "keywords"})], stage)
+    search_batch(shared_retriever, SEARCHES[:1], stage)
+    search_batch(shared_retriever, [Search(["moon"], 1, {"mode": "keywords"})], stage)
     assert stages == ["encode", "search", "read", "search", "read"]
 
 
 def test_a_batch_of_errors_reads_nothing(shared_retriever):
-    found = find_batch(shared_retriever.query_model, shared_retriever.index, FAULTY)
+    found = search_batch(shared_retriever, FAULTY)
     assert all(isinstance(error, LatelierError) for error in found)

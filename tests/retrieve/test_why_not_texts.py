@@ -9,7 +9,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.ivf.index import Thresholds
 from latelier.models import load
 from latelier.retrieve import Retriever
-from latelier.retrieve.why_not import left_out_passages
+from latelier.retrieve.why_not import _left_out_passages
 
 MOON = "The moon is far away from the earth, and tides follow it. It has no air, no water and no weather. "
 PEAR = "Pears are a healthy fruit that grows on trees."
@@ -139,7 +139,7 @@ def test_a_long_text_is_examined_in_pieces(short_model):
     with Retriever(short_model) as retriever:
         retriever.add([("sky", "Air and weather."), ("long", text)])
         cause = retriever.why_not("air and weather", "long", k=1).causes[-1]
-        passages = left_out_passages(retriever._model, text)
+        passages = _left_out_passages(retriever._model, text)
     assert len(passages) == 64
     assert {passage.tokens for passage in passages} == {30}  # and two special tokens
     assert {text[before.end : after.start] for before, after in itertools.pairwise(passages)} == {" "}
@@ -174,34 +174,12 @@ def test_a_stage_of_the_search(documented, stage, options, parameter):
     assert [parameter] in lost
 
 
-def test_vectors_that_were_rounded(documented, encoded):
-    retriever = documented(nbits=1)
-    for query in QUERIES:
-        ranking = [hit.id for hit in retriever.search(query, 40, effort="exact")]
-        for id in ranking[5:20]:
-            report = retriever.why_not(query, id, k=5, effort="exact")
-            assert kinds(report)[0] == "scored_lower"
-            if "quantised" not in kinds(report):
-                continue
-            details = report.causes[kinds(report).index("quantised")].details
-            assert details["rank"] <= 5
-            assert details["score"] >= details["last_score"]
-            [change] = [each for each in report.changes if each.target == "index"]
-            exact = indexes.IVF(**change.arguments) if "nbits" in change.arguments else indexes.Flat()
-            exact.add(*encoded)
-            finer = Retriever(retriever.model, exact)
-            options = {"effort": "exact"} if "nbits" in change.arguments else {}
-            assert id in [hit.id for hit in finer.search(query, 5, **options)]
-            return
-    pytest.fail("none of the documents was lost by rounding")
-
-
 def test_a_document_without_its_text(retriever, model):
     retriever.index.add(["bare"], model.encode_document(["The weather."], packed=True))
     report = retriever.why_not("unhealthy fruit", "bare", k=1)
     assert kinds(report) == ["scored_lower"]
-    assert report.unexamined == ("truncation and quantisation: its text was not stored",)
-    assert "not examined: truncation and quantisation" in str(report)
+    assert report.unexamined == ("truncation: its text was not stored",)
+    assert "not examined: truncation" in str(report)
 
 
 def test_a_document_with_pooled_vectors(retriever, model):
@@ -209,14 +187,6 @@ def test_a_document_with_pooled_vectors(retriever, model):
     report = retriever.why_not("unhealthy fruit", "pooled", k=1)
     assert kinds(report) == ["scored_lower"]
     assert "vectors, but its text has" in report.unexamined[0]
-
-
-def test_a_neighbour_without_its_text(model):
-    index = indexes.IVF(nbits=1)
-    texts = ["Bananas are healthy.", "The moon.", "A pear."]
-    index.add(["a", "b", "c"], model.encode_document(texts, packed=True), [None, *texts[1:]])
-    report = Retriever(model, index).why_not("unhealthy fruit", "b", k=1)
-    assert report.unexamined[0].startswith("quantisation: document 'a', which is ranked near it, was stored without")
 
 
 def test_an_exported_encoder_without_its_model(shallow, tmp_path):

@@ -54,14 +54,17 @@ def search(
       latelier search ./fruit "unhealthy fruit" --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.retrieve.model import checked_queries
-    from latelier.retrieve.searching import find_results
+    from latelier.retrieve.passages import StoredDocuments
+    from latelier.utils.checks import check_count
 
     quiet_loading()
     if search.get("mode") == "keywords" and not explain:  # needs no model, which takes most of the time of others
         cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
         refuse_unused(context, ("model", "backend", "device"), cure)
         with open_index(index, max_memory=max_memory) as opened:
-            results, explanations = find_results(None, opened, checked_queries(text), k, **search)[0], {}
+            chosen, count = opened.checked_options(search), check_count("k", k)
+            results = StoredDocuments(opened).search(None, checked_queries(text), count, chosen)[0]
+            explanations = {}
     else:
         with open_retriever(index, max_memory=max_memory, model=model, device=device, backend=backend) as retriever:
             results = retriever.search(text, k, **search)

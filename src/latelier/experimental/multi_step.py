@@ -11,6 +11,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 from latelier.indexes import Hit, Id, Index
+from latelier.indexes.options import SearchOptions
 from latelier.retrieve import Retriever
 from latelier.retrieve.model import checked_queries
 from latelier.retrieve.passages import StoredDocuments
@@ -57,12 +58,7 @@ class DocumentSearches:
         k
             Maximum number of documents per query.
         """
-
-        def find(asked: Sequence[int], limit: int) -> list[list[Hit]]:
-            wanted = matrices if len(asked) == len(matrices) else matrices[list(asked)]
-            return self._stored.index.search(wanted, limit)
-
-        found = self._stored.search(find, len(matrices), k)
+        found = self._stored.find(matrices, [], k, SearchOptions())
         for row, hits in zip(rows, found, strict=True):
             self.parts[row] |= {self._stored.document(hit.id): hit.id for hit in hits}
             self.hits[row].append([Hit(self._stored.document(hit.id), hit.score) for hit in hits])

@@ -297,7 +297,6 @@ CauseKind: TypeAlias = Literal[
     "scored_lower",
     "tied",
     "truncated",
-    "quantised",
     "no_query_word",
     "keyword_rank",
     "vector_rank",
@@ -330,8 +329,6 @@ class Cause:
             At least `k` documents have a higher score; or an equal one, and were added earlier.
         ``"truncated"``
             The end of its text was not encoded, and would score higher than what was encoded (`Retriever`).
-        ``"quantised"``
-            It would be found by the vectors of the model, without the rounding of the stored ones (`Retriever`).
         ``"no_query_word"``, ``"keyword_rank"``, ``"vector_rank"``
             In a search that uses keywords: its text has no word of the query; or its rank by keywords, or by vectors,
             is too low (`Retriever`).

@@ -1,118 +1,34 @@
-"""Explanation: tokens, words, spans.
+"""Explanation: which tokens and words of a query and a document matched, as a table, a page and a figure.
 
 The score is a sum with one term per query token: its similarity with the most similar document token. Subword tokens
-are joined into words, and the terms of a word's tokens are added up.
+are joined into words, and the terms of a word's tokens are added up. On the page, colours are transparent tints over
+the reader's own background, and every number is written too.
 """
 
 from __future__ import annotations
 
+import io
 import os
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import Id, Index
-from latelier.indexes.values import as_id, as_ids
-from latelier.retrieve.model import QueryModel, checked_queries
-from latelier.retrieve.passages import StoredDocuments
-from latelier.scores.topk import Alignment, align
-from latelier.utils.checks import cut, describe
+from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.indexes import Id
+from latelier.utils.checks import cut, describe, printable, short
 from latelier.utils.files import as_path, write_bytes
+from latelier.utils.misc import Markup, bar, escape, fragment, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Explanation",
-    "Span",
-    "TokenMatch",
-    "TokenizedText",
-    "Word",
-    "WordMatch",
-    "best_part",
-    "explain_alignment",
-    "explain_document",
-    "explain_documents",
-    "group_words",
-    "marks_beginnings",
-]
+__all__ = ["Explanation", "Span", "TokenMatch", "WordMatch"]
 
-# Letters of scripts that are written without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han. Their
-# tokens are shown one by one, as a sentence of them would be one word.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
-# GPT's and SentencePiece's tokenizers mark the first token of a word, BERT's mark the others.
-_BEGINS = ("Ġ", "▁")
-
-
-class TokenizedText(NamedTuple):
-    """A text and its tokens that have a vector.
-
-    `text`: the text, as it was given. `tokens`: its tokens, one per row of the embedding. `ranges`: for each token the
-    first character that it stands for and the one after the last; None for tokens that stand for none, such as special
-    tokens.
-    """
-
-    text: str
-    tokens: Sequence[str]
-    ranges: Sequence[tuple[int, int] | None]
-
-
-class Word(NamedTuple):
-    """A word: its text, the positions of its tokens, and the range of its characters in the text, or None."""
-
-    text: str
-    positions: tuple[int, ...]
-    range: tuple[int, int] | None
-
-
-def group_words(
-    text: TokenizedText, special: Collection[str], marks_begin: bool, join: Callable[[list[str]], str]
-) -> tuple[Word, ...]:
-    """Join the tokens of a text into words.
-
-    `special`: the tokenizer's special tokens; each is a word of its own. `marks_begin`: whether the tokenizer marks the
-    first token of a word rather than all others. Returns: in order; every token belongs to one word.
-    """
-    groups: list[list[int]] = []
-    for position, token in enumerate(text.tokens):
-        continues = not token.startswith(_BEGINS) if marks_begin else token.startswith("##")
-        follows_word = bool(groups) and token not in special and text.tokens[position - 1] not in special
-        if continues and follows_word and not _is_unspaced(text, position):
-            groups[-1].append(position)
-        else:
-            groups.append([position])
-    return tuple(_word(text, group, special, join) for group in groups)
-
-
-def marks_beginnings(*texts: TokenizedText) -> bool:
-    """Return whether the tokenizer of these texts marks the first token of a word rather than all others."""
-    return any(token.startswith(_BEGINS) for text in texts for token in text.tokens)
-
-
-def _is_unspaced(text: TokenizedText, position: int) -> bool:
-    """Return whether a token and the one before it are separate characters of a script without spaces."""
-    before, here = text.ranges[position - 1], text.ranges[position]
-    if before is None or here is None or here[0] < before[1]:  # bytes of one character overlap
-        return False
-    return any(_UNSPACED.match(text.text[start:end]) for start, end in (before, here))
-
-
-def _word(text: TokenizedText, group: list[int], special: Collection[str], join: Callable[[list[str]], str]) -> Word:
-    tokens = [text.tokens[i] for i in group]
-    ranges = [each for each in (text.ranges[i] for i in group) if each is not None]
-    name = tokens[0] if tokens[0] in special else join(tokens).strip().removeprefix("##")
-    return Word(name, tuple(group), (ranges[0][0], ranges[-1][1]) if ranges else None)
-
-
-# Characters of a word that the printed table shows: a text without spaces is one word.
-_LONGEST_WORD = 60
+# A text of 100,000 letters without a space is one word, which the text itself shows whole.
+_LONGEST_WORD, _LONGEST_QUERY = 60, 300
 
 
 class TokenMatch(NamedTuple):
@@ -157,6 +73,14 @@ class Span(NamedTuple):
     start: int
     end: int
     contribution: float
+
+
+class Word(NamedTuple):
+    """A word: its text, the positions of its tokens, and the range of its characters in the text, or None."""
+
+    text: str
+    positions: tuple[int, ...]
+    range: tuple[int, int] | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -286,9 +210,7 @@ class Explanation:
         >>> page.startswith("<!DOCTYPE html>")
         True
         """
-        from latelier.retrieve.explanation_view import page
-
-        text = page(self)
+        text = _page(self)
         if path is not None:
             write_bytes(path, text.encode())
         return text
@@ -325,9 +247,7 @@ class Explanation:
         >>> [label.get_text() for label in axes.get_yticklabels()]
         ['[CLS]', 'fruit', '[SEP]']
         """
-        from latelier.retrieve.explanation_view import draw
-
-        return draw(self, ax)
+        return _draw(self, ax)
 
     def save_figure(self, path: str | os.PathLike[str]) -> None:
         """Write the heat map of `figure` to a file.
@@ -347,14 +267,11 @@ class Explanation:
         StorageError
             If the file cannot be written; an existing one is unchanged.
         """
-        from latelier.retrieve.explanation_view import picture
-
-        write_bytes(path, picture(self, as_path(path).suffix.lower().removeprefix(".")))
+        write_bytes(path, _picture(self, as_path(path).suffix.lower().removeprefix(".")))
 
     def _repr_html_(self) -> str:
-        from latelier.retrieve.explanation_view import notebook_cell
-
-        return notebook_cell(self)
+        title = Markup(f"<p>{_title(self)}</p>")
+        return fragment(title, _highlighted(self), _heat_map(self, _shown_columns(self)), style=_STYLE)
 
     def __repr__(self) -> str:
         """Return a table: the words of the query, their matches, and their contributions to the score."""
@@ -374,38 +291,6 @@ class Explanation:
         return [*rows, WordMatch("(special tokens)", "", sum(special))] if special else rows
 
 
-def explain_alignment(
-    id: Id,
-    alignment: Alignment,
-    query: TokenizedText,
-    document: TokenizedText,
-    special: Collection[str],
-    join: Callable[[list[str]], str],
-) -> Explanation:
-    """Build the explanation of an alignment from the tokens of the query and of the document.
-
-    `query`, `document`: the texts and their tokens, one per row of their embeddings.
-    """
-    matches = tuple(
-        TokenMatch(token, document.tokens[position], int(position), float(similarity))
-        for token, position, similarity in zip(query.tokens, alignment.positions, alignment.similarities, strict=True)
-    )
-    marks_begin = marks_beginnings(query, document)
-    return Explanation(
-        id,
-        query.text,
-        document.text,
-        matches,
-        tuple(document.tokens),
-        tuple(query.ranges),
-        tuple(document.ranges),
-        alignment.matrix,
-        group_words(query, special, marks_begin, join),
-        group_words(document, special, marks_begin, join),
-        frozenset(special),
-    )
-
-
 def _spans(words: tuple[Word, ...], added: dict[int, float]) -> list[Span]:
     """Return the spans of the words whose tokens added something; of overlapping ones, the span that holds both."""
     spans: list[Span] = []
@@ -421,59 +306,277 @@ def _spans(words: tuple[Word, ...], added: dict[int, float]) -> list[Span]:
     return spans
 
 
-def explain_document(model: QueryModel, index: Index, query: str, id: Id) -> Explanation:
-    """Explain the score of one document: see `Retriever.explain` and `explain_documents`."""
-    return explain_documents(model, index, query, [as_id(id)])[0]
+# Columns that fit a page and a figure with labels that can be read.
+_MOST_COLUMNS = 60
 
 
-def explain_documents(model: QueryModel, index: Index, query: str, ids: Sequence[Id]) -> list[Explanation]:
-    """Explain the scores of some documents for one query, which is encoded once.
+def _shown_columns(explanation: Explanation, most: int = _MOST_COLUMNS) -> list[int]:
+    """Return the positions of at most `most` document tokens: those that add most to the score, and their neighbours.
 
-    `ids`: documents of the index; of one that is stored as passages, the best passage is explained. Raises
-    `UnknownIdError` if a document is not in the index. Raises `LatelierError` if a document was stored without its
-    text, or its tokens were pooled.
+    `most`: maximum number of positions; of a shorter document all are returned. Returns: in ascending order.
     """
-    if not isinstance(query, str):
-        raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
-    wanted, vectors = as_ids(ids), model.encode_queries(checked_queries(query))[0]
-    asked = _tokenize(model, query, is_query=True)
-    with index.snapshot():
-        parts = [best_part(index, vectors, id) for id in wanted]
-        documents, records = index.get_embeddings(parts), index.get(parts)
-    return [
-        _explain(model, id, record.text, vectors, document, asked)
-        for id, document, record in zip(wanted, documents, records, strict=True)
+    count = len(explanation.document_tokens)
+    if count <= most:
+        return list(range(count))
+    added = np.full(count, -np.inf)
+    for match in explanation.tokens:
+        added[match.position] = max(added[match.position], 0.0) + match.similarity
+    matched = [int(i) for i in np.argsort(-added, kind="stable") if added[i] > -np.inf]
+    shown: dict[int, None] = {}
+    for distance in range(count):
+        for position in matched:
+            for neighbour in (position - distance, position + distance):
+                if 0 <= neighbour < count and len(shown) < most:
+                    shown.setdefault(neighbour)
+    return sorted(shown)
+
+
+def _row_labels(explanation: Explanation) -> list[str]:
+    """Return the labels of the query's tokens: their characters in the query, or the names of special tokens."""
+    return _labels([match.token for match in explanation.tokens], explanation.query_ranges, explanation.query)
+
+
+def _column_labels(explanation: Explanation) -> list[str]:
+    """Return the labels of the document's tokens, as `_row_labels` does."""
+    return _labels(explanation.document_tokens, explanation.document_ranges, explanation.text)
+
+
+def _labels(tokens: Sequence[str], ranges: Sequence[tuple[int, int] | None], text: str) -> list[str]:
+    found = [token if each is None else text[slice(*each)] for token, each in zip(tokens, ranges, strict=True)]
+    return [label.strip() or "␣" for label in found]
+
+
+_LEVELS = 10
+# With this opacity of the tint, black text on white and light text on black keep a contrast above 7 to 1.
+_STRONGEST = 0.55
+_LONGEST_UNREAD = 300
+_TINTS = "\n".join(
+    f".latelier .t{i} {{ background: rgba(59, 130, 246, {_STRONGEST * i / _LEVELS:.2f}) }}"
+    for i in range(1, _LEVELS + 1)
+)
+_STYLE = f"""
+.latelier .text {{ white-space: pre-wrap; overflow-wrap: anywhere; max-width: 48em; line-height: 1.7 }}
+.latelier mark {{ color: inherit; background: none; border-bottom: 2px solid currentColor; border-radius: .2em }}
+.latelier mark sub {{ font-size: .65em; line-height: 1; padding: 0 .15em; font-variant-numeric: tabular-nums }}
+.latelier .unread {{ opacity: .75; text-decoration: line-through }}
+.latelier .scroll {{ overflow-x: auto; max-width: 100% }}
+.latelier .heat {{ font-size: .75em; line-height: 1.2; border-collapse: separate; border-spacing: 1px }}
+.latelier .note {{ font-size: .85em; margin: .4em 0 }}
+.latelier .heat td {{ padding: .35em .25em; min-width: 1.9em; text-align: center; border: 0; white-space: nowrap;
+  font-variant-numeric: tabular-nums }}
+.latelier .heat th {{ padding: .25em .4em; border: 0; font-weight: normal; white-space: pre; overflow-wrap: normal }}
+.latelier .heat thead th {{ vertical-align: bottom; text-align: center }}
+.latelier .heat thead span {{ writing-mode: vertical-rl; transform: rotate(180deg);
+  max-height: 12em; overflow: hidden }}
+.latelier .heat tbody th {{ text-align: end }}
+.latelier .heat .best {{ font-weight: bold; outline: 2px solid currentColor; outline-offset: -2px }}
+.latelier .heat .gap {{ min-width: 0; padding: 0 .2em; opacity: .7 }}
+{_TINTS}
+"""
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24 }
+@media (prefers-color-scheme: dark) { :root { --ground: #15181c; --ink: #e6e8eb } }
+body { margin: 2em auto; padding: 0 1.2em; max-width: 76em; background: var(--ground); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.35em; overflow-wrap: anywhere } h2 { font-size: 1.1em; margin-top: 1.8em }
+.latelier .heat tbody th { position: sticky; inset-inline-start: 0; background: var(--ground) }
+summary { cursor: pointer; margin: 1em 0 }
+:focus-visible { outline: 2px solid currentColor; outline-offset: 2px }
+"""
+
+
+def _page(explanation: Explanation) -> str:
+    """Return a page of HTML that needs no other file: see `Explanation.to_html`."""
+    shown = _shown_columns(explanation)
+    parts = [
+        Markup(f"<h1>{_title(explanation)}</h1>"),
+        Markup("<h2>Matched words of the document</h2>"),
+        _highlighted(explanation),
+        Markup("<h2>Words of the query</h2>"),
+        _words(explanation),
+        Markup("<h2>Similarities of tokens</h2>"),
+        _heat_map(explanation, shown),
     ]
+    count = len(explanation.document_tokens)
+    if len(shown) < count:
+        whole = _heat_map(explanation, range(count))
+        parts.append(Markup(f"<details><summary>All {count} tokens of the document</summary>{whole}</details>"))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_title(explanation)}</title>\n</head>\n<body>\n"
+        f"<main>{fragment(*parts, style=_STYLE + _PAGE_STYLE)}</main>\n</body>\n</html>\n"
+    )
 
 
-def _explain(
-    model: QueryModel, id: Id, text: str | None, query: Any, document: Any, asked: TokenizedText
-) -> Explanation:
-    """Explain a document from its text and its vectors."""
-    if text is None:
-        raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
-    found = _tokenize(model, text, is_query=False)
-    if len(found.tokens) != len(document):
-        raise LatelierError(
-            f"document {id!r} has {len(document)} rows, but its text has {len(found.tokens)} tokens for this model; "
-            "documents with pooled tokens cannot be explained."
+def _title(explanation: Explanation) -> Markup:
+    query = cut(repr(explanation.query), _LONGEST_QUERY)
+    return escape(f"{cut(repr(explanation.id), _LONGEST_QUERY)} scores {explanation.score:.3f} for {query}")
+
+
+def _highlighted(explanation: Explanation) -> Markup:
+    """Return the document's text with its spans marked, and what of it the model has not read."""
+    text, spans = explanation.text, explanation.spans
+    most = max((span.contribution for span in spans), default=0.0)
+    read = [each for each in explanation.document_ranges if each is not None]
+    first, last = (read[0][0], read[-1][1]) if read else (0, len(text))
+    if not any(map(str.isalnum, text[last:])):  # only punctuation, which some models skip
+        last = len(text)
+    if not any(map(str.isalnum, text[:first])):
+        first = 0
+    pieces, at = [_unread(text[:first])], first
+    for span in spans:
+        number = f"{span.contribution:.2f}"
+        words = escape(text[span.start : span.end])
+        pieces += [
+            escape(text[at : span.start]),
+            f'<mark class="t{_level(span.contribution, most)}">{words}<sub>{number}</sub></mark>',
+        ]
+        at = span.end
+    pieces += [escape(text[at:last]), _unread(text[last:])]
+    note = "" if (first, last) == (0, len(text)) else "<p>The model did not read the text that is struck through.</p>"
+    return Markup(f'<p class="text">{"".join(pieces)}</p>{note}')
+
+
+def _unread(text: str) -> str:
+    if not text:
+        return ""
+    more = len(text) - _LONGEST_UNREAD
+    rest = f" ({more:,} more characters)" if more > 0 else ""
+    return f'<s class="unread">{escape(text[:_LONGEST_UNREAD])}</s>{rest}'
+
+
+def _words(explanation: Explanation) -> Markup:
+    rows = explanation.word_rows()
+    most = max((match.contribution for match in rows), default=0.0)
+    cells = [
+        [
+            cut(match.word, _LONGEST_WORD),
+            cut(match.matched, _LONGEST_WORD),
+            bar(f"{match.contribution:.3f}", match.contribution / most if most > 0 else 0),
+        ]
+        for match in rows
+    ]
+    return table(["query", "document", "contribution"], cells)
+
+
+def _heat_map(explanation: Explanation, columns: Sequence[int]) -> Markup:
+    """Return the table of similarities; a column of dots stands for document tokens that are left out."""
+    labels, names = _column_labels(explanation), _row_labels(explanation)
+    values = explanation.similarities
+    most = float(values.max(initial=0.0))
+    gaps = [i > 0 and columns[i - 1] != position - 1 for i, position in enumerate(columns)]
+    dots = '<td class="gap">⋯</td>'
+    head = "".join(
+        f'{dots if gap else ""}<th scope="col"><span>{escape(cut(labels[position], _LONGEST_WORD))}</span></th>'
+        for gap, position in zip(gaps, columns, strict=True)
+    )
+    rows = []
+    for name, match, row in zip(names, explanation.tokens, values, strict=True):
+        cells = "".join(
+            f'{dots if gap else ""}<td class="t{_level(row[position], most)}{" best" * (position == match.position)}">'
+            f"{_decimals(row[position])}</td>"
+            for gap, position in zip(gaps, columns, strict=True)
         )
-    return explain_alignment(id, align(query, document), asked, found, model.special_tokens, model.join)
+        rows.append(f'<tr><th scope="row">{escape(cut(name, _LONGEST_WORD))}</th>{cells}</tr>')
+    note = "Rows are tokens of the query, columns tokens of the document; the highest of each row is framed."
+    if len(columns) < len(labels):
+        note += f" {len(columns)} of {len(labels)} columns: those that matched, and their neighbours."
+    return Markup(
+        f'<p class="note">{note}</p>\n<div class="scroll" role="region" aria-label="Heat map" tabindex="0">'
+        f'<table class="heat"><thead><tr><td></td>{head}</tr></thead>\n<tbody>\n'
+        + "\n".join(rows)
+        + "\n</tbody></table></div>"
+    )
 
 
-def best_part(index: Index, query: Any, id: Id) -> Id:
-    """Return the id under which the index stores a document, or the best of its passages for a query.
+def _level(value: float, most: float) -> int:
+    """Return the strength of a tint, 0 to 10, in proportion to `most`."""
+    return min(max(round(_LEVELS * float(value) / most), 0), _LEVELS) if most > 0 else 0
 
-    `query`: vectors of the query, ``(tokens, dim)``. `id`: id of the document; one that is not in the index is returned
-    as it is.
+
+def _decimals(value: float) -> str:
+    """Return a number with two decimals and no zero before the point: ``.52``, ``-.04``."""
+    return f"{round(float(value), 2) + 0.0:.2f}".replace("0.", ".", 1)  # + 0.0: no -.00
+
+
+_LONGEST_LABEL, _LONGEST_TITLE = 18, 70
+# Inches for each row and column, and for what stands around them.
+_CELL, _AROUND = 0.26, (2.6, 2.0)
+_DOTS, _NOTEBOOK_DOTS = 150, 80  # per inch, of a picture
+
+
+def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
+    """Draw the heat map of an explanation: see `Explanation.figure`.
+
+    `ax`: where to draw; None: a new figure.
     """
-    parts = StoredDocuments(index).parts(id)
-    if len(parts) <= 1:
-        return parts[0] if parts else id
-    scores = [float(align(query, document).similarities.sum()) for document in index.get_embeddings(parts)]
-    return parts[int(np.argmax(scores))]
+    figure_class = _figure_class()
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise InvalidArgumentError(f"received {describe(ax)} as ax; expected axes of matplotlib, or None.")
+    columns, rows = _shown_columns(explanation), _row_labels(explanation)
+    if ax is None:
+        size = _CELL * len(columns) + _AROUND[0], _CELL * len(rows) + _AROUND[1]
+        # Not by pyplot, which would keep the figure, and in a notebook show it twice.
+        ax = figure_class(figsize=size, layout="constrained").add_subplot()
+    values = explanation.similarities[:, columns]
+    image = ax.imshow(values, cmap="Blues", vmin=min(0.0, float(values.min(initial=0.0))), aspect="auto")
+    place = {position: i for i, position in enumerate(columns)}
+    best = [(place[match.position], i) for i, match in enumerate(explanation.tokens) if match.position in place]
+    ax.scatter([x for x, _ in best], [y for _, y in best], s=14, c="#d9480f", zorder=2)
+    labels = _column_labels(explanation)
+    names = [_label(labels[i]) for i in columns]
+    if len(columns) < len(labels):
+        names = [f"{name} {position}" for name, position in zip(names, columns, strict=True)]
+        for i in range(1, len(columns)):
+            if columns[i] != columns[i - 1] + 1:  # tokens are left out here
+                ax.axvline(i - 0.5, color="0.35", linewidth=1, linestyle=":")
+    ax.set_xticks(range(len(columns)), names, rotation=90, parse_math=False)
+    ax.set_yticks(range(len(rows)), [_label(name) for name in rows], parse_math=False)
+    ax.tick_params(length=0, labelsize="small")
+    title = cut(f"{explanation.id!r} scores {explanation.score:.3f} for {explanation.query!r}", _LONGEST_TITLE)
+    ax.set_title(printable(title), fontsize="medium", parse_math=False)
+    figure: Any = ax.figure  # or a part of it, of the user's
+    figure.colorbar(image, ax=ax, label="similarity", fraction=0.02, pad=0.01)
+    whole: Figure = figure.figure  # that of a part is the figure, and that of a figure itself
+    return whole
 
 
-def _tokenize(model: QueryModel, text: str, *, is_query: bool) -> TokenizedText:
-    tokens = model.tokens(text, is_query=is_query)
-    return TokenizedText(text, tokens, model.token_ranges(text, is_query=is_query))
+def _picture(explanation: Explanation, format: str) -> bytes:
+    """Return the contents of a file with the heat map.
+
+    `format`: a format of matplotlib, such as ``"png"``.
+    """
+    figure = _draw(explanation)
+    formats = figure.canvas.get_supported_filetypes()
+    if format not in formats:
+        raise InvalidArgumentError(
+            f"received a file that ends in {short(format)} for a figure; give one that ends in "
+            f"{', '.join('.' + name for name in sorted(formats))}."
+        )
+    return _written(figure, format, _DOTS)
+
+
+def _figure_class() -> type[Figure]:
+    """Return matplotlib's figure, shown in a notebook even if pyplot has not been imported."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("Drawing an explanation", "plot") from error
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            return _written(self, "png", _NOTEBOOK_DOTS)
+
+    return NotebookFigure
+
+
+def _written(figure: Figure, format: str, dots: int) -> bytes:
+    """Return the contents of a file with a figure."""
+    written = io.BytesIO()
+    figure.savefig(written, format=format, dpi=dots)
+    return written.getvalue()
+
+
+def _label(text: str) -> str:
+    return cut(printable(text), _LONGEST_LABEL)

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes import Hit, Id, Index
+from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import Record
 from latelier.indexes.values import as_ids, check_known
-from latelier.retrieve.results import Result
+from latelier.retrieve.results import Result, Results
 from latelier.utils.checks import check_count, describe, is_count
 
 __all__ = ["Passages"]
@@ -299,9 +301,6 @@ class DocumentSettings(NamedTuple):
         return f"passages of {self.passages.max_tokens} tokens that overlap by {self.passages.overlap}"
 
 
-# ``search(rows, k)`` returns the k best hits of the queries at these positions, best first.
-SearchHits = Callable[[Sequence[int], int], "list[list[Hit]]"]
-
 # Passages searched at first, for each document that is wanted, and the factor by which their number then grows.
 _PASSAGES = 4
 
@@ -327,7 +326,7 @@ class StoredDocuments:
     def ids(self) -> list[Id]:
         """Return the ids of all documents in the order of insertion."""
         stored = self.index.ids()
-        return list(dict.fromkeys(map(_document, stored))) if self.has_passages else stored
+        return list(dict.fromkeys(map(self.document, stored))) if self.has_passages else stored
 
     def parts(self, id: Id) -> list[Id]:
         """Return the ids under which the index stores a document, in the order of its passages; none if absent."""
@@ -361,37 +360,57 @@ class StoredDocuments:
         whole = [id for id in wanted if self._is_whole(id)]
         self.index.remove(whole, prefixes=map(passage_prefix, wanted))
 
-    def search(self, search: SearchHits, queries: int, k: int) -> list[list[Hit]]:
-        """Return the hits of the best documents of each query, each with the id of its best passage.
+    def search(self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions) -> list[list[Result]]:
+        """Return the best documents of each query, with what is stored of them.
+
+        `vectors`: of the queries; may be None for keywords. `texts`: the queries, which vectors alone do not need.
+        """
+        with self.index.snapshot():  # no document is removed between the search and the reading of its text
+            return self.results(self.find(vectors, texts, k, options))
+
+    def find(self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions) -> list[list[Hit]]:
+        """Return the hits of the best documents of each query, each with the id of its best passage; see `search`."""
+        if self.has_passages:
+            return self.find_by_passages(vectors, texts, k, options)[0]
+        return self.index.find(vectors, k, [] if options.mode == "vectors" else list(texts), options)
+
+    def find_by_passages(
+        self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions
+    ) -> tuple[list[list[Hit]], int]:
+        """Return the hits of the best documents, and how many passages were searched for last.
 
         More and more passages are searched until they belong to `k` documents, or there are no more. So the result is
         that of grouping all passages, if the ranking does not depend on their number.
-
-        Parameters
-        ----------
-        search
-            Searches the index.
-        queries
-            Number of queries.
-        k
-            Maximum number of documents per query.
         """
-        if not self.has_passages:
-            return search(range(queries), k)
-        best: list[list[Hit]] = [[] for _ in range(queries)]
+        waiting = list(range(len(texts) if vectors is None else len(vectors)))
+        best: list[list[Hit]] = [[] for _ in waiting]
         most = max(k, len(self.index))
-        waiting, limit = list(range(queries)), min(_PASSAGES * k, most)
-        while waiting:
+        limit = min(_PASSAGES * k, most)
+        while True:
+            asked = vectors
+            if asked is not None:
+                asked = vectors[waiting] if isinstance(vectors, TokenEmbeddings) else [vectors[row] for row in waiting]
+            words = [] if options.mode == "vectors" else [texts[row] for row in waiting]
             unfinished = []
-            for row, hits in zip(waiting, search(waiting, limit), strict=True):
-                best[row] = list(_first_of_each(hits))[:k]
+            for row, hits in zip(waiting, self.index.find(asked, limit, words, options), strict=True):
+                documents: dict[tuple[type, Id], Hit] = {}
+                for hit in hits:
+                    document = self.document(hit.id)
+                    documents.setdefault((type(document), document), hit)
+                best[row] = list(documents.values())[:k]
                 if len(best[row]) < k and len(hits) == limit < most:
                     unfinished.append(row)
+            if not unfinished:
+                return best, limit
             waiting, limit = unfinished, min(_PASSAGES * limit, most)
-        return best
 
-    def result(self, hit: Hit, record: Record) -> Result:
-        """Return a hit of `search` with the text and the metadata that are stored under its id."""
+    def results(self, hits: Sequence[Sequence[Hit]]) -> list[list[Result]]:
+        """Return hits of `find` with the texts and the metadata that are stored; each document is read once."""
+        ids = list(dict.fromkeys(hit.id for row in hits for hit in row))
+        records = {record.id: record for record in self.index.get(ids)} if ids else {}
+        return [Results(self._result(hit, records[hit.id]) for hit in row) for row in hits]
+
+    def _result(self, hit: Hit, record: Record) -> Result:
         passage = decode_passage_id(hit.id) if self.has_passages else None
         if passage is None:
             return Result(hit.id, hit.score, record.text, record.metadata)
@@ -399,26 +418,12 @@ class StoredDocuments:
 
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""
-        return _document(id) if self.has_passages else id
+        passage = decode_passage_id(id) if self.has_passages else None
+        return id if passage is None else passage.document
 
     def _is_whole(self, id: Id) -> bool:
         """Whether a document is stored under its own id; an id that spells that of a passage is no such document."""
         return id in self.index and self.document(id) == id
-
-
-def _document(id: Id) -> Id:
-    passage = decode_passage_id(id)
-    return id if passage is None else passage.document
-
-
-def _first_of_each(hits: Iterable[Hit]) -> Iterator[Hit]:
-    """Yield the first hit of each document."""
-    seen = set()
-    for hit in hits:
-        document = _document(hit.id)
-        if (type(document), document) not in seen:
-            seen.add((type(document), document))
-            yield hit
 
 
 def _joined(id: Id, records: Sequence[Record]) -> Record:

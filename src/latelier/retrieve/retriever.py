@@ -1,21 +1,27 @@
-"""Retriever.
+"""`Retriever`: text in, ranked documents out.
 
-Documents are encoded and stored in chunks, so memory stays bounded, and an interrupted call keeps the finished chunks.
+A document gets in by `Retriever.add`: it is cut into passages, encoded, and stored in one transaction per chunk. A
+result comes out by `Retriever.search`: the query is encoded, the index searched, and the texts of the hits are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from latelier.arrays import DTYPES
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
-from latelier.indexes.base import PathLike, SearchKeywords
-from latelier.retrieve.explanation import Explanation, explain_document
+from latelier.indexes.base import PathLike
+from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
+from latelier.indexes.values import as_id
+from latelier.retrieve.explaining import explain_documents
+from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.indexing import (
     OnExisting,
     bounded_sizes,
@@ -25,16 +31,9 @@ from latelier.retrieve.indexing import (
     read_chunks,
     store,
 )
-from latelier.retrieve.model import (
-    QueryModel,
-    checked_queries,
-    find_index,
-    given_model,
-    open_with_model,
-)
+from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
 from latelier.retrieve.passages import DocumentSettings, Passages, StoredDocuments
 from latelier.retrieve.results import Result
-from latelier.retrieve.searching import find_results, find_run
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, describe
 from latelier.utils.misc import NotCopied, progress_bar
@@ -45,31 +44,7 @@ if TYPE_CHECKING:
     from latelier.models import ColBERT
     from latelier.retrieve.workers import EncodingWorkers
 
-__all__ = ["Retriever", "rank_texts"]
-
-_BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
-
-
-def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> list[Hit]:
-    """Order texts by their score for a query; see `latelier.retrieve.Retriever.rerank`.
-
-    `k`: maximum number of texts to return; None returns all. Returns: positions and scores, best first.
-    """
-    if not isinstance(query, str):
-        raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")
-    if isinstance(texts, str):
-        raise InvalidArgumentError("received one text to rank; expected a list of texts.")
-    check_count("k", k, optional=True)
-    documents = checked_queries(texts, "texts")
-    vectors = model.encode_queries(checked_queries(query))
-    if not documents:
-        return []
-    from latelier.scores import colbert_scores  # imports torch, which a search does without
-
-    with progress_bar(shown=False) as bar:
-        embeddings = model.encode_documents(documents, batch_size=_BATCH_SIZE, bar=bar)
-    scores = np.asarray(colbert_scores(vectors, embeddings))[0]
-    return [Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k]]
+__all__ = ["Retriever"]
 
 
 class Retriever(NotCopied):
@@ -432,7 +407,11 @@ class Retriever(NotCopied):
         LatelierError
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
-        results = find_results(self._model, self.index, checked_queries(texts), k, **options)
+        queries, chosen, k = checked_queries(texts), self.index.checked_options(options), check_count("k", k)
+        if not queries:
+            return []
+        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(queries)
+        results = StoredDocuments(self.index).search(vectors, queries, k, chosen)
         return results[0] if isinstance(texts, str) else results
 
     def run(
@@ -470,7 +449,26 @@ class Retriever(NotCopied):
         >>> {query: list(found) for query, found in run.items()}
         {'q1': ['a', 'b']}
         """
-        return find_run(self._model, self.index, queries, k, **options)
+        if not isinstance(queries, Mapping):
+            raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
+        texts = checked_queries(queries.values())
+        chosen, k = self.index.checked_options(options), check_count("k", k)
+        if not texts:
+            return {}
+        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(texts)
+        with self.index.snapshot():
+            stored = StoredDocuments(self.index)
+            found = stored.find(vectors, texts, k, chosen)
+        run: dict[str, dict[str, float]] = {}
+        for query, hits in zip(queries, found, strict=True):
+            scores = run[query] = {str(stored.document(hit.id)): hit.score for hit in hits}
+            if len(scores) < len(hits):
+                twice = next(id for id, n in Counter(str(stored.document(hit.id)) for hit in hits).items() if n > 1)
+                raise InvalidArgumentError(
+                    f"a query finds a document with the id {twice!r} and another with the same id as int; a run has "
+                    "ids that are str, so it cannot tell them apart. Use search, or other ids."
+                )
+        return run
 
     def explain(self, query: str, id: Id) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.
@@ -495,7 +493,7 @@ class Retriever(NotCopied):
         LatelierError
             If the document was stored without its text, or its tokens were pooled.
         """
-        return explain_document(self._model, self.index, query, id)
+        return explain_documents(self._model, self.index, query, [as_id(id)])[0]
 
     def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> list[Hit]:
         """Order texts, which need not be in the index, by their score for a query.
@@ -541,7 +539,7 @@ class Retriever(NotCopied):
         Returns
         -------
         WhyNotReport
-            The causes and the changes, tested by searching; up to 200 documents are encoded again to examine its text.
+            The causes and the changes, tested by searching; what was left out of a long text is encoded to examine it.
 
         Examples
         --------
@@ -569,3 +567,107 @@ class Retriever(NotCopied):
     def __repr__(self) -> str:
         model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
+
+
+_BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
+
+
+def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> list[Hit]:
+    """Order texts by their score for a query, with a model and no index; see `Retriever.rerank`."""
+    if not isinstance(query, str):
+        raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")
+    if isinstance(texts, str):
+        raise InvalidArgumentError("received one text to rank; expected a list of texts.")
+    check_count("k", k, optional=True)
+    documents = checked_queries(texts, "texts")
+    vectors = model.encode_queries(checked_queries(query))
+    if not documents:
+        return []
+    from latelier.scores import colbert_scores  # imports torch, which a search does without
+
+    embeddings = model.encode_documents(documents, batch_size=_BATCH_SIZE)
+    scores = np.asarray(colbert_scores(vectors, embeddings))[0]
+    return [Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k]]
+
+
+class Search(NamedTuple):
+    """One of several searches that are answered together: at least one query, and the options of `Retriever.search`.
+
+    The queries are texts, checked, or matrices of token vectors, ``(tokens, dim)``.
+    """
+
+    queries: Sequence[Any]
+    k: int
+    options: Mapping[str, Any]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the queries are texts."""
+        return bool(self.queries) and isinstance(self.queries[0], str)
+
+
+def search_batch(
+    retriever: Retriever,
+    searches: Sequence[Search],
+    stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> list[list[list[Result]] | LatelierError]:
+    """Return the results of searches with different options, each what it gets alone, or the error that it raises.
+
+    All texts are encoded in one call, and searches with equal options are one call of the index. `stage` is called with
+    ``"encode"``, ``"search"`` and ``"read"``, for a context that measures that stage.
+    """
+    index = retriever.index
+    options = [_checked(index, search) for search in searches]
+    found: list[Any] = [each if isinstance(each, LatelierError) else [] for each in options]
+    groups: dict[str, list[int]] = {}
+    rows: dict[str, int] = {}  # of the texts that are compared as vectors
+    for i, (search, chosen) in enumerate(zip(searches, options, strict=True)):
+        if isinstance(chosen, SearchOptions) and search.queries:
+            # As a text: 1, 1.0 and True are equal, but may select other documents.
+            groups.setdefault(repr((search.has_texts, search.k, chosen)), []).append(i)
+            if search.has_texts and chosen.mode != "keywords":
+                for text in search.queries:
+                    rows.setdefault(text, len(rows))
+    encoded = None
+    if rows:
+        with stage("encode"):
+            encoded = retriever.query_model.encode_queries(list(rows))
+    with index.snapshot():
+        stored = StoredDocuments(index)
+        with stage("search"):
+            for group in groups.values():
+                hits = _find(stored, [searches[i] for i in group], options[group[0]], encoded, rows)
+                for i, each in zip(group, hits, strict=True):
+                    found[i] = each
+        with stage("read"):
+            results = iter(stored.results([row for hits in found if isinstance(hits, list) for row in hits]))
+    return [[next(results) for _ in hits] if isinstance(hits, list) else hits for hits in found]
+
+
+def _checked(index: Index, search: Search) -> SearchOptions | LatelierError:
+    try:
+        check_count("k", search.k)
+        options = index.checked_options(search.options)
+        check_texts(list(search.queries) if search.has_texts else None, options.mode)
+        return options
+    except LatelierError as error:
+        return error
+
+
+def _find(
+    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any, rows: Mapping[str, int]
+) -> list[list[list[Hit]] | LatelierError]:
+    """Answer searches with equal options; a fault in the vectors of one is not that of another."""
+    queries = [query for search in searches for query in search.queries]
+    vectors: Any = queries
+    if searches[0].has_texts:
+        vectors = None if options.mode == "keywords" else encoded[[rows[text] for text in queries]]
+    try:
+        hits = iter(stored.find(vectors, queries, searches[0].k, options))
+        return [[next(hits) for _ in search.queries] for search in searches]
+    except EmbeddingsError as error:
+        if len(searches) == 1:
+            return [error]
+        return [_find(stored, [search], options, encoded, rows)[0] for search in searches]
+    except LatelierError as error:
+        return [error for _ in searches]

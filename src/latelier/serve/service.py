@@ -21,7 +21,7 @@ from latelier.errors import CorruptedIndexError, LatelierError, StorageError
 from latelier.indexes import Hit
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.searching import Search, find_batch
+from latelier.retrieve.retriever import Search, search_batch
 from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError, TooLargeError
 from latelier.utils.checks import check_count
 
@@ -484,7 +484,7 @@ class Service:
         retriever = self.retriever
         try:
             with limited_threads(thread_count() // max(1, self._searches.batches)):
-                found = find_batch(retriever.query_model, retriever.index, [call.search for call in calls], measured)
+                found = search_batch(retriever, [call.search for call in calls], measured)
         except Exception as error:  # noqa: BLE001 (what one call of a batch makes fail must not fail the others)
             return [error] if len(calls) == 1 else [self._search([call])[0] for call in calls]
         return [
