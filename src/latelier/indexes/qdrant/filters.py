@@ -93,13 +93,12 @@ class _Translator:
                 return Column(node.name)
             case nodes.Literal() | nodes.Parameter():
                 return self._value(node)
-            case nodes.Not():
+            case nodes.Prefix(operator="NOT"):
                 return self.truth(node.operand).negated()
             case nodes.Operation(operators=("AND", *_)):
                 return _conjunction([self.truth(each) for each in node.operands])
             case nodes.Operation(operators=("OR", *_)):
-                parts = [self.truth(each).negated() for each in node.operands]
-                return _conjunction(parts).negated()
+                return _disjunction([self.truth(each) for each in node.operands])
         if not any(isinstance(each, (nodes.Field, nodes.Elements, nodes.ListColumn)) for each in walk(node)):
             return self._value(node)
         return self._comparison(node)
@@ -114,19 +113,16 @@ class _Translator:
             case nodes.Operation(operators=(("<" | "<=" | ">" | ">=") as operator,)):
                 left, right = map(self._visit, node.operands)
                 return self._compare(node, left, operator, right)
-            case nodes.Between():
-                operand = self._visit(node.operand)
-                ends = ((">=", node.low), ("<=", node.high))
-                parts = [self._compare(node, operand, operator, self._visit(end)) for operator, end in ends]
-                return _conjunction(parts).negated(node.negated)
+            case nodes.Operation(operators=("BETWEEN", "AND")):
+                operand, low, high = map(self._visit, node.operands)
+                return _conjunction([self._compare(node, operand, ">=", low), self._compare(node, operand, "<=", high)])
+            case nodes.Operation(operators=("LIKE" | "GLOB",)):
+                return self._pattern(node)
             case nodes.In():
                 operand = self._visit(node.operand)
-                parts = [self._equal(node, operand, value).negated() for value in self._listed(node)]
-                # x IN () is false, even for NULL.
-                return (_conjunction(parts).negated() if parts else Truth(False, True)).negated(node.negated)
-            case nodes.Like():
-                return self._pattern(node).negated(node.negated)
-            case nodes.Exists():
+                parts = [self._equal(node, operand, value) for value in self._listed(node)]
+                return _disjunction(parts) if parts else Truth(False, True)  # x IN () is false, even for NULL
+            case nodes.Elements():
                 return self._exists(node)
         self._refuse(node)
 
@@ -200,16 +196,16 @@ class _Translator:
             return all_of([none_of(first.true), none_of(first.false)])
         return first.is_null() if isinstance(first, Column) else first.value is None
 
-    def _pattern(self, node: nodes.Like) -> Truth:
-        column, pattern = self._visit(node.operand), self._visit(node.pattern)
-        if node.escape or not isinstance(column, Column) or not isinstance(pattern, _Value):
-            self._refuse(node, "it compares a column with a pattern, without ESCAPE")
+    def _pattern(self, node: nodes.Operation) -> Truth:
+        column, pattern = map(self._visit, node.operands)
+        if not isinstance(column, Column) or not isinstance(pattern, _Value):
+            self._refuse(node, "it compares a column with a pattern")
         if pattern.value is None:
             return Truth(False, False)
         if not isinstance(pattern.value, str):
             self._refuse(node, "the pattern is a number: give a str")
         text = pattern.value
-        if node.operator == "LIKE":
+        if node.operators == ("LIKE",):
             if re.search("[A-Za-z_*?[]", text):
                 self._refuse(node, "LIKE ignores the case of letters: use GLOB")
             text = text.replace("%", "*")
@@ -232,7 +228,7 @@ class _Translator:
         """Return the values of IN."""
         if isinstance(node.values, nodes.Elements):
             [source, *path] = map(self._visit, node.values.arguments)
-            if path or node.values.where or node.column != "value" or not isinstance(source, _Value):
+            if path or node.values.where or node.values.column != "value" or not isinstance(source, _Value):
                 self._refuse(node, "it takes IN (SELECT value FROM json_each(?)); for a field, use EXISTS")
             elements = [] if source.value is None else text_elements(str(source.value))
             if elements is None:
@@ -244,23 +240,17 @@ class _Translator:
             self._refuse(node, "IN takes values that are the same for all documents")
         return constants
 
-    def _exists(self, node: nodes.Exists) -> Truth:
-        where, elements = node.elements.where, node.elements
-        [source, *path] = map(self._visit, elements.arguments)
-        column = nodes.ListColumn(elements.number, "value")
-        match where:
-            case nodes.Operation(operators=("=",), operands=(left, right)) if column in (left, right):
-                values = [self._visit(right if left == column else left)]
-            case nodes.In(operand=operand, negated=False) if operand == column:
-                values = [*self._listed(where)]
-            case _:
-                self._refuse(node, "its condition is value = ?, or value IN (...)")
+    def _exists(self, node: nodes.Elements) -> Truth:
+        [source, *path] = map(self._visit, node.arguments)
         if path or not isinstance(source, Column) or source.name in RESERVED:
             self._refuse(node, "it reads the list in a field")
-        given = [each.value for each in values if isinstance(each, _Value)]
-        if len(given) < len(values):
+        column, where = nodes.ListColumn(node.number, "value"), node.where
+        if isinstance(where, nodes.Operation) and where.operators == ("=",) and column in where.operands:
+            where = nodes.In(column, where.operands[:: 1 if where.operands[0] != column else -1][:1])
+        if not isinstance(where, nodes.In) or where.operand != column:
             self._refuse(node, "its condition is value = ?, or value IN (...)")
-        found = any_of([source.has_element(each) for each in given if each is not None])
+        values = [each.value for each in self._listed(where)]
+        found = any_of([source.has_element(each) for each in values if each is not None])
         return Truth(found, none_of(found))
 
 
@@ -290,6 +280,10 @@ def none_of(condition: Condition) -> Condition:
 
 def _conjunction(parts: Sequence[Truth]) -> Truth:
     return Truth(all_of([part.true for part in parts]), any_of([part.false for part in parts]))
+
+
+def _disjunction(parts: Sequence[Truth]) -> Truth:
+    return Truth(any_of([part.true for part in parts]), all_of([part.false for part in parts]))
 
 
 class Column:
