@@ -14,20 +14,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.utils import check_choice, check_count, check_flag
 from latelier.utils.checks import describe, short
 
-__all__ = [
-    "check",
-    "check_delegated_dtype",
-    "check_prompt",
-    "chosen",
-    "has_loop_options",
-    "one_name",
-    "parameters_of",
-    "prompt_errors",
-    "resolve_task",
-    "resolve_truncation",
-    "wants_arrays",
-]
-
 # Arguments of other libraries, or of other methods, and what to give here instead.
 _INSTEAD = {
     "attend_to_expansion_tokens": "give recipe=Recipe(attend_to_expansion=...).",
@@ -46,7 +32,7 @@ _INSTEAD = {
     "use_auth_token": "give token=...",
 }
 
-# Options of sentence-transformers' `encode`, in its order, and the values with which they change nothing.
+# Options of sentence-transformers' `encode`, and the values with which they change nothing.
 _ENCODE_DEFAULTS: dict[str, Any] = {
     "show_progress_bar": None,
     "output_value": "token_embeddings",
@@ -57,20 +43,12 @@ _ENCODE_DEFAULTS: dict[str, Any] = {
     "chunk_size": None,
     "token_pooling": None,
 }
-# Options that our encoding loop supports; with any other, sentence-transformers encodes.
+# Those that our encoding loop supports; with any other, sentence-transformers encodes.
 _LOOP_OPTIONS = {"show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
 
 
 def one_name(spellings: Mapping[str, Any], what: str) -> Any:
-    """Return the value of an argument that has several names and must be given under exactly one of them.
-
-    `spellings`: the value given under each name; None if it was not given.
-
-    Examples
-    --------
-    >>> one_name({"texts": None, "inputs": ["a"]}, "texts to encode")
-    ['a']
-    """
+    """Return the value of an argument that has several names and must be given under exactly one; None: not given."""
     given = {name: value for name, value in spellings.items() if value is not None}
     if not given:
         raise InvalidArgumentError(f"received no {what}.")
@@ -85,18 +63,9 @@ def parameters_of(function: Callable[..., Any]) -> set[str]:
 
 
 def check(method: str, given: Iterable[str], known: Iterable[str], function: Callable[..., Any] | None = None) -> None:
-    """Raise an error for keyword arguments that a method does not have.
+    """Raise an error for names in a method's ``**kwargs`` that it does not have.
 
-    Parameters
-    ----------
-    method
-        The method's name.
-    given
-        The names that its ``**kwargs`` received.
-    known
-        The names that its ``**kwargs`` may have.
-    function
-        The method itself: the message suggests names from its signature too.
+    `function`: the method itself, so that the message suggests names from its signature too.
     """
     known = set(known)
     for name in given:
@@ -113,13 +82,7 @@ def check(method: str, given: Iterable[str], known: Iterable[str], function: Cal
 
 
 def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None, default: Any = "query") -> Any:
-    """Return ``"query"`` or ``"document"`` from its three spellings, or a default if none is given.
-
-    Examples
-    --------
-    >>> resolve_task(None, False, None), resolve_task(None, None, None)
-    ('document', 'query')
-    """
+    """Return ``"query"`` or ``"document"`` from its three spellings, or a default if none is given."""
     for name, flag in (("query_mode", query_mode), ("is_query", is_query)):
         if flag is not None:
             check_flag(name, flag)
@@ -133,11 +96,7 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
 
 
 def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: int, raw: bool = False) -> int | None:
-    """Return how many of the first numbers of each vector to keep; None for all.
-
-    `truncate_dim`: the number asked for; None for the default. `default`: the model's own `truncate_dim`. `raw`:
-    whether features are returned, which are not truncated.
-    """
+    """Return how many of the first numbers of each vector to keep, None for all; `raw` features are not truncated."""
     if truncate_dim is None:
         return default
     if raw:
@@ -173,23 +132,20 @@ def prompt_errors(prompt_name: Any, prompts: Mapping[str, Any]) -> Iterator[None
         ) from error
 
 
-def chosen(values: Iterable[Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of sentence-transformers' `encode` that have another value than its default.
-
-    `values`: values of the options in `_ENCODE_DEFAULTS`, in that order; `others`: options without a default.
-    """
-    named = dict(zip(_ENCODE_DEFAULTS, values, strict=True))
+def changed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of sentence-transformers' `encode` that change something."""
     for name in ("show_progress_bar", "normalize_embeddings"):
-        if named[name] is not None:
-            check_flag(name, named[name])
-    named["chunk_size"] = check_count("chunk_size", named["chunk_size"], optional=True)
-    pooling = named["token_pooling"]
+        if options[name] is not None:
+            check_flag(name, options[name])
+    check_count("chunk_size", options["chunk_size"], optional=True)
+    pooling = options["token_pooling"]
     if pooling is not None and not isinstance(pooling, BaseTokenPooling):
         raise InvalidArgumentError(
             f"received {describe(pooling)} as token_pooling; give a module of sentence-transformers, such as "
             "HierarchicalTokenPooling(pool_factor=2), or pool_factor=2 instead."
         )
-    return {**{name: value for name, value in named.items() if value != _ENCODE_DEFAULTS[name]}, **others}
+    unset = object()
+    return {name: value for name, value in options.items() if value != _ENCODE_DEFAULTS.get(name, unset)}
 
 
 def has_loop_options(options: Iterable[str]) -> bool:

@@ -28,8 +28,6 @@ from latelier.models.construction import max_length
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokens import tokenizer_lock
 
-__all__ = ["LayoutName", "check_modules", "damage_errors", "is_layout", "save_for_pylate"]
-
 _ARGUMENTS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # Those that this library passes itself.
 _OWN_OPTIONS = {"use_safetensors", "weights_only"}

@@ -334,10 +334,21 @@ class ColBERT(MultiVectorEncoder):
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
         dim = aliases.resolve_truncation(truncate_dim, self.truncate_dim, size, form.raw)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
-        values = (show_progress_bar, output_value, numpy, device, normalize_embeddings, pool, chunk_size, token_pooling)
+        options = aliases.changed_options(
+            {
+                "show_progress_bar": show_progress_bar,
+                "output_value": output_value,
+                "convert_to_numpy": numpy,
+                "device": device,
+                "normalize_embeddings": normalize_embeddings,
+                "pool": pool,
+                "chunk_size": chunk_size,
+                "token_pooling": token_pooling,
+                **kwargs,
+            }
+        )
         self._construction.check_fitted()
-        given = aliases.chosen(values, kwargs)
-        encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, given, truncation=truncation)
+        encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, options, truncation=truncation)
         return batch.regroup(form.convert(encoded, dim or size, batch.single))
 
     encode_query = _in_every_spelling(MultiVectorEncoder.encode_query, "query")

@@ -26,8 +26,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.models.aliases import check
 from latelier.modules import AttentionPooling
 
-__all__ = ["Recorder", "compress_documents", "find_pooling", "has_pooling", "recorded_attention", "unpooled"]
-
 # Arguments of an `AttentionPooling` that a user chooses besides `num_vectors`.
 _ARGUMENTS = ("heads", "dim_head", "hidden_dim")
 

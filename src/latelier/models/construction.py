@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sentence_transformers import MultiVectorEncoder
@@ -29,78 +29,35 @@ from latelier.utils.checks import describe, short
 from latelier.utils.features import move_features
 from latelier.utils.misc import progress_bar, warn_caller
 
-__all__ = [
-    "DEFAULT_EMBEDDING_SIZE",
-    "Construction",
-    "LoadedModules",
-    "SecondMoment",
-    "check_lengths",
-    "encoder_module",
-    "fit_pca",
-    "length_limit",
-    "max_length",
-    "orthogonal_weight",
-    "set_max_lengths",
-    "trained_heads",
-]
 
-
-class LoadedModules(NamedTuple):
-    """What sentence-transformers made of a checkpoint.
-
-    `modules`: the pipeline. Around a model without a head, sentence-transformers adds a random one. `has_modules_json`:
-    whether the checkpoint lists its modules, as dense models and those of PyLate do. `inserts_markers`: whether its
-    settings name markers to insert as tokens, as those of PyLate and Stanford's ColBERT do. `has_saved_head`: whether a
-    linear layer was among the listed modules.
-    """
-
-    name: str
-    modules: Sequence[nn.Module]
-    has_modules_json: bool
-    inserts_markers: bool
-    has_saved_head: bool
-
-
-def trained_heads(loaded: LoadedModules) -> list[Dense] | None:
-    """Return the trained linear layers that the recipe is built around, or None if the pipeline is complete."""
-    if loaded.inserts_markers:  # a late-interaction model of PyLate before version 3, or of Stanford
-        return None
-    if loaded.has_modules_json:
-        return _token_heads(loaded)
-    first: Any = loaded.modules[0]
-    return None if first.transformer_task == "retrieval" else []  # transformers' ColPali and the like, or an encoder
-
-
-def _token_heads(loaded: LoadedModules) -> list[Dense]:
+def _token_heads(name: str, modules: Sequence[nn.Module], has_saved_head: bool) -> list[Dense]:
     """Return the linear layers of a dense model that can be applied to each token, with their activations.
 
     sentence-transformers and PyLate apply any `Dense` to tokens, whether it stands before the pooling or behind it.
     Other modules behind the pooling have no meaning for a token; they are left out with a warning.
     """
     heads: list[Dense] = []
-    width = next(module for module in loaded.modules if isinstance(module, Transformer)).get_embedding_dimension()
-    for module in loaded.modules:
+    width = next(module for module in modules if isinstance(module, Transformer)).get_embedding_dimension()
+    for module in modules:
         if isinstance(module, (Transformer, MultiVectorMask, Normalize, nn.Dropout)):
             continue
-        if isinstance(module, Dense) and not loaded.has_saved_head:
+        if isinstance(module, Dense) and not has_saved_head:
             continue  # added by sentence-transformers, with random weights
         reads = module.in_features if isinstance(module, Dense) else None
         if isinstance(module, Dense) and reads == width:
             heads.append(module)
             width = module.out_features
             continue
-        kind = type(module).__name__
         reason = f"reads {reads} numbers, and a token has {width}" if reads else "works on pooled vectors"
-        warn_caller(f"the {kind} of {loaded.name} is left out: it {reason}.")
+        warn_caller(f"the {type(module).__name__} of {name} is left out: it {reason}.")
     return heads
 
 
 def orthogonal_weight(out_features: int, in_features: int) -> torch.Tensor:
-    """Return a random matrix with orthonormal rows (orthonormal columns where it is taller than wide).
+    """Return a random matrix with orthonormal rows (columns where it is taller than wide), ``(out, in)`` float32.
 
-    Projecting to random orthonormal directions preserves inner products on average (Johnson-Lindenstrauss). The seed is
-    fixed: the same shape gives the same matrix in every call and on every machine. Returns:
-    ``(out_features, in_features)`` float32.
+    Random orthonormal directions preserve inner products on average (Johnson-Lindenstrauss). The seed is fixed: the
+    same shape gives the same matrix on every machine.
     """
     weight = torch.empty(out_features, in_features)
     torch.nn.init.orthogonal_(weight, generator=torch.Generator().manual_seed(0))
@@ -212,11 +169,11 @@ class Construction:
         lists its modules; `prompts`: the model's prompts, changed in place; returns: modules, and their arguments.
         """
         modules, module_kwargs = loaded
-        if self.is_fresh:
+        # Complete already: built here, or of PyLate before version 3 or Stanford, whose markers are inserted as tokens;
+        # or one of transformers' own, such as ColPali.
+        if self.is_fresh or markers or (not has_modules_json and modules[0].transformer_task == "retrieval"):
             return loaded
-        heads = trained_heads(LoadedModules(name, modules, has_modules_json, bool(markers), self.has_saved_head))
-        if heads is None:
-            return loaded
+        heads = _token_heads(name, modules, self.has_saved_head) if has_modules_json else []
         transformer = next(module for module in modules if isinstance(module, Transformer))
         return self.build(transformer, heads, prompts), module_kwargs
 

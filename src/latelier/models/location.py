@@ -18,17 +18,6 @@ from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError,
 from latelier.utils import resolve_device
 from latelier.utils.files import as_path, is_file, is_folder
 
-__all__ = [
-    "DEFAULT_MODEL",
-    "HUB_NAME",
-    "check_name",
-    "load_device",
-    "loading",
-    "resolve_name",
-    "saving",
-    "without_pickles",
-]
-
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 """The model that is used where none is given; the extra ``demo`` brings its weights."""
 # The names that huggingface_hub accepts; for others it raises errors of its own.

@@ -18,8 +18,6 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError
 
-__all__ = ["Offsets", "text_ranges", "token_starts", "tokenizer_lock", "tokenizer_offsets"]
-
 
 def text_ranges(offsets: Iterable[tuple[int, int]], prompt: str, text: str) -> list[tuple[int, int] | None]:
     r"""Return the range of characters of a text that each token stands for.
