@@ -188,7 +188,10 @@ class UserSettings(MutableMapping[str, Any]):
                 raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name, _ in self._read(_user_settings, "ORDER BY name")])
+        names = [name for name, _ in self._read(_user_settings, "ORDER BY name")]
+        if not all(isinstance(name, str) for name in names):
+            raise damaged("it has settings whose names are not text")
+        return iter(names)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -204,10 +207,7 @@ def _check_name(name: object) -> None:
 
 
 def _user_settings(connection: sqlite3.Connection, tail: str, parameters: Sequence[Any] = ()) -> list[Any]:
-    rows = list(read_rows(connection, "user_setting", tail, parameters))
-    if not all(isinstance(name, str) for name, _ in rows):
-        raise damaged("it has settings whose names are not text")
-    return rows
+    return list(read_rows(connection, "user_setting", tail, parameters))
 
 
 # Segments and ANN data.

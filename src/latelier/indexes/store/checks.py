@@ -129,7 +129,7 @@ def check_counters(settings: Mapping[str, Any]) -> None:
 
 def check_segment_row(row: Any, first: int) -> None:
     """Check a `SegmentRow` whose numbers may begin with `first`."""
-    if not (isinstance(row.name, str) and all(type(number) is int for number in row[1:6])):
+    if not (isinstance(row.name, str) and set(map(type, row[1:6])) == {int}):
         raise damaged(f"its segment {row.name!r:.60} has values of a wrong type")
     most = min(row.last - row.first + 1, row.tokens)
     if not (first <= row.first and 0 <= row.removed < row.documents <= most and row.last < _MAX_COUNT):
@@ -163,14 +163,9 @@ def spell(values: Iterable[Any]) -> list[str]:
     return [_TYPES.get(type(value), "\x1fx") + str(value) for value in values]
 
 
-def is_intact(table: str, row: Sequence[Any]) -> bool:
-    """Whether the last value of a row is the checksum of the values before it."""
-    return bool(row[-1] == row_checksum(table, row[:-1]))
-
-
 def check_row(table: str, row: Sequence[Any]) -> Sequence[Any]:
     """Return the values of a row without their checksum, the last one, which must match them."""
-    if is_intact(table, row):
+    if row[-1] == row_checksum(table, row[:-1]):
         return row[:-1]
     raise CorruptedIndexError(
         f"the catalog of this index is damaged: the row {row[0]!r:.60} of its table {table!r} does not match its "
@@ -194,8 +189,8 @@ def check_description(written: Any, path: Path) -> tuple[np.dtype, tuple[int, ..
         raise CorruptedIndexError(f"the catalog gives it the dtype {written['dtype']!r:.60}, which no index has")
     dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
     # Bounds within which numpy can make an array, even if one dimension is 0.
-    is_possible = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
-    if not is_possible or math.prod(max(1, n) for n in shape) >= _MAX_SIZE:
+    is_possible = len(shape) <= _MAX_DIMENSIONS and set(map(type, shape)) <= {int} and min(shape, default=0) >= 0
+    if not is_possible or math.prod(filter(None, shape)) >= _MAX_SIZE:
         raise CorruptedIndexError(f"the catalog gives it the shape {shape!r:.60}, which no index has")
     if not 0 <= size - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
         raise CorruptedIndexError(f"it has {size} bytes, too many or too few for {dtype} {list(shape)}")

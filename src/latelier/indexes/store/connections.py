@@ -170,6 +170,13 @@ def _replaced_error(folder: str) -> StorageError:
     )
 
 
+def _inherited_error() -> StorageError:
+    return StorageError(
+        "this process was forked within a call on this index; only the process that began the call can continue it. "
+        "Leave the forked process with os._exit, as multiprocessing does."
+    )
+
+
 def _busy_error(where: str) -> StorageError:
     return StorageError(
         f"another write to the index in {where} has not finished within {WAIT_SECONDS:g} seconds; try again later."
@@ -250,11 +257,14 @@ def using() -> Iterator[None]:
 
     Raises `StorageError` in a forked child in which SQLite could hang.
     """
-    process, thread = _this_process(), threading.get_ident()  # another thread may leave, which closes a generator
+    if _process.id != os.getpid():
+        _after_fork_in_child()  # C code has forked without calling Python's hooks
+    process, thread = _process, threading.get_ident()  # another thread may leave, which closes a generator
     if process.unusable:
         raise StorageError(process.unusable)
     with process.changed:
-        process.changed.wait_for(lambda: process.forking in (None, thread) or thread in process.inside)
+        while process.forking not in (None, thread) and thread not in process.inside:
+            process.changed.wait()
         process.inside[thread] += 1
     try:
         yield
@@ -265,15 +275,9 @@ def using() -> Iterator[None]:
                 process.changed.notify_all()
 
 
-def _this_process() -> _Process:
-    if _process.id != os.getpid():
-        _after_fork_in_child()  # C code has forked without calling Python's hooks
-    return _process
-
-
 def _before_fork() -> None:
     pause_compilation()
-    process = _this_process()
+    process = _process
     process.changed.acquire()  # held until the fork is over, so that no transaction begins meanwhile
     process.changed.wait_for(lambda: process.forking is None)
     process.forking = threading.get_ident()
@@ -357,14 +361,10 @@ class Connection(sqlite3.Connection):
     single_use = False
     process: int | None = None
 
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this process has inherited the connection by a fork, and must not use it."""
-        return self.process is not None and self.process != os.getpid()
-
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         """See `sqlite3.Connection.execute`."""
-        self._check_process()
+        if self.process not in (None, os.getpid()):
+            raise _inherited_error()
         # Told apart here from errors of iterators of users, which are read within a transaction too.
         try:
             return super().execute(*arguments)
@@ -377,15 +377,9 @@ class Connection(sqlite3.Connection):
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
         """See `sqlite3.Connection.executemany`."""
-        self._check_process()
+        if self.process not in (None, os.getpid()):
+            raise _inherited_error()
         return super().executemany(*arguments)
-
-    def _check_process(self) -> None:
-        if self.is_inherited:
-            raise StorageError(
-                "this process was forked within a call on this index; only the process that began the call can "
-                "continue it. Leave the forked process with os._exit, as multiprocessing does."
-            )
 
 
 def connect(uri: str, *, alone: bool = False) -> Connection:
@@ -589,7 +583,7 @@ class FilePool:
         self._busy.clear()
 
     def _give_back(self, connection: Connection) -> None:
-        if connection.is_inherited:
+        if connection.process != os.getpid():
             return
         # Without SQLite's shared-memory file a connection does not see later commits of others, so it is used once.
         if self._closed or connection.single_use or _process.forking is not None:
@@ -695,7 +689,7 @@ def _commit(connection: Connection, where: str) -> None:
 
 
 def _rollback(connection: Connection) -> None:
-    if connection.in_transaction and not connection.is_inherited:
+    if connection.in_transaction and connection.process in (None, os.getpid()):
         connection.execute("ROLLBACK")
 
 

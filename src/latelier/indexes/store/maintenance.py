@@ -22,7 +22,7 @@ from latelier.indexes.store.catalog import (
     tombstones,
     write_setting,
 )
-from latelier.indexes.store.checks import CATALOG, COLUMNS, is_intact
+from latelier.indexes.store.checks import CATALOG, COLUMNS, row_checksum
 from latelier.indexes.store.connections import ConnectionPool
 from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import (
@@ -177,7 +177,7 @@ def catalog_damages(connection: sqlite3.Connection) -> Iterator[Damage]:
         return
     for table in COLUMNS:
         rows = connection.execute(f"SELECT * FROM {table}")
-        count = sum(not is_intact(table, row) for row in rows)
+        count = sum(row[-1] != row_checksum(table, row[:-1]) for row in rows)
         if count:
             yield Damage(CATALOG, f"{count:,} rows of its table {table!r} do not match their checksums", ())
     ids = _damaged_documents(connection)
@@ -207,7 +207,7 @@ def _damaged_documents(connection: sqlite3.Connection) -> list[Id]:
     contents = connection.execute(
         "SELECT number, id, metadata, text, content.checksum FROM document JOIN content USING (number)"
     )
-    damaged += [row[1] for row in contents if not is_intact("content", row)]
+    damaged += [row[1] for row in contents if row[-1] != row_checksum("content", row[:-1])]
     return list(dict.fromkeys(damaged))
 
 

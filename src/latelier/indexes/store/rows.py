@@ -12,7 +12,6 @@ import math
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -196,7 +195,8 @@ def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
     found: dict[Id, int] = {}
     if not connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0]:
         return found  # looking for ids in an empty table takes as long as in others
-    for chunk in _chunks(ids):
+    for first in range(0, len(ids), _CHUNK):
+        chunk = ids[first : first + _CHUNK]
         statement = f"SELECT id, number FROM document WHERE id IN ({', '.join('?' * len(chunk))})"
         found.update(connection.execute(statement, chunk))
     return found
@@ -221,7 +221,8 @@ def find_prefixed(connection: sqlite3.Connection, prefix: str) -> dict[Id, int]:
 def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, Record]:
     """Return texts and metadata by id; ids that are not in the index are left out."""
     found: dict[Id, Record] = {}
-    for chunk in _chunks(ids):
+    for first in range(0, len(ids), _CHUNK):
+        chunk = ids[first : first + _CHUNK]
         marks = ", ".join("?" * len(chunk))
         rows = connection.execute(
             f"SELECT id, content.* FROM document JOIN content USING (number) WHERE id IN ({marks})", chunk
@@ -330,9 +331,3 @@ def _field_values(fields: Mapping[str, SqlValue], columns: dict[str, str]) -> li
     # Reversed, so that of keys that differ only in case the first one wins.
     folded = {fold_name(key): value for key, value in reversed(list(fields.items()))}
     return [folded.get(name) for name in columns]
-
-
-def _chunks(ids: Sequence[Id]) -> Iterator[list[Id]]:
-    source = iter(ids)
-    while chunk := list(islice(source, _CHUNK)):
-        yield chunk

@@ -279,7 +279,9 @@ class FileStore:
 
     def open_arrays(self, name: str, files: Files) -> Arrays:
         """Return the arrays in a folder, the larger ones memory-mapped; see `read_file` for its errors."""
-        return {Path(file).stem: read_file(self._path(name, file), written) for file, written in files.items()}
+        with looking_into(self.folder.parent):
+            paths = [own_file(self.folder, name, file) for file in files]
+            return {path.stem: read_file(path, written) for path, written in zip(paths, files.values(), strict=True)}
 
     def sizes(self, name: str, files: Files) -> dict[str, int]:
         """Return the bytes of the arrays in a folder, as the catalog gives them; 0 where it is damaged."""

@@ -58,11 +58,6 @@ class SegmentState(NamedTuple):
             raise _unknown_documents(f"its segment {self.row.name} does not hold")
         return Part(segment, positions)
 
-    def ids(self, numbers: np.ndarray) -> list[Id]:
-        """Return the ids of live documents by their row ids, which may be in any order."""
-        segment = self.live.segment
-        return segment.ids(np.searchsorted(segment.numbers, numbers))
-
     def keep_live(self, numbers: np.ndarray) -> np.ndarray:
         """Return those row ids, of ascending ones, that are live documents; all if the segment cannot be read."""
         if not isinstance(self.part, Part):
@@ -169,7 +164,8 @@ class Snapshot:
         owners = np.searchsorted(self._firsts, numbers, side="right") - 1
         for owner in set(owners.tolist()):
             places = np.flatnonzero(owners == owner)
-            ids[places] = self.segments[owner].ids(numbers[places])
+            segment = self.segments[owner].live.segment
+            ids[places] = segment.ids(np.searchsorted(segment.numbers, numbers[places]))
         return list(ids)
 
     def _split(self, numbers: np.ndarray) -> Iterator[tuple[SegmentState, np.ndarray]]:
