@@ -1,15 +1,13 @@
 """A small index on disk, and what a broken disk or an attacker may do to its files."""
 
 import sqlite3
+import zlib
 
 from index_helpers import matrices
 
 from latelier import indexes
-from latelier.indexes.store.checks import COLUMNS, row_checksum
 
 KINDS = [indexes.Flat, indexes.IVF]
-
-
 IDS = ["a", "b", "c", "d"]
 
 
@@ -41,15 +39,23 @@ def change(folder, statement, *parameters):
     return rows
 
 
-def forge(folder, table, **values):
-    """Change values of the first row of a table, and its checksum as an attacker would."""
+def row_checksum(table, values):
+    """Return the checksum of a row, as an attacker computes it: the CRC-32 of its table, and types and values."""
+    kinds = {str: "s", int: "i", float: "f", type(None): "n"}
+    return zlib.crc32((table + "".join(f"\x1f{kinds.get(type(value), 'x')}{value}" for value in values)).encode())
+
+
+def forge(folder, table, key=None, **values):
+    """Change values of one row of a table, by default the first, and its checksum as an attacker would."""
     connection = sqlite3.connect(folder / "catalog.sqlite")
     with connection:
-        columns = COLUMNS[table]
-        row = dict(zip(columns, connection.execute(f"SELECT * FROM {table}").fetchone(), strict=False))
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        where = f"WHERE {columns[0]} = ?" if key is not None else ""
+        found = connection.execute(f"SELECT * FROM {table} {where}", [key] * (key is not None)).fetchone()
+        row = dict(zip(columns, found, strict=True))
         key = row[columns[0]]
         row.update(values)
-        assignments = ", ".join(f"{name} = ?" for name in (*columns, "checksum"))
-        checked = [*row.values(), row_checksum(table, list(row.values()))]
-        connection.execute(f"UPDATE {table} SET {assignments} WHERE {columns[0]} = ?", (*checked, key))
+        row["checksum"] = row_checksum(table, [row[name] for name in columns if name != "checksum"])
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        connection.execute(f"UPDATE {table} SET {assignments} WHERE {columns[0]} = ?", (*row.values(), key))
     connection.close()

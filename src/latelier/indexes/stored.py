@@ -30,10 +30,11 @@ from latelier.indexes.results import (
     VerifyReport,
     warn_of_damage,
 )
-from latelier.indexes.store.catalog import UserSettings
+from latelier.indexes.store.catalog import UserSettings, count_documents
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.files import Scratch
-from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
+from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
+from latelier.indexes.store.rows import all_ids, find_numbers, has_metadata, has_texts
 from latelier.indexes.store.segments import Arrays, Part, Segment, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
 from latelier.indexes.store.storage import Storage, StoredSizes
@@ -359,7 +360,7 @@ class StoredIndex(Index):
     @property
     def tokenizer(self) -> str | None:
         """Tokenizer of the keyword index; None if the index has none."""
-        return self._storage.tokenizer()
+        return self._storage.ask(stored_tokenizer)
 
     @property
     def settings(self) -> UserSettings:
@@ -447,7 +448,7 @@ class StoredIndex(Index):
 
     def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
-        return self._storage.ids() if prefix is None else self._storage.ids_with_prefix(*as_prefixes([prefix]))
+        return self._storage.ask(all_ids, *as_prefixes([] if prefix is None else [prefix]))
 
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
@@ -476,15 +477,15 @@ class StoredIndex(Index):
         """
         with self.snapshot():
             snapshot = self._storage.snapshot()
-            has_texts, has_metadata = self._storage.has_contents()
+            texts, metadata = self._storage.ask(has_texts), self._storage.ask(has_metadata)
         files = () if self.path is None else (path for path in self.path.rglob("*") if path.is_file())
         return IndexStatistics(
             documents=snapshot.documents,
             tokens=snapshot.tokens,
             removed=sum(state.row.removed for state in snapshot.segments),
             bytes=sum(path.stat().st_size for path in files),
-            has_texts=has_texts,
-            has_metadata=has_metadata,
+            has_texts=texts,
+            has_metadata=metadata,
         )
 
     def verify(self) -> VerifyReport:
@@ -498,14 +499,14 @@ class StoredIndex(Index):
             self._gpu.clear()
 
     def __len__(self) -> int:
-        return self._storage.count()
+        return self._storage.ask(count_documents)
 
     def __contains__(self, id: object) -> bool:
         try:
             known = as_id(id)
         except InvalidArgumentError:
             return False
-        return self._storage.contains(known)
+        return bool(self._storage.ask(find_numbers, [known]))
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else repr(str(self.path))

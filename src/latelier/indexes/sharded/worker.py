@@ -20,7 +20,7 @@ from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.results import Hit, Id, Ranking
-from latelier.indexes.store.rows import StoredDocument
+from latelier.indexes.store.rows import StoredDocument, find_numbers, has_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import StoredIndex
 
@@ -103,13 +103,13 @@ class ShardWorker:
 
     def row_ids(self, ids: Sequence[Id]) -> dict[Id, int]:
         """Return the row ids of those documents that are in the shard."""
-        return self._index.storage.numbers(ids)
+        return self._index.storage.ask(find_numbers, ids)
 
     def ids(self, prefix: str | None) -> dict[Id, int]:
         """Return all ids, or those with a prefix, and their row ids."""
         index = self._index
         with index.snapshot():
-            return index.storage.numbers(index.ids(prefix))
+            return index.storage.ask(find_numbers, index.ids(prefix))
 
     def search(
         self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
@@ -124,12 +124,12 @@ class ShardWorker:
             if mode in ("vectors", "hybrid"):
                 by_vectors = index.find(queries, depth, [], replace(options, mode="vectors"))
             # A shard without texts is no error if others have some.
-            if mode != "vectors" and (not len(index) or index.storage.has_contents()[0]):
+            if mode != "vectors" and (not len(index) or index.storage.ask(has_texts)):
                 by_keywords = index.find(None, depth, texts, replace(options, mode="keywords"))
                 if mode != "keywords":
                     scored = index.find(queries, depth, texts, replace(options, mode="rerank", depth=depth))
             found = [hit.id for rows in (*by_vectors, *by_keywords) for hit in rows]
-            row_ids = index.storage.numbers(list(dict.fromkeys(found)))
+            row_ids = index.storage.ask(find_numbers, list(dict.fromkeys(found)))
 
         def ranking(hits: Sequence[Hit]) -> Ranking:
             numbers = np.array([row_ids[hit.id] for hit in hits], dtype="int64")

@@ -32,10 +32,6 @@ _COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
 _NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
 
 
-class StoredMetadata(dict[str, Any]):
-    """The metadata of a document that is stored elsewhere, at any depth: older versions did not limit it."""
-
-
 class Field(NamedTuple):
     """A metadata key that filters can name.
 
@@ -48,12 +44,14 @@ class Field(NamedTuple):
     column: str
 
 
+class StoredMetadata(dict[str, Any]):
+    """Metadata that is already stored elsewhere, at any depth."""
+
+
 def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
     """Return the exact JSON of a document's metadata, and one SQL value per key.
 
-    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float. Raises
-    `InvalidArgumentError` if the metadata is not a mapping of strings to JSON values, or is nested more than 100 levels
-    deep and is no `StoredMetadata`.
+    Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
     """
     if metadata is None:
         return "{}", _NO_FIELDS
@@ -179,8 +177,10 @@ def has_metadata(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE metadata <> '{}')").fetchone()[0])
 
 
-def all_ids(connection: sqlite3.Connection) -> list[Id]:
-    """Return all ids in the order of insertion."""
+def all_ids(connection: sqlite3.Connection, prefix: str | None = None) -> list[Id]:
+    """Return all ids in the order of insertion, or those that are strings and begin with a prefix."""
+    if prefix is not None:
+        return list(find_prefixed(connection, prefix))
     return _check_ids(connection.execute("SELECT id FROM document ORDER BY number"))
 
 

@@ -24,9 +24,17 @@ from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgume
 from latelier.indexes.base import Parameters
 from latelier.indexes.filters.sql import matching_numbers, read_filter, selection_key
 from latelier.indexes.results import Id, Ranking, Record, VerifyReport
-from latelier.indexes.store import catalog
-from latelier.indexes.store import rows as document_rows
-from latelier.indexes.store.catalog import UserSettings, count_documents, read_ann_data, read_segments, read_setting
+from latelier.indexes.store.catalog import (
+    UserSettings,
+    count_documents,
+    create,
+    find_setting,
+    read_ann_data,
+    read_configuration,
+    read_segments,
+    read_setting,
+    referenced_names,
+)
 from latelier.indexes.store.checks import CATALOG
 from latelier.indexes.store.connections import (
     Connection,
@@ -39,14 +47,9 @@ from latelier.indexes.store.connections import (
     no_index,
 )
 from latelier.indexes.store.files import Scratch
-from latelier.indexes.store.keywords import (
-    is_merged,
-    keyword_damage,
-    make_keywords,
-    rank_by_keywords,
-    stored_tokenizer,
-)
+from latelier.indexes.store.keywords import is_merged, keyword_damage, make_keywords, rank_by_keywords
 from latelier.indexes.store.maintenance import Compaction, delete_garbage, verify
+from latelier.indexes.store.rows import find_numbers, find_records, has_texts, known_fields
 from latelier.indexes.store.segments import Arrays, FileStore, Layout, MemoryStore, SegmentStore
 from latelier.indexes.store.snapshot import Snapshot, load_snapshot
 from latelier.indexes.store.transaction import Transaction
@@ -69,9 +72,8 @@ class Storage:
     `path`: the index's folder, made if it does not exist; ``None`` for memory. `configuration`: configuration of a new
     index, as JSON values; the attribute of this name is the stored one. ``"kind"`` names the class of the index.
     `tokenizer`: tokenizer of the keyword index of a new index; None makes one without a keyword index. `read_only`:
-    never write; implied if the folder cannot be written. `scratch`: where writes make large arrays: in memory, or for
-    an index with a memory budget in temporary files. Raises `IndexFormatError` if the folder holds something else,
-    another kind of index, or one of a newer version.
+    never write; implied if the folder cannot be written. `scratch`: where writes make large arrays. `settings`: the
+    values that users store in the index; each assignment is a transaction.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Storage:
         self._latest: Snapshot | None = None
         self._loading = Lock()
         self._held = threading.local()  # the view that each thread holds
+        self.settings = UserSettings(self.ask, self._writing)
         try:
             self.configuration = self._configure(configuration, tokenizer)
         except BaseException:
@@ -155,10 +158,9 @@ class Storage:
     def select(
         self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
     ) -> tuple[Snapshot, np.ndarray]:
-        """Return the snapshot of the commit, and the numbers of its documents that meet a filter, ascending.
+        """Return the snapshot of the commit, and the row ids of its documents that meet a user's filter, ascending.
 
-        `filter`, `parameters`: as the user gave them. `timeout`: maximum time for evaluating the filter, in seconds;
-        ``None`` for no limit. Raises `FilterTimeoutError` if it takes longer than `timeout`.
+        `timeout`: seconds in which the filter must be evaluated; ``None`` for no limit.
         """
         parsed, values = read_filter(filter, parameters)
         key = selection_key(parsed, values)
@@ -175,7 +177,7 @@ class Storage:
         """Return the `k` best documents of each query by keywords; `allowed` are row ids, ascending, None for all."""
         with self.view() as (connection, snapshot):
             k = min(k, max(1, snapshot.documents))
-            if snapshot.documents and not document_rows.has_texts(connection):
+            if snapshot.documents and not has_texts(connection):
                 raise without_texts()
             rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
             numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
@@ -184,56 +186,22 @@ class Storage:
         return rankings
 
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
-        """Return the snapshot of the commit, and the numbers of documents in the order of `ids`.
-
-        Raises `UnknownIdError` if an id is not in the index.
-        """
+        """Return the snapshot of the commit, and the row ids of documents in the order of `ids`, which must exist."""
         with self.view() as (connection, snapshot):
-            found = document_rows.find_numbers(connection, ids)
+            found = find_numbers(connection, ids)
         check_known(ids, found)
         return snapshot, np.array([found[id] for id in ids], dtype="int64")
 
     def records(self, ids: Sequence[Id]) -> list[Record]:
-        """Return texts and metadata, in the order of `ids`.
-
-        Raises `UnknownIdError` if an id is not in the index.
-        """
-        found = self.ask(document_rows.find_records, ids)
+        """Return texts and metadata, in the order of `ids`, which must exist."""
+        found = self.ask(find_records, ids)
         check_known(ids, found)
         return [found[id] for id in ids]
 
-    def contains(self, id: Id) -> bool:
-        """Whether there is a document with this id."""
-        return bool(self.ask(document_rows.find_numbers, [id]))
-
-    def ids(self) -> list[Id]:
-        """Return all ids in the order of insertion."""
-        return self.ask(document_rows.all_ids)
-
-    def ids_with_prefix(self, prefix: str) -> list[Id]:
-        """Return the ids that are strings and begin with a prefix, in the order of insertion."""
-        return list(self.ask(document_rows.find_prefixed, prefix))
-
-    def numbers(self, ids: Sequence[Id]) -> dict[Id, int]:
-        """Return the numbers of documents by id; ids that are not in the index are left out."""
-        return self.ask(document_rows.find_numbers, ids)
-
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
-        found = self.ask(catalog.find_setting, name)
+        found = self.ask(find_setting, name)
         return None if found is None else found[0]
-
-    def count(self) -> int:
-        """Return the number of documents."""
-        return self.ask(count_documents)
-
-    def has_contents(self) -> tuple[bool, bool]:
-        """Return whether a document has a text, and whether one has metadata."""
-        return self.ask(document_rows.has_texts), self.ask(document_rows.has_metadata)
-
-    def tokenizer(self) -> str | None:
-        """Return the tokenizer of the keyword index; ``None`` if there is no keyword index."""
-        return self.ask(stored_tokenizer)
 
     def dim(self) -> int | None:
         """Return the dimension of the token vectors; ``None`` if there is no document."""
@@ -241,7 +209,7 @@ class Storage:
 
     def fields(self) -> list[str]:
         """Return the keys of the metadata that filters can name, sorted."""
-        return sorted(field.spelling for field in self.ask(document_rows.known_fields))
+        return sorted(field.spelling for field in self.ask(known_fields))
 
     def sizes(self) -> StoredSizes:
         """Return the sizes of what is stored, as the catalog gives them; opens no array."""
@@ -257,7 +225,7 @@ class Storage:
         return self.ask(read)
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot has ANN data that matches its checksums."""
+        """Whether a snapshot has ANN data, each array of which matches its checksum."""
         return snapshot.check_ann_data(self._store)
 
     def verify(self) -> VerifyReport:
@@ -266,10 +234,24 @@ class Storage:
 
     # Writing: one call is one transaction.
 
-    def transaction(self) -> AbstractContextManager[Transaction]:
-        """Begin a transaction, which commits at the end of the ``with`` block."""
-        self._check_not_held()
-        return Transaction.open(self._pool, self._store, self.scratch)
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Wait until there is no other writer, and begin a transaction, which commits at the end of the block."""
+        transaction: Transaction | None = None
+        committing = False
+        try:
+            with self._writing() as begin:
+                transaction = Transaction(begin, self._store, self.scratch)
+                yield transaction
+                transaction.finish()
+                committing = True
+        except BaseException:
+            # A commit that raised an error may still take effect, when SQLite recovers its log after a crash: then both
+            # the new and the old files may be needed, and the next compaction deletes those that are not.
+            if transaction is not None and not committing:
+                self._delete_unreferenced(transaction.written)
+            raise
+        self._delete_unreferenced(transaction.dropped)
 
     def compact(
         self,
@@ -281,10 +263,9 @@ class Storage:
     ) -> list[str]:
         """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
 
-        Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report.
-        `progress`: called with the number of documents of
-        each merged segment, and of each step of making a keyword index; `keywords`, `tokenizer`: see
-        `Transaction.compact_keywords`; returns: one message per damaged segment.
+        Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report; a
+        message for each is returned. `progress`: called with the number of documents of each merged segment, and of
+        each step of making a keyword index; `keywords`, `tokenizer`: see `Transaction.compact_keywords`.
         """
         with self.transaction() as transaction:
             compaction = Compaction(self.snapshot(), self._store, max_tokens, self.scratch)
@@ -299,17 +280,9 @@ class Storage:
         return compaction.damages
 
     def write_ann_data(self, arrays: Arrays | None) -> None:
-        """Replace the ANN data, in its own transaction; ``None`` deletes it.
-
-        The arrays may have been made from an older commit: they are not compared with the documents here.
-        """
+        """Replace the ANN data, which may have been made from an older commit; ``None`` deletes it."""
         with self.transaction() as transaction:
             transaction.set_ann_data(arrays)
-
-    @property
-    def settings(self) -> UserSettings:
-        """The values that users store in the index; each assignment is a transaction."""
-        return UserSettings(self.ask, self._writing)
 
     def close(self) -> None:
         """Close the connections and free the memory."""
@@ -317,19 +290,29 @@ class Storage:
         self._latest = None
 
     def _writing(self) -> AbstractContextManager[Callable[[], Connection]]:
-        self._check_not_held()
-        return self._pool.writing()
-
-    def _check_not_held(self) -> None:
         if getattr(self._held, "view", None) is not None:
             raise InvalidArgumentError("cannot write within snapshot(); leave its with block first.")
+        return self._pool.writing()
+
+    def _delete_unreferenced(self, names: Sequence[str]) -> None:
+        """Delete the files of those segments that the catalog does not reference.
+
+        The outcome of the transaction does not tell: in the catalog of a stranger two rows may name one segment.
+        """
+        if not names:
+            return
+        with suppress(LatelierError):
+            with self._pool.reading() as connection:
+                unreferenced = set(names) - referenced_names(connection)
+            if self._pool.is_in_place():  # otherwise these are the files of another index, which was moved here
+                self._store.delete(unreferenced)
 
     def _configure(self, configuration: Mapping[str, Any], tokenizer: str | None) -> dict[str, Any]:
         """Return the stored configuration; for a new index, write it first."""
         where = str(self.path)
         # Looked for before the catalog is read: another process may be making the index.
         has_segments = self.read_only and bool(self._store.names())
-        stored = self.ask(catalog.read_configuration, where)
+        stored = self.ask(read_configuration, where)
         if stored is None and has_segments:
             raise _without_log(where)
         if stored is None and self.read_only:
@@ -337,11 +320,11 @@ class Storage:
         if stored is None:
             with self._pool.writing() as begin:
                 # Another process may have written its configuration meanwhile.
-                stored = catalog.read_configuration(begin(), where)
+                stored = read_configuration(begin(), where)
                 if stored is None:
                     if self._store.names():
                         raise _without_log(where)
-                    stored = catalog.create(begin(), dict(configuration))
+                    stored = create(begin(), dict(configuration))
                     if tokenizer is not None:
                         make_keywords(begin(), tokenizer)
         if stored.get("kind") != configuration["kind"]:
@@ -368,17 +351,13 @@ def without_texts() -> LatelierError:
 
 
 def stored_settings(path: Path) -> dict[str, Any]:
-    """Return the configuration of the index in a folder.
-
-    Raises `IndexFormatError` if the folder holds no index; raises `CorruptedIndexError` if its catalog is empty, but
-    there are segments.
-    """
+    """Return the configuration of the index in a folder; raise `IndexFormatError` if it holds none."""
     check_index_folder(path, create=False)
     has_segments = bool(FileStore(path / "segments", lambda dim: {}).names())
     pool = FilePool(path / CATALOG, read_only=True)
     try:
         with pool.reading() as connection:
-            configuration = catalog.read_configuration(connection, str(path))
+            configuration = read_configuration(connection, str(path))
     finally:
         pool.close()
     if configuration is None:

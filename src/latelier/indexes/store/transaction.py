@@ -11,12 +11,11 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
 
-from latelier.errors import CorruptedIndexError, EmbeddingsError, LatelierError
+from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.results import Id
 from latelier.indexes.store import catalog
@@ -25,12 +24,11 @@ from latelier.indexes.store.catalog import (
     AnnDataRow,
     SegmentRow,
     read_setting,
-    referenced_names,
     tombstones,
     write_setting,
 )
 from latelier.indexes.store.checks import damaged
-from latelier.indexes.store.connections import Connection, ConnectionPool
+from latelier.indexes.store.connections import Connection
 from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import (
     DEFAULT_TOKENIZER,
@@ -50,7 +48,7 @@ T = TypeVar("T")
 class Transaction:
     """The changes of one writing call.
 
-    Use it as ``with Transaction.open(pool, store) as transaction:``
+    Use it as ``with storage.transaction() as transaction:``
 
     1. The block begins when there is no other writer. Readers continue.
     2. The first change begins the transaction of the catalog. From here on, readers of an index in memory wait, so
@@ -74,32 +72,8 @@ class Transaction:
         # The segments and the dim after the changes so far.
         self._rows: list[SegmentRow] = []
         self._dim: int | None = None
-        # The number of the first document that this transaction inserts, and of the next one.
+        # The row id of the first document that this transaction inserts, and of the next one.
         self._first_number = self._next_number = 0
-
-    @classmethod
-    @contextmanager
-    def open(cls, pool: ConnectionPool, store: SegmentStore, scratch: Scratch) -> Iterator[Transaction]:
-        """Wait until there is no other writer, and open a transaction that commits at the end of the ``with`` block.
-
-        `pool`: connections to the catalog; `store`: where segments are written; `scratch`: where arrays of merged
-        segments are made.
-        """
-        transaction: Transaction | None = None
-        committing = False
-        try:
-            with pool.writing() as begin:
-                transaction = cls(begin, store, scratch)
-                yield transaction
-                transaction._finish()
-                committing = True
-        except BaseException:
-            # A commit that raised an error may still take effect, when SQLite recovers its log after a crash: then both
-            # the new and the old files may be needed, and the next compaction deletes those that are not.
-            if transaction is not None and not committing:
-                _delete_unreferenced(pool, store, transaction.written)
-            raise
-        _delete_unreferenced(pool, store, transaction.dropped)
 
     def prepare(self, items: Iterable[T]) -> Iterator[T]:
         """Return an iterator over items that are slow to compute.
@@ -111,26 +85,11 @@ class Transaction:
     def insert(
         self, batch: DocumentBatch, *, replace: bool, max_tokens: int, numbers: np.ndarray | None = None
     ) -> None:
-        """Insert documents as a segment, merged with small segments before it.
+        """Insert documents, at least one, as a segment, merged with small segments before it.
 
-        Parameters
-        ----------
-        batch
-            At least one document.
-        replace
-            Remove documents with the same ids that were in the index before this transaction.
-        max_tokens
-            Maximum number of tokens of a merged segment.
-        numbers
-            ``(documents,)`` int64, ascending and above those of all documents before: the documents' numbers. None
-            takes the next ones.
-
-        Raises
-        ------
-        DuplicateIdError
-            If an id is given twice, or is in the index already and `replace` is False.
-        EmbeddingsError
-            If the dim differs from that of the index.
+        `replace`: remove documents with the same ids that were in the index before this transaction, which otherwise
+        raise `DuplicateIdError`. `max_tokens`: maximum number of tokens of a merged segment. `numbers`: the row ids,
+        ``(documents,)`` int64, ascending and above those of all documents before; None takes the next ones.
         """
         connection, dropped = self._start(), len(self.dropped)
         documents = document_rows.DocumentColumns.of(batch.documents)
@@ -150,10 +109,7 @@ class Transaction:
         self._store.delete(name for name in self.dropped[dropped:] if name in self.written)
 
     def remove(self, ids: Sequence[Id]) -> None:
-        """Remove documents; segments without living documents are dropped.
-
-        Raises `UnknownIdError` if an id is not in the index.
-        """
+        """Remove documents, which must exist; segments without live documents are dropped."""
         if ids:
             found = document_rows.find_numbers(self._start(), ids)
             check_known(ids, found)
@@ -166,7 +122,7 @@ class Transaction:
             self._remove({n for prefix in prefixes for n in document_rows.find_prefixed(connection, prefix).values()})
 
     def replace(self, rows: Sequence[SegmentRow], merged: Segment) -> None:
-        """Replace segments with one segment that holds their living documents."""
+        """Replace segments with one segment that holds their live documents."""
         self._start()
         self._drop(rows)
         self._write(merged)
@@ -220,7 +176,7 @@ class Transaction:
             self._started = connection
         return self._started
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """If there are changes, write the keywords, and increase the generation, so that readers notice the changes."""
         if self._started is not None:
             flush_keywords(self._started)
@@ -238,10 +194,7 @@ class Transaction:
             write_setting(self._start(), "dim", dim)
 
     def _find_replaced(self, ids: list[Id], replace: bool) -> dict[Id, int]:
-        """Return the numbers of the documents that are in the index already, by id.
-
-        Raises `DuplicateIdError`: see `insert`.
-        """
+        """Return the row ids of those documents that are in the index already, by id."""
         present = document_rows.find_numbers(self._start(), ids)
         twice = [id for id, count in Counter(ids).items() if count > 1]
         twice += [id for id, number in present.items() if number >= self._first_number]
@@ -252,7 +205,7 @@ class Transaction:
         return present
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
-        """Drop the last segments, which are merged with `tokens` new tokens; return their living documents."""
+        """Drop the last segments, which are merged with `tokens` new tokens; return their live documents."""
         parts: list[Part] = []
         taken: list[SegmentRow] = []
         for row in reversed(self._rows):
@@ -271,7 +224,7 @@ class Transaction:
         return parts
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove documents by number."""
+        """Remove documents by row id."""
         firsts = [row.first for row in self._rows]
         by_owner: dict[int, list[int]] = {}
         for number in sorted(numbers):
@@ -296,17 +249,3 @@ class Transaction:
         row = SegmentRow(name, first, last, len(segment), removed=0, tokens=segment.tokens, files=files)
         catalog.write_segment(self._start(), row)
         self._rows.append(row)
-
-
-def _delete_unreferenced(pool: ConnectionPool, store: SegmentStore, names: Sequence[str]) -> None:
-    """Delete the files of those segments that the catalog does not reference.
-
-    This cannot be concluded from the outcome of the transaction: in an untrusted catalog two rows may name one segment.
-    """
-    if not names:
-        return
-    with suppress(LatelierError):
-        with pool.reading() as connection:
-            unreferenced = set(names) - referenced_names(connection)
-        if pool.is_in_place():  # otherwise these are the files of another index, which was moved here
-            store.delete(unreferenced)

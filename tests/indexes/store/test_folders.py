@@ -1,4 +1,4 @@
-"""Indexes on disk: reopened, moved, read by other processes, read-only, foreign, damaged by no one."""
+"""Indexes on disk: reopened, moved, replaced, read by other processes, read-only, foreign."""
 
 import json
 import os
@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from index_helpers import contents, in_child, matrices
+from index_tampering import change, forge
 
 from latelier import indexes
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, ReadOnlyIndexError, StorageError
-from latelier.indexes.store import connections
-from latelier.indexes.store.catalog import write_setting
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and POSIX permissions")
 
@@ -30,13 +29,6 @@ def folder(tmp_path):
     with indexes.Flat(folder) as index:
         index.add(["a", 1, "ß"], matrices([2, 1, 3]), texts=["x", None, "y"], metadata=[{"n": 1}, {"n": 2}, None])
     return folder
-
-
-def test_all_folders_that_are_made_are_synced(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(connections, "sync_folder", synced.append)
-    indexes.Flat(tmp_path / "a" / "b" / "c").close()
-    assert synced == [tmp_path / "a" / "b" / "c", tmp_path / "a" / "b", tmp_path / "a", tmp_path]
 
 
 def test_an_index_reopens_as_it_was(disk_index):
@@ -72,8 +64,8 @@ def test_an_index_opened_by_a_relative_path_survives_a_change_of_folder(tmp_path
     with indexes.Flat("index") as index:
         index.add("a", matrices([1]))
         monkeypatch.chdir("/")
-        with index._storage._pool.reading():  # takes the idle connection, so that the next one is new
-            index.add("b", matrices([1]))
+        with index.snapshot(), indexes.open(tmp_path / "index") as other:  # takes a connection, so that the next is new
+            other.add("b", matrices([1]))
         assert index.ids() == ["a", "b"]
         assert index.path == tmp_path / "index"
         assert index.verify().is_whole
@@ -98,23 +90,6 @@ with indexes.open(sys.argv[1]) as index:
         assert index.search(np.ones((1, 4)), k=1) == [[(1, 200.0)]]
 
 
-@posix
-def test_a_forked_child_opens_its_own_connections(folder):
-    with indexes.open(folder) as index:
-        index.search(matrices([1]))
-        mine = index._storage._pool._idle
-
-        def use_in_child():
-            index.add("child", matrices([1]))
-            theirs = index._storage._pool._idle
-            return [index.ids(), len(theirs), any(connection in mine for connection in theirs)]
-
-        assert in_child(use_in_child) == [["a", 1, "ß", "child"], 2, False]
-        assert index.ids() == ["a", 1, "ß", "child"]
-        index.add("parent", matrices([1]))
-        assert index.verify().is_whole
-
-
 def test_read_only_never_writes(folder):
     with indexes.open(folder, read_only=True) as index:
         before = contents(index)
@@ -124,7 +99,7 @@ def test_read_only_never_writes(folder):
             lambda: index.remove("a"),
             index.compact,
         ):
-            with pytest.raises(ReadOnlyIndexError, match=r"open for reading only; .*without read_only=True"):
+            with pytest.raises(ReadOnlyIndexError, match="open for reading only"):
                 write()
         assert contents(index) == before
         assert index.read_only
@@ -277,17 +252,17 @@ def test_threads_that_make_one_index_at_once_all_add_to_it(tmp_path):
 @pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["a name", "names"])
 def test_a_path_that_is_too_long_is_a_storage_error(tmp_path, name):
     for use in (indexes.Flat, indexes.IVF, indexes.open):
-        with pytest.raises(StorageError, match=r"could not look for an index in .*xxx"):
+        with pytest.raises(StorageError, match="could not look for an index"):
             use(tmp_path / name)
 
 
 def test_a_foreign_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    for use, cure in (indexes.Flat, "Choose a new or an empty folder"), (indexes.open, "Give the folder of an index"):
-        with pytest.raises(IndexFormatError, match=rf"is not an index: it holds notes\.txt\. {cure}\.$"):
+    for use in (indexes.Flat, indexes.open):
+        with pytest.raises(IndexFormatError, match=r"is not an index: it holds notes\.txt"):
             use(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    with pytest.raises(IndexFormatError, match=r"notes.txt is a file; an index is a folder"):
+    with pytest.raises(IndexFormatError, match="is a file; an index is a folder"):
         indexes.Flat(tmp_path / "notes.txt")
 
 
@@ -306,42 +281,22 @@ def test_another_program_s_catalog_is_refused(tmp_path):
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
     for use in (indexes.Flat, indexes.open):
-        with pytest.raises(IndexFormatError, match=r"catalog.sqlite in .* is not the catalog of an index"):
+        with pytest.raises(IndexFormatError, match="is not the catalog of an index"):
             use(tmp_path)
-
-
-def change(folder, statement):
-    connection = sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)
-    connection.execute(statement)
-    connection.close()
-
-
-def change_setting(folder, name, value):
-    connection = sqlite3.connect(folder / "catalog.sqlite")
-    with connection:
-        write_setting(connection, name, value)
-    connection.close()
 
 
 def test_a_newer_format_asks_for_an_upgrade(folder):
     change(folder, "PRAGMA user_version = 2")
     for use in (indexes.Flat, indexes.open):
-        with pytest.raises(
-            IndexFormatError,
-            match="format version 2, but this version of latelier reads formats up to 1; upgrade with: pip",
-        ):
+        with pytest.raises(IndexFormatError, match=r"has format version 2.*pip install --upgrade"):
             use(folder)
-    change(folder, "PRAGMA user_version = 1")
-    assert indexes.open(folder).ids() == ["a", 1, "ß"]
 
 
 def test_another_kind_of_index_is_told_apart(folder):
-    change_setting(folder, "kind", "ivf2")
-    with pytest.raises(IndexFormatError, match=r"is of kind 'ivf2', not 'flat'; indexes.open"):
+    forge(folder, "setting", "kind", value='"ivf2"')
+    with pytest.raises(IndexFormatError, match="is of kind 'ivf2', not 'flat'"):
         indexes.Flat(folder)
-    with pytest.raises(
-        IndexFormatError, match=r"is of kind 'ivf2', but this version of latelier knows flat.*; upgrade"
-    ):
+    with pytest.raises(IndexFormatError, match="of kind 'ivf2', but"):
         indexes.open(folder)
 
 
@@ -351,8 +306,8 @@ def test_another_kind_of_index_is_told_apart(folder):
 )
 def test_a_configuration_that_no_version_knows_is_refused(tmp_path, kind, name, value):
     kind(tmp_path / "index").close()
-    change_setting(tmp_path / "index", name, value)
-    with pytest.raises(IndexFormatError, match=re.escape(f"has {name}={value!r}; this version knows")):
+    forge(tmp_path / "index", "setting", name, value=json.dumps(value))
+    with pytest.raises(IndexFormatError, match=re.escape(f"has {name}={value!r}")):
         kind(tmp_path / "index")
 
 
@@ -360,7 +315,7 @@ def test_the_dtype_is_fixed_when_the_index_is_made(tmp_path):
     with indexes.Flat(tmp_path / "half", dtype="float16") as index:
         index.add("a", np.full((1, 2), 1 / 3))
         assert index.get_embeddings("a").dtype == "float16"
-    with pytest.raises(InvalidArgumentError, match=r"dtype='float32', but the index in .*half has float16"):
+    with pytest.raises(InvalidArgumentError, match=r"dtype=.float32., but .* has float16"):
         indexes.Flat(tmp_path / "half", dtype="float32")
     with indexes.Flat(tmp_path / "half") as index:
         index.add("b", np.full((1, 2), 1 / 3, dtype="float64"))
@@ -375,8 +330,146 @@ def test_creation_that_was_killed_is_begun_again(tmp_path):
     assert indexes.open(tmp_path).ids() == ["a"]
 
 
-def test_two_openings_make_one_index(tmp_path):
-    with indexes.Flat(tmp_path / "index") as one, indexes.Flat(tmp_path / "index") as two:
-        one.add("a", matrices([1]))
-        two.add("b", matrices([1]))
-        assert one.ids() == two.ids() == ["a", "b"]
+# Another index in the place of an open one: nothing is written there, and nothing of either is deleted.
+
+ONE = np.ones((1, 4))
+MOVED = "was replaced or moved since it was opened"
+renames = pytest.mark.skipif(os.name == "nt", reason="Windows moves no folder with open files")
+CALLS = {
+    "search": lambda index: index.search(ONE),
+    "filter": lambda index: index.search(ONE, filter="id = 'a'"),
+    "ids": lambda index: index.ids(),
+    "get": lambda index: index.get("a"),
+    "add": lambda index: index.add("late", ONE),
+    "remove": lambda index: index.remove("a"),
+    "compact": lambda index: index.compact(),
+    "verify": lambda index: index.verify(),
+    "setting": lambda index: index.settings.update(model="ours"),
+}
+
+
+def make(folder, *ids):
+    with indexes.Flat(folder) as index:
+        for id in ids:
+            index.add(id, ONE)
+        return contents(index)
+
+
+def check_intact(folder, expected):
+    with indexes.open(folder) as index:
+        assert contents(index) == expected
+        assert index.verify().is_whole
+
+
+def forget_connections():
+    """Close idle connections, as each fork does."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+@renames
+@pytest.mark.parametrize("warm", [True, False])
+def test_an_index_that_was_swapped_is_left_alone(warm, tmp_path):
+    """Deploying a rebuilt index by renaming, with connections to the old one in the pool or without."""
+    live, new, old = (tmp_path / part for part in ("live", "live.new", "live.old"))
+    before, rebuilt = make(live, "a", "b"), make(new, "a", "c", "d")
+    server = indexes.open(live)
+    if not warm:
+        forget_connections()
+    live.rename(old)
+    for place in ("nothing", "another index"):
+        for call in CALLS.values():
+            with pytest.raises(StorageError, match=MOVED):
+                call(server)
+        if place == "nothing":
+            new.rename(live)
+    server.close()
+    check_intact(live, rebuilt)
+    check_intact(old, before)
+
+
+@renames
+def test_an_index_swapped_within_a_write_takes_nothing_in(tmp_path):
+    """The new index is a copy of the old one, so that it has segments of the same names."""
+    live, new, old = (tmp_path / part for part in ("live", "live.new", "live.old"))
+    before = make(live, "a", "b")
+    shutil.copytree(live, new)
+    server = indexes.open(live)
+
+    def stream():
+        yield ONE
+        live.rename(old)
+        new.rename(live)
+        yield ONE
+
+    with pytest.raises(StorageError, match=MOVED):
+        server.add(["c", "d"], stream())
+    server.close()
+    check_intact(live, before)
+    check_intact(old, before)
+
+
+@posix
+def test_an_index_deleted_and_made_anew_is_another_one(tmp_path):
+    """The file system may give the new file the old one's inode; then the name inside of the catalog differs."""
+    for _ in range(5):
+        make(tmp_path / "index", "a")
+        server = indexes.open(tmp_path / "index")
+        forget_connections()
+        shutil.rmtree(tmp_path / "index")
+        new = make(tmp_path / "index", "b")
+        for call in CALLS.values():
+            with pytest.raises(StorageError, match=MOVED):
+                call(server)
+        check_intact(tmp_path / "index", new)
+        shutil.rmtree(tmp_path / "index")
+
+
+@renames
+def test_a_folder_of_segments_put_there_by_others_is_not_cleaned_up(tmp_path):
+    make(tmp_path / "index", "a", "b")
+    theirs = make(tmp_path / "theirs", "c")
+    with indexes.open(tmp_path / "index") as index:
+        index.add("d", ONE)
+        (tmp_path / "index" / "segments").rename(tmp_path / "mine")
+        (tmp_path / "theirs" / "segments").rename(tmp_path / "index" / "segments")
+        for write in (index.compact, lambda: index.add("e", ONE)):
+            with pytest.raises(StorageError, match=MOVED):
+                write()
+    (tmp_path / "index" / "segments").rename(tmp_path / "theirs" / "segments")
+    check_intact(tmp_path / "theirs", theirs)
+
+
+@renames
+def test_a_link_that_leads_to_another_index_and_back(tmp_path):
+    before, after = make(tmp_path / "one", "a"), make(tmp_path / "two", "b")
+    (tmp_path / "live").symlink_to("one")
+    with indexes.open(tmp_path / "live") as server:
+        for target, other in (("two", "one"), ("one", None)):
+            (tmp_path / "next").symlink_to(target)
+            (tmp_path / "next").replace(tmp_path / "live")
+            for call in (server.compact, server.ids) if other else ():
+                with pytest.raises(StorageError, match=MOVED):
+                    call()
+        assert server.ids() == ["a"]
+    check_intact(tmp_path / "one", before)
+    check_intact(tmp_path / "two", after)
+
+
+@posix
+@pytest.mark.parametrize("warm", [True, False])
+def test_files_copied_over_those_of_an_open_index_are_not_written_to(warm, tmp_path):
+    """The catalog keeps its place on the disk, but not its name inside."""
+    make(tmp_path / "index", "a")
+    other = make(tmp_path / "other", "b", "c", "d")
+    with indexes.open(tmp_path / "index") as server:
+        server.search(ONE)
+        if not warm:
+            forget_connections()
+        shutil.copytree(tmp_path / "other", tmp_path / "index", dirs_exist_ok=True)
+        for name in ("add", "compact"):
+            with pytest.raises(StorageError, match=MOVED):
+                CALLS[name](server)
+    check_intact(tmp_path / "index", other)

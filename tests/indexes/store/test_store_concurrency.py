@@ -7,9 +7,11 @@ import time
 import numpy as np
 import pytest
 from index_helpers import about, start_child
+from kill_rounds import EARLY, KINDS, kill_rounds
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, StorageError
+from latelier.indexes.ivf.index import compile_kernels
 from latelier.indexes.store import connections as sqlite
 
 ONE = np.ones((1, 2))
@@ -105,7 +107,7 @@ def test_searching_never_waits_for_a_writer(index):
     assert index.ids() == ["old", 0, 1, 2]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_closing_lets_calls_of_other_threads_finish_or_says_that_it_is_closed(index, seed):
     index.add(range(50), [ONE] * 50)
     begun = threading.Barrier(4)
@@ -149,9 +151,7 @@ def test_a_second_writer_waits_and_then_says_so(disk_index, monkeypatch):
         def stream():
             for write in (lambda: disk_index.add("x", ONE), lambda: other.add("x", ONE), lambda: other.remove([])):
                 begun = time.monotonic()
-                with pytest.raises(
-                    StorageError, match=r"another write to the index in .* has not finished within 0.4 seconds"
-                ):
+                with pytest.raises(StorageError, match="another write to the index"):
                     write()
                 times.append(time.monotonic() - begun)
             yield ONE
@@ -160,20 +160,6 @@ def test_a_second_writer_waits_and_then_says_so(disk_index, monkeypatch):
         assert min(times) > 0.3
         assert other.ids() == ["first"]
         other.add("second", ONE)
-        assert disk_index.ids() == ["first", "second"]
-
-
-def test_a_second_writer_gets_in_when_the_first_is_done(disk_index):
-    with indexes.open(disk_index.path) as other:
-        waiting = threading.Thread(target=lambda: other.add("second", ONE))
-
-        def stream():
-            waiting.start()
-            time.sleep(0.2)
-            yield ONE
-
-        disk_index.add("first", stream())
-        waiting.join()
         assert disk_index.ids() == ["first", "second"]
 
 
@@ -236,3 +222,14 @@ def test_reading_does_not_keep_the_log_from_shrinking(tmp_path):
             assert len(reader.search(ONE)[0]) == min(i + 1, 10)
         assert (tmp_path / "index" / "catalog.sqlite-wal").stat().st_size < 6e6
         assert len(index) == 60
+
+
+# `make soak` kills hundreds.
+@posix
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_killed_writers_leave_the_last_commit(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(indexes.IVF, "_thresholds", EARLY)
+    compile_kernels()  # in the parent: children would be killed while they load them
+    kind(tmp_path / "index").close()
+    outcomes = kill_rounds(tmp_path / "index", seed=0, rounds=6)
+    assert outcomes["committed"] + outcomes["rolled back"] > 1  # kills came in the middle of a change
