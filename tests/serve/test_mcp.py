@@ -9,7 +9,6 @@ from anyio import run
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from latelier.indexes.store.rows import StoredMetadata
 from latelier.retrieve import Retriever
 from latelier.serve.mcp import create_mcp_server
 
@@ -172,18 +171,6 @@ def test_metadata_that_is_nested_too_deeply_is_not_stored(retriever):
         assert found["metadata"] == deep(100)
 
     with_client(create_mcp_server({"records": retriever}, writable=True), session)
-
-
-def test_metadata_that_older_versions_stored_at_any_depth_is_answered_as_text(retriever):
-    vectors, stored = retriever.model.encode_document(["A deep one."]), {**deep(300), "shallow": [1]}
-    retriever.index.add(["deep"], vectors, ["A deep one."], [StoredMetadata(stored)])
-
-    async def session(client):
-        (found,) = value(await client.call_tool("search", {"query": "a deep one", "k": 1}))
-        (same,) = value(await client.call_tool("get", {"ids": ["deep"]}))
-        assert found["metadata"] == same["metadata"] == {"deep": "[" * 299 + "1" + "]" * 299, "shallow": [1]}
-
-    with_client(create_mcp_server({"records": retriever}), session)
 
 
 @pytest.mark.parametrize("mode", ["vectors", "keywords", "hybrid", "rerank"])

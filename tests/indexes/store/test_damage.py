@@ -198,7 +198,7 @@ def test_a_catalog_that_is_no_database_or_scrambled_is_named(tmp_path):
         ("UPDATE field SET column = 'f7' WHERE name = 'n'", lambda index: index.search(matrices([1]), filter="n = 1")),
         (
             "UPDATE setting SET value = '2', checksum = {} WHERE name = 'next_number'",
-            lambda index: index.add("y", [[1]]),
+            lambda index: index.add("y", ONE),
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_changed_row_is_named_and_not_read(tmp_path, statement, reads):
     with indexes.open(folder) as index:
         index.remove("c")
         index.settings["tool"] = 1
-    change(folder, statement.format(row_checksum("setting", ("next_number", "2"))))
+    change(folder, statement.replace("{}", str(row_checksum("setting", ("next_number", "2")))))
     with indexes.open(folder) as index:
         if "next_number" not in statement:
             assert {damage.file for damage in index.verify().damages} == {"catalog.sqlite"}

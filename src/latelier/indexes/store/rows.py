@@ -44,10 +44,6 @@ class Field(NamedTuple):
     column: str
 
 
-class StoredMetadata(dict[str, Any]):
-    """Metadata that is already stored elsewhere, at any depth."""
-
-
 def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValue]]:
     """Return the exact JSON of a document's metadata, and one SQL value per key.
 
@@ -61,8 +57,7 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
         )
     what = f"the metadata of document {id!r}"
     plain = {as_key(key, what): value for key, value in metadata.items()}
-    levels = None if isinstance(metadata, StoredMetadata) else _MOST_LEVELS
-    return encode_json(plain, what, levels=levels), {key: _sql_value(value) for key, value in plain.items()}
+    return encode_json(plain, what, levels=_MOST_LEVELS), {key: _sql_value(value) for key, value in plain.items()}
 
 
 def known_fields(connection: sqlite3.Connection) -> list[Field]:
