@@ -39,7 +39,7 @@ NOT_IN_SHARDED = (
         "SQLite evaluates its filters in the processes of the shards, where nothing counts them",
     )
     | dict.fromkeys(
-        ["test_index_forks.py", "test_processes_see_whole_commits"],
+        ["test_store_forks.py", "test_processes_see_whole_commits"],
         "no connection to Ray survives a fork, see test_shard_deaths.py",
     )
     | dict.fromkeys(
