@@ -1,13 +1,20 @@
 """Searches in several steps over real docstrings: when they stop, what they read, and that training teaches them."""
 
 import copy
+import random
 
 import pytest
 import torch
 
 from latelier.errors import EmbeddingsError, InvalidArgumentError, UnknownIdError
-from latelier.experimental import MultiStepRetriever, QueryDynamics, ReadingExample, train_query_dynamics
-from latelier.indexes import IVF
+from latelier.experimental import (
+    MultiStepRetriever,
+    QueryDynamics,
+    ReadingExample,
+    merge_hits,
+    train_query_dynamics,
+)
+from latelier.indexes import IVF, Hit
 from latelier.retrieve import Retriever
 
 QUERIES = ["insert an item and keep the list sorted", "a dictionary that is stored in a file", "the smallest element"]
@@ -153,7 +160,6 @@ def test_wrong_arguments_are_named(retriever):
         MultiStepRetriever(retriever, torch.nn.Linear(8, 8))
     for arguments, message in (
         ({"queries": ["a", " "]}, r"queries\[1\] is ' '"),
-        ({"queries": 5}, r"received 5 \(int\) as queries; expected a text or a list of texts"),
         ({"queries": "a", "k": 0}, "received k=0"),
         ({"queries": "a", "max_steps": -1}, "received max_steps=-1"),
         ({"queries": "a", "min_gain": "0"}, "received min_gain='0'"),
@@ -172,3 +178,39 @@ def test_wrong_arguments_are_named(retriever):
         train_query_dynamics(multi_step, [EXAMPLES[0], ("a", {"heapq"})], batch_size=2)
     with pytest.raises(UnknownIdError, match="document 'nowhere' of examples"):
         train_query_dynamics(multi_step, [EXAMPLES[0], ("a", ["heapq", "nowhere"])], batch_size=2)
+
+
+def searches(seed):
+    """Three searches over twelve documents, each with its own scores and its own eight hits."""
+    draw = random.Random(seed)
+    found = [[Hit(id_, draw.randrange(9) / 2) for id_ in draw.sample(range(12), 8)] for _ in range(3)]
+    return [sorted(hits, key=lambda hit: -hit.score) for hits in found]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_are_those_of_loops(seed):
+    found = searches(seed)
+    known = {hit.id for hits in found for hit in hits}
+    best = {id_: max(hit.score for hits in found for hit in hits if hit.id == id_) for id_ in known}
+    ranks = {id_: [[hit.id for hit in hits].index(id_) + 1 for hits in found if id_ in dict(hits)] for id_ in known}
+    fused = {id_: sum(1 / (60 + rank) for rank in ranks[id_]) for id_ in known}
+    for merge, expected in (("best_score", best), ("reciprocal_rank", fused)):
+        merged = merge_hits(found, 12, merge)
+        assert {hit.id: hit.score for hit in merged} == pytest.approx(expected)
+        assert [hit.score for hit in merged] == sorted((hit.score for hit in merged), reverse=True)
+        assert merge_hits(found, 4, merge) == merged[:4]
+
+
+def test_the_last_search_comes_first_and_the_earlier_ones_fill_up():
+    found = searches(0)
+    merged = merge_hits(found, 12)
+    assert merged[:8] == found[-1]
+    missing = [hit for hit in found[1] if hit.id not in dict(found[2])]
+    assert merged[8 : 8 + len(missing)] == missing
+    assert len({hit.id for hit in merged}) == len(merged)
+
+
+def test_one_search_is_left_as_it_is():
+    hits = searches(0)[0]
+    assert merge_hits([hits], 8) == merge_hits([hits], 8, "best_score") == hits
+    assert [hit.id for hit in merge_hits([hits], 8, "reciprocal_rank")] == [hit.id for hit in hits]

@@ -1,7 +1,5 @@
 """One step of `QueryDynamics` against loops over rows; what training, saving and padding must not change."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -139,19 +137,15 @@ def test_files_that_are_none_of_ours_are_rejected(tmp_path):
     path.write_bytes(b"nothing")
     with pytest.raises(InvalidArgumentError, match="not a complete safetensors file"):
         QueryDynamics.load(path)
-    save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(InvalidArgumentError, match=r"not written by QueryDynamics\.save"):
-        QueryDynamics.load(path)
-    metadata = {"latelier": "QueryDynamics", "version": "2", "arguments": '{"dim": 8}'}
-    save_file({"a": torch.zeros(1)}, path, metadata=metadata)
-    with pytest.raises(InvalidArgumentError, match="has format version 2"):
-        QueryDynamics.load(path)
+    written = {"latelier": "QueryDynamics", "version": "1"}
+    for metadata in (None, {**written, "version": "2"}):
+        save_file({"a": torch.zeros(1)}, path, metadata=metadata)
+        with pytest.raises(InvalidArgumentError, match=r"not written by QueryDynamics\.save"):
+            QueryDynamics.load(path)
     for arguments in ('{"dim": 8}', '{"dim": -8}', '{"dims": 8}', "[8]", "{"):
-        save_file({"a": torch.zeros(1)}, path, metadata={**metadata, "version": "1", "arguments": arguments})
+        save_file({"a": torch.zeros(1)}, path, metadata={**written, "arguments": arguments})
         with pytest.raises(InvalidArgumentError, match="is damaged"):
             QueryDynamics.load(path)
-    with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
-        QueryDynamics.load(5)
     with pytest.raises(StorageError, match="could not write"):
         make().save(tmp_path / "no folder" / "reader.safetensors")
 
@@ -166,21 +160,3 @@ def test_wrong_arguments_are_named():
         dynamics.begin(ragged([2], dim=7))
     with pytest.raises(InvalidArgumentError, match="received 1 documents for 2 queries"):
         dynamics(dynamics.begin(ragged([2, 3])), ragged([2]))
-
-
-def test_a_file_whose_arguments_do_not_fit_its_weights_takes_no_memory(tmp_path):
-    path = tmp_path / "reader.safetensors"
-    dynamics = make()
-    metadata = {"latelier": "QueryDynamics", "version": "1", "arguments": json.dumps({"dim": 10**12})}
-    save_file(dynamics.state_dict(), path, metadata=metadata)
-    with pytest.raises(InvalidArgumentError, match="size mismatch"):  # not that memory is short
-        QueryDynamics.load(path)
-
-
-def test_weights_that_are_not_finite_are_rejected(tmp_path):
-    dynamics = make()
-    with torch.no_grad():
-        next(dynamics.parameters()).view(-1)[0] = torch.nan
-    dynamics.save(tmp_path / "reader.safetensors")
-    with pytest.raises(InvalidArgumentError, match="not finite"):
-        QueryDynamics.load(tmp_path / "reader.safetensors")

@@ -1,10 +1,10 @@
-"""QueryDynamics: network and file."""
+"""`QueryDynamics`: the network that predicts how reading a document changes a query, and its file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,66 +20,12 @@ from latelier.utils import check_count
 from latelier.utils.files import as_path, is_file, parse_json, replaced
 from latelier.utils.ragged import lengths_to_offsets
 
-__all__ = ["QueryDynamics", "QueryState", "read_module", "write_module"]
-
-_Module = TypeVar("_Module", bound=nn.Module)
-_FORMAT_VERSION = "1"
-
-
-def write_module(path: PathLike, module: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Write a module to a file, atomically.
-
-    `path`: the file; an existing one is replaced. `arguments`: the arguments of its constructor, JSON values. Raises
-    `StorageError` if the file cannot be written; an existing file is unchanged.
-    """
-    path = as_path(path)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    metadata = {
-        "latelier": type(module).__name__,
-        "version": _FORMAT_VERSION,
-        "arguments": json.dumps(dict(arguments)),
-    }
-    try:
-        with replaced(path) as new:
-            save_file(tensors, new, metadata=metadata)
-    except (SafetensorError, OSError, ValueError) as error:  # ValueError: a surrogate in the name
-        raise StorageError(f"could not write {str(path)!r}: {error}; an existing file is unchanged.") from error
-
-
-def read_module(path: PathLike, cls: type[_Module]) -> _Module:
-    """Read a module that `write_module` wrote."""
-    path = as_path(path)
-    if not is_file(path):
-        raise InvalidArgumentError(f"there is no file {str(path)!r}.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
-        raise InvalidArgumentError(f"{path} is not a complete safetensors file: {error}.") from error
-    if metadata.get("latelier") != cls.__name__:
-        raise InvalidArgumentError(f"{path} was not written by {cls.__name__}.save.")
-    if metadata.get("version") != _FORMAT_VERSION:
-        raise InvalidArgumentError(
-            f"{path} has format version {metadata.get('version')}; this version of latelier reads version "
-            f"{_FORMAT_VERSION}. Upgrade latelier, or train and save again."
-        )
-    try:
-        arguments = parse_json(metadata["arguments"])
-        with torch.device("meta"):  # compares the shapes before memory is taken for them
-            cls(**arguments).load_state_dict(tensors, assign=True)
-        module = cls(**arguments)
-        module.load_state_dict(tensors)
-    except (KeyError, TypeError, RuntimeError, InvalidArgumentError) as error:
-        raise InvalidArgumentError(f"{path} is damaged: {error}") from error
-    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise InvalidArgumentError(f"{path} holds weights that are not finite; train and save again.")
-    return module
-
+__all__ = ["QueryDynamics", "QueryState"]
 
 # Gains of a reciprocal rank are between -1 and 1. In hundredths they are between -9.2 and 9.2 on the support's scale.
 _GAIN_UNIT = 0.01
 _SUPPORT = ValueSupport(21)
+_WRITTEN_BY = {"latelier": "QueryDynamics", "version": "1"}
 
 
 class QueryState(NamedTuple):
@@ -309,7 +255,13 @@ class QueryDynamics(nn.Module):
         >>> QueryDynamics.load(path).extra_repr()
         'dim=4, channels=8'
         """
-        write_module(path, self, self.arguments)
+        path = as_path(path)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        try:
+            with replaced(path) as new:
+                save_file(tensors, new, metadata={**_WRITTEN_BY, "arguments": json.dumps(self.arguments)})
+        except (SafetensorError, OSError, ValueError) as error:  # ValueError: a surrogate in the name
+            raise StorageError(f"could not write {str(path)!r}: {error}; an existing file is unchanged.") from error
 
     @classmethod
     def load(cls, path: PathLike) -> QueryDynamics:
@@ -325,7 +277,23 @@ class QueryDynamics(nn.Module):
         InvalidArgumentError
             If there is no such file, or it was not written by `save`, is damaged or of a newer version.
         """
-        return read_module(path, cls).eval()
+        path = as_path(path)
+        if not is_file(path):
+            raise InvalidArgumentError(f"there is no file {str(path)!r}.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgumentError(f"{path} is not a complete safetensors file: {error}.") from error
+        if not _WRITTEN_BY.items() <= metadata.items():
+            raise InvalidArgumentError(f"{path} was not written by QueryDynamics.save of this version of latelier.")
+        try:
+            dynamics = cls(**parse_json(metadata["arguments"]))
+            dynamics.load_state_dict(tensors)
+        except (KeyError, TypeError, RuntimeError, InvalidArgumentError) as error:
+            raise InvalidArgumentError(f"{path} is damaged: {error}") from error
+        return dynamics.eval()
 
     def _pad(self, texts: Sequence[Any] | TokenEmbeddings, length: int) -> Tensor:
         """Return the first `length` tokens of each text as ``(b, length, dim)`` float32, padded with zeros."""
@@ -341,13 +309,11 @@ class QueryDynamics(nn.Module):
 
 
 def _actions(query: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the action of each row and the similarity that goes with it.
+    """Return the action of each row and the similarity that goes with it, both 0 for padding.
 
-    `query`: ``(b, query_rows, dim)``, padded with zeros. `tokens`: the document's, ``(b, document_rows, dim)``, padded
-    with zeros. Returns: vectors ``(b, query_rows + document_rows, dim)``: for a query row the token with the largest
-    inner product, for a document row its token. Inner products ``(b, query_rows + document_rows, 1)``: that of the
-    pair, and the largest one with a query row. Both are 0 for padding, and where the query or the document has no
-    tokens.
+    Actions ``(b, query_rows + document_rows, dim)``: for a query row the token with the largest inner product, for a
+    document row its token. Similarities ``(b, query_rows + document_rows, 1)``: that of the pair, and the largest one
+    with a query row. They are 0 as well where the query or the document has no tokens.
     """
     is_query, is_token = query.abs().sum(-1) > 0, tokens.abs().sum(-1) > 0
     similarity = query @ tokens.transpose(1, 2)
