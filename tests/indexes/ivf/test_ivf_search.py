@@ -10,8 +10,7 @@ from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf import search as ivf_search
 from latelier.indexes.ivf.kernels.signs import product_variance
-from latelier.indexes.ivf.parameters import SearchParameters
-from latelier.indexes.ivf.search import keep_near_best, tolerance, variance_rows
+from latelier.indexes.ivf.search import SearchParameters, keep_near_best, tolerance, variance_rows
 
 pytestmark = pytest.mark.processor
 

@@ -6,8 +6,7 @@ from ivf_helpers import collection, lists_of
 
 from latelier import indexes
 from latelier.indexes.ivf.codec import Codec, DocumentTable
-from latelier.indexes.ivf.parameters import SearchParameters
-from latelier.indexes.ivf.search import Scope, imputed_sums, probe_for_candidates, probe_lists
+from latelier.indexes.ivf.search import Scope, SearchParameters, imputed_sums, probe_for_candidates, probe_lists
 
 pytestmark = pytest.mark.processor
 

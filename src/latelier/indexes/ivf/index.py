@@ -24,14 +24,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
 from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec, DocumentTable, are_finite
-from latelier.indexes.ivf.layout import BITS, byte_width
-from latelier.indexes.ivf.parameters import (
-    GROUP,
-    SearchParameters,
-    choose_search_parameters,
-    coarse_count,
-    list_count,
-)
+from latelier.indexes.ivf.layout import BITS, GROUP, byte_width, coarse_count, list_count
 from latelier.indexes.results import Id, StageLoss, warn_of_damage
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment, TokenArray
@@ -133,9 +126,9 @@ class IVF(StoredIndex):
     >>> index
     IVF(2 documents, 8 tokens, dim=4, 4-bit, in memory)
     >>> print(index.why_not(-np.eye(4)[:1], "a", k=1))
-    'a' is not found with k=1: rank 2, score 0.000; the last hit 'b' scores 1.004.
+    'a' is not found with k=1: rank 2, score -0.090; the last hit 'b' scores 0.988.
       scored_lower: 1 document scores higher
-        by query token: 0 -1.004
+        by query token: 0 -1.078
     It is found if you
       search with k=2
     """
@@ -229,7 +222,7 @@ class IVF(StoredIndex):
     ) -> None:
         if not parts:
             return
-        from latelier.indexes.ivf.search import search_query
+        from latelier.indexes.ivf.search import choose_search_parameters, search_query
 
         scope = self._scope(snapshot, parts)
         parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens)
@@ -258,7 +251,7 @@ class IVF(StoredIndex):
 
     def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
         """See `Index.find_loss`."""
-        from latelier.indexes.ivf.search import find_loss
+        from latelier.indexes.ivf.search import choose_search_parameters, find_loss
 
         if self._gpu is not None:
             return None  # scores all documents
@@ -435,7 +428,7 @@ def compile_kernels() -> None:
     A few random documents are encoded, put into lists, appended and searched in each way.
     """
     from latelier.indexes.ivf.lists import append_documents, build_lists
-    from latelier.indexes.ivf.search import Scope, search_query
+    from latelier.indexes.ivf.search import Scope, SearchParameters, search_query
     from latelier.indexes.ivf.training import train_centroids
 
     documents, tokens, dim = 128, 8, 32  # more documents than are reranked without the sign stage

@@ -1,4 +1,4 @@
-"""Memory layout of codes."""
+"""Memory layout of codes, and the numbers of inverted lists: what needs no kernel."""
 
 from __future__ import annotations
 
@@ -44,3 +44,25 @@ def sign_words(dim: int) -> int:
 def byte_width(dim: int) -> int:
     """Return the number of bytes of a token as kernels multiply it: the dim, rounded up to a multiple of 32."""
     return 32 * sign_words(dim)
+
+
+# Inverted lists come in groups of so many, which kernels multiply together.
+GROUP = 16
+# list_count = 14.4 * sqrt(tokens) * size_factor ** 0.3: above 10 million tokens, lists would get too long without the
+# factor.
+_LARGE, _LISTS_PER_ROOT, _LISTS_EXPONENT = 10_000_000, 14.4, 0.3
+
+
+def size_factor(tokens: int) -> float:
+    """Return ``max(1, tokens / 10 million)``."""
+    return max(1.0, tokens / _LARGE)
+
+
+def list_count(tokens: int) -> int:
+    """Return the number of inverted lists for a number of tokens, a multiple of 16."""
+    return GROUP * max(1, round(_LISTS_PER_ROOT / GROUP * tokens**0.5 * size_factor(tokens) ** _LISTS_EXPONENT))
+
+
+def coarse_count(lists: int) -> int:
+    """Return the number of coarse centroids for a number of inverted lists, a multiple of 16."""
+    return GROUP * max(1, round(lists**0.5 / GROUP))

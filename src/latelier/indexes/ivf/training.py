@@ -13,9 +13,8 @@ import numpy as np
 from latelier.indexes.ivf.codec import DocumentTable, TokenRows
 from latelier.indexes.ivf.kernels.centroids import nearest_centroids
 from latelier.indexes.ivf.kernels.kmeans import empty_groups, group_rows, pack_rows, spherical_kmeans
-from latelier.indexes.ivf.layout import byte_width
+from latelier.indexes.ivf.layout import byte_width, coarse_count, list_count
 from latelier.indexes.ivf.lists import Centroids, InvertedLists, TrainingStatistics, build_lists, pack_centroids
-from latelier.indexes.ivf.parameters import coarse_count, list_count
 from latelier.indexes.store.files import Scratch, release_memory
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
