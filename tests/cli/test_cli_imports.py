@@ -1,7 +1,6 @@
-"""What each command imports: a search with an exported encoder needs no torch and no numba, others even less."""
+"""What each command imports: a search with an exported encoder needs no torch, that of Flat no numba."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -48,14 +47,15 @@ def test_commands_import_what_they_use(tiny, tmp_path, monkeypatch):
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         capture_output=True,
         text=True,
-        env={**os.environ, "NUMBA_CACHE_DIR": os.devnull + "/none"},  # a folder that cannot be made
     )
     assert process.returncode == 0, process.stderr
     version, help_, info, search, explained, explain = json.loads(process.stdout.splitlines()[-1])
     assert version[0] == help_[0] == info[0] == ["numpy", "sqlite3"]
     assert search[0] == ["onnxruntime", "tokenizers", "numpy", "sqlite3"]
     assert search[1] < 700  # 5,000 with torch
-    assert explained[0] == explain[0] == search[0]
+    assert explained[0] == explain[0]  # an IVF index is searched by kernels
+    assert {"numba", *search[0]} <= {*explained[0]}
+    assert {"torch", "transformers"}.isdisjoint(explained[0])
     found = json.loads(process.stdout[process.stdout.index('{\n  "query"') : process.stdout.rindex("}") + 1])
     assert found["results"][0]["id"] == expected.id
     assert found["results"][0]["score"] == pytest.approx(expected.score, abs=1e-4)
