@@ -37,9 +37,9 @@ from latelier.utils.misc import progress_bar
 # Bytes of the vectors of a batch: a transaction of an index, a row group of a file. A batch is in memory a few times.
 _BATCH_BYTES = 64 << 20
 _MOST_DOCUMENTS = 4096
-# The size of documents is not known before the first are read.
-_FIRST_DOCUMENTS = 16
 _COLUMNS = ("id", "text", "vectors")
+# Attributes of an index that a new one gets from a file of its documents.
+_ABOUT = ("kind", "nbits", "dtype", "tokenizer")
 # Before the names of columns of metadata keys that would be taken for others.
 _PREFIX = "metadata."
 _MISSING = object()
@@ -79,10 +79,8 @@ class TransferReport:
 
     def __str__(self) -> str:
         there = f", {self.kept:,} were there already" if self.kept else ""
-        return (
-            f"{self.documents:,} documents with {self.tokens:,} tokens: {self.written:,} written to "
-            f"{self.destination}{there} ({self.seconds:.1f} s)"
-        )
+        moved = f"{self.documents:,} documents with {self.tokens:,} tokens: {self.written:,} written"
+        return f"{moved} to {self.destination}{there} ({self.seconds:.1f} s)"
 
 
 class _Batch(NamedTuple):
@@ -170,7 +168,11 @@ def copy_documents(
         if isinstance(source, Index):
             given: Index | ParquetDocuments = source
             stack.enter_context(source.snapshot())
-            _check_whole(source)
+            if damaged := source.verify().ids:  # its copy would have checksums of the damaged bytes
+                raise CorruptedIndexError(
+                    f"{len(damaged):,} documents of {source!r} are damaged, such as {damaged[0]!r:.60}; verify() lists "
+                    "them. Update or remove them, or restore the index from a backup."
+                )
             ids = source.ids()
             total, batches = len(ids), _read_index(source, ids, size)
         else:
@@ -196,46 +198,32 @@ def copy_documents(
 # Indexes.
 
 
-def _check_whole(index: Index) -> None:
-    """Check that no document is damaged: its copy would have checksums of the damaged bytes."""
-    damaged = index.verify().ids
-    if damaged:
-        raise CorruptedIndexError(
-            f"{len(damaged):,} documents of {index!r} are damaged, such as {damaged[0]!r:.60}; verify() lists them. "
-            "Replace them by update() or remove them by remove(), or restore the index from a backup."
-        )
-
-
 def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
-    first, count = 0, _FIRST_DOCUMENTS
+    first, count = 0, 16  # the size of documents is not known before the first are read
     while first < len(ids):
         some = list(ids[first : first + count])
         try:
             embeddings, records = index.get_embeddings(some).to("numpy"), index.get(some)
         except UnknownIdError as error:
             raise StorageError(f"a document was removed from the source while it was copied: {error}") from error
-        if embeddings.dtype not in ("float32", "float16"):
-            embeddings = embeddings.to("float32")
+        embeddings = embeddings if embeddings.dtype == "float16" else embeddings.to("float32")
         yield _Batch(some, embeddings, [record.text for record in records], [record.metadata for record in records])
         first += len(some)
         count = max(1, min(size * len(some) // max(1, embeddings.vectors.nbytes), 4 * count, _MOST_DOCUMENTS))
     if index.ids() != ids:
-        raise StorageError(
-            "the source changed while it was copied, and it has no snapshots; copy again while nothing is written."
-        )
+        raise StorageError("the source changed while it was copied; copy again while nothing is written.")
 
 
 def _add_batches(
     batches: Iterator[_Batch], index: Index, dim: int | None, settings: dict[str, Any]
 ) -> Iterator[tuple[_Batch, int]]:
-    """Add documents that are not in an index, and compare those that are; yield each batch, and how many were new."""
+    """Add documents that an index does not have, and compare the others; yield each batch, and how many were new."""
     if dim is not None and index.dim not in (None, dim):
         raise EmbeddingsError(f"the vectors have {dim} dimensions, those of {index!r} have {index.dim}.")
     before, moved = set(index.ids()), set[Id]()
     _store_settings(index, settings, has_documents=bool(before))
     for batch in batches:
-        twice = [id for id, count in Counter(batch.ids).items() if count > 1 or id in moved]
-        if twice:
+        if twice := [id for id, count in Counter(batch.ids).items() if count > 1 or id in moved]:
             raise duplicate_ids(twice, "in the source twice")
         there = [i for i, id in enumerate(batch.ids) if id in before]
         if there:
@@ -245,11 +233,8 @@ def _add_batches(
             index.add(new.ids, new.embeddings, new.texts, new.metadata)
         moved.update(batch.ids)
         yield batch, len(new.ids)
-    missing = moved.difference(index.ids())
-    if missing:
-        raise StorageError(
-            f"others removed {len(missing):,} of the documents meanwhile, such as {min(map(repr, missing))}."
-        )
+    if missing := sorted(map(repr, moved.difference(index.ids()))):
+        raise StorageError(f"others removed {len(missing):,} of the documents meanwhile, such as {missing[0]}.")
 
 
 def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bool) -> None:
@@ -263,9 +248,7 @@ def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bo
             "may have encoded its documents. Give an empty index; or settings=False (--no-settings), if the documents "
             "of both fit together."
         )
-    for name in settings:
-        if name not in stored:
-            index.settings[name] = settings[name]
+    index.settings.update({name: value for name, value in settings.items() if name not in stored})
 
 
 def _compare(index: Index, batch: _Batch) -> None:
@@ -312,7 +295,7 @@ def _write_parquet(
     numbers = pyarrow.float16() if source.dtype == "float16" else pyarrow.float32()
     vectors = pyarrow.list_(numbers, source.dim or -1)
     columns = {"id": types.pop("id"), "text": pyarrow.string(), "vectors": pyarrow.list_(vectors), **types}
-    about = {name: getattr(source, name, None) for name in ("kind", "nbits", "dtype", "tokenizer")}
+    about = {name: getattr(source, name, None) for name in _ABOUT}
     about |= {"settings": settings, "json": [name for name, kind in columns.items() if kind is None]}
     fields = [(name, kind or pyarrow.string()) for name, kind in columns.items()]
     schema = pyarrow.schema(fields, {"latelier": dump_json(about)})
@@ -322,13 +305,13 @@ def _write_parquet(
             flat = pyarrow.array(batch.embeddings.vectors.astype(numbers.to_pandas_dtype()).ravel())
             tokens = pyarrow.FixedSizeListArray.from_arrays(flat, type=vectors)
             return pyarrow.ListArray.from_arrays(batch.embeddings.offsets.astype("int32"), tokens)
-        values: list[Any] = batch.ids if name == "id" else batch.texts
         if name in types:
             key = name.removeprefix(_PREFIX)
             values = [metadata.get(key, _MISSING) for metadata in batch.metadata]
-        if columns[name] is None:
-            values = [value if value is _MISSING else dump_json(value) for value in values]
-        return pyarrow.array([None if value is _MISSING else value for value in values], schema.field(name).type)
+        else:
+            values = list(batch.ids if name == "id" else batch.texts)
+        encode = dump_json if columns[name] is None else lambda value: value
+        return pyarrow.array([None if v is _MISSING else encode(v) for v in values], schema.field(name).type)
 
     try:
         with replaced(path) as new, parquet.ParquetWriter(new, schema, use_dictionary=False) as writer:
@@ -337,9 +320,7 @@ def _write_parquet(
                 writer.write_table(table, len(batch.ids))
                 yield batch, len(batch.ids)
     except OSError as error:
-        if isinstance(error, StorageError):  # of the source
-            raise
-        raise StorageError(f"cannot write {path}: {error}") from error
+        raise error if isinstance(error, StorageError) else StorageError(f"cannot write {path}: {error}") from error
 
 
 def _column_types(pyarrow: Any, source: Index, ids: Sequence[Id]) -> dict[str, Any]:
@@ -362,20 +343,16 @@ class ParquetDocuments:
         self._pyarrow, parquet = _pyarrow()
         try:
             self._file = parquet.ParquetFile(self.path)
-        except (self._pyarrow.ArrowException, OSError) as error:
+            schema = self._file.schema_arrow
+            about = parse_json((schema.metadata or {}).get(b"latelier", b"{}").decode())
+            self.settings = dict(about.get("settings", {}))
+            self.kind, self.nbits, self.dtype, self.tokenizer = map(about.get, _ABOUT)
+            self._json = {name for name in schema.names if name in about.get("json", ())}
+        except (self._pyarrow.ArrowException, OSError, AttributeError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"{self.path} is not a Parquet file that can be read: {error}.") from error
-        schema = self._file.schema_arrow
         if not {"id", "vectors"} <= set(schema.names):
-            raise InvalidArgumentError(
-                f"{self.path} has the columns {short(schema.names)}; it needs 'id' and 'vectors', and may have 'text'."
-            )
-        about = parse_json((schema.metadata or {}).get(b"latelier", b"{}").decode())
-        about = about if isinstance(about, dict) else {}
-        self.settings: dict[str, Any] = about.get("settings") or {}
-        self.kind, self.nbits, self.tokenizer = (about.get(name) for name in ("kind", "nbits", "tokenizer"))
-        self.dtype: str | None = about.get("dtype")
+            raise InvalidArgumentError(f"{self.path} needs the columns 'id' and 'vectors'; it has {schema.names}.")
         self.dim: int | None = getattr(getattr(schema.field("vectors").type, "value_type", None), "list_size", None)
-        self._json = set(about.get("json") or ())
 
     def __len__(self) -> int:
         return int(self._file.metadata.num_rows)
@@ -386,49 +363,34 @@ class ParquetDocuments:
         total = sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
         count = max(1, min(_MOST_DOCUMENTS, size * len(self) // max(1, total)))
         try:
-            for batch in self._file.iter_batches(count):
-                if batch.num_rows:
-                    yield self._documents(batch)
+            yield from (self._documents(batch) for batch in self._file.iter_batches(count) if batch.num_rows)
         except (self._pyarrow.ArrowException, OSError) as error:
             raise CorruptedIndexError(f"{self.path} is damaged: {error}.") from error
 
     def _documents(self, batch: Any) -> _Batch:
-        names, embeddings = batch.schema.names, self._embeddings(batch.column("vectors"))
-        rows = {name: batch.column(name).to_pylist() for name in names if name != "vectors"}
-        for name in self._json & set(rows):
-            rows[name] = [_MISSING if value is None else parse_json(value) for value in rows[name]]
+        rows = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "vectors"}
+        for name in self._json:
+            rows[name] = [_MISSING if value is None else parse_json(str(value)) for value in rows[name]]
         ids, texts = rows.pop("id"), rows.pop("text", [None] * batch.num_rows)
         metadata: list[dict[str, Any]] = [{} for _ in ids]
         for name, values in rows.items():
-            key, missing = name.removeprefix(_PREFIX), _MISSING if name in self._json else None
+            missing = _MISSING if name in self._json else None
             for document, value in zip(metadata, values, strict=True):
                 if value is not missing:
-                    document[key] = value
-        return _Batch(ids, embeddings, texts, metadata)
+                    document[name.removeprefix(_PREFIX)] = value
+        return _Batch(ids, self._embeddings(batch.column("vectors")), texts, metadata)
 
     def _embeddings(self, column: Any) -> TokenEmbeddings:
         """Return a column of lists of lists of numbers as token vectors."""
         from pyarrow import compute, types
 
-        is_list = [types.is_list, types.is_large_list, types.is_fixed_size_list]
-        depth, kind = 0, column.type
-        while any(check(kind) for check in is_list):
-            depth, kind = depth + 1, kind.value_type
-        if depth != 2 or not types.is_floating(kind):
-            raise InvalidArgumentError(
-                f"the vectors in {self.path} are {column.type}; expected lists of lists of floats."
-            )
+        kind = getattr(getattr(column.type, "value_type", None), "value_type", None)
+        if kind is None or not types.is_floating(kind):
+            raise InvalidArgumentError(f"{self.path} has vectors of type {column.type}; give lists of lists of floats.")
         lengths, tokens = compute.list_value_length(column), column.flatten()
-        dims, numbers = compute.list_value_length(tokens), tokens.flatten()
-        dim = dims[0].as_py() if len(dims) else 0
-        if (
-            column.null_count
-            or tokens.null_count
-            or numbers.null_count
-            or not dim
-            or set(dims.unique().to_pylist()) != {dim}
-        ):
-            raise EmbeddingsError(f"the vectors in {self.path} have missing numbers, or differ in dim.")
-        vectors = numbers.to_numpy(zero_copy_only=False).reshape(-1, dim)
+        numbers, dims = tokens.flatten(), compute.list_value_length(tokens).unique().to_pylist()
+        if column.null_count or tokens.null_count or numbers.null_count or len(dims) != 1 or not dims[0]:
+            raise EmbeddingsError(f"the vectors in {self.path} are empty, differ in dim, or have missing numbers.")
+        vectors = numbers.to_numpy(zero_copy_only=False).reshape(-1, dims[0])
         offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype="int64")])
         return TokenEmbeddings(vectors if vectors.dtype == "float16" else vectors.astype("float32"), offsets)
