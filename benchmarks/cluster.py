@@ -1,21 +1,19 @@
 """A sharded index on this machine against one index in this process: time, throughput, recall, and cost of a call.
 
-    python benchmarks/cluster.py [--documents 40000] [--shards 1 2 4] [--nbits 8] [--json measured.json]
+    python benchmarks/cluster.py [--documents 40000] [--shards 1 2 4] [--nbits 8]
 
 The documents are the synthetic ones of ``benchmarks/index.py``, 100 tokens of 128 dimensions, with 200 queries of 32
 tokens. Every index computes with as many threads as there are cores. p50 and p95 are of queries one at a time, q/s of
 all in one call; recall is that of the exact hits of the index in this process. "coordinator ms" is the processor time
 of this process for a query; how much of it each further shard adds is the cost of a call.
 
-``--json`` also writes what ``benchmarks/simulation.py`` reads: milliseconds of each query in one shard, how the times
-of a repeated query spread around their median, and the milliseconds of a call. Needs the extra ``ray``.
+Needs the extra ``ray``.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 import tempfile
@@ -33,12 +31,11 @@ from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 
 DOCUMENT, DIM, QUERY, QUERIES, K = 100, 128, 32, 200, 10
-REPEATED = 400  # searches with the same query
 COLUMNS = ("p50 ms", "p95 ms", "q/s", "coordinator ms", "recall@10")
 
 
-def measure(index: indexes.Index, queries: TokenEmbeddings) -> tuple[dict[str, float], list[float], list[set[Any]]]:
-    """Return the figures of an index, the milliseconds of each query on the processor, and what they find."""
+def measure(index: indexes.Index, queries: TokenEmbeddings) -> tuple[dict[str, float], list[set[Any]]]:
+    """Return the figures of an index, and what the queries find."""
     for query in queries[:20]:
         index.search(query, K)
     times, work, found = [], [], []
@@ -52,17 +49,7 @@ def measure(index: indexes.Index, queries: TokenEmbeddings) -> tuple[dict[str, f
     index.search(queries, K)
     seconds = time.perf_counter() - began
     figures = {"p50 ms": float(np.median(times)), "p95 ms": float(np.quantile(times, 0.95))}
-    return figures | {"q/s": len(queries) / seconds, "coordinator ms": float(np.mean(work))}, work, found
-
-
-def spread(index: indexes.Index, query: Any) -> list[float]:
-    """Return the times of one query, searched again and again, relative to their median."""
-    times = []
-    for _ in range(REPEATED):
-        began = time.perf_counter()
-        index.search(query, K)
-        times.append(time.perf_counter() - began)
-    return [round(float(each), 4) for each in times / np.median(times)]
+    return figures | {"q/s": len(queries) / seconds, "coordinator ms": float(np.mean(work))}, found
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -87,7 +74,6 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=40_000)
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--nbits", type=int, default=8, choices=(8, 4, 2, 1))
-    parser.add_argument("--json", type=Path, help="File for the figures and for benchmarks/simulation.py.")
     parser.add_argument("--docs", type=Path, help="Page with the comment <!-- measured shards -->, to put the table.")
     options = parser.parse_args()
     if importlib.util.find_spec("ray") is None:
@@ -98,8 +84,6 @@ def main() -> None:
     print(f"{'':12}" + "".join(f"{name:>16}" for name in (*COLUMNS, "p50 / one", "q/s / one")))
     rows: list[dict[str, Any]] = []
     exact: list[set[Any]] = []
-    work: list[float] = []
-    noise: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for shards in (0, *options.shards):
             place = Path(folder) / str(shards)
@@ -107,10 +91,9 @@ def main() -> None:
             with made as index:
                 parts = synthetic_documents(count, DOCUMENT, DIM)
                 index.add(range(count), (matrix for part in parts for matrix in part))
-                figures, busy, found = measure(index, queries)
+                figures, found = measure(index, queries)
                 if not shards:
                     exact = [{hit.id for hit in hits} for hits in index.search(queries, K, effort="exact")]
-                    work, noise = busy, spread(index, queries[0])
             recall = float(np.mean([len(own & best) / K for own, best in zip(found, exact, strict=True)]))
             rows.append({"shards": shards, **figures, "recall@10": recall})
             ratios = [rows[-1][name] / rows[0][name] for name in ("p50 ms", "q/s")]
@@ -124,9 +107,6 @@ def main() -> None:
     if options.docs:
         page = insert(options.docs.read_text(encoding="utf-8"), "measured shards", markdown(table(rows)))
         options.docs.write_text(page, encoding="utf-8")
-    if options.json:
-        found_all = {"rows": rows, "call ms": call, "work ms": [round(each, 3) for each in work], "spread": noise}
-        options.json.write_text(json.dumps(found_all) + "\n", encoding="ascii")
 
 
 if __name__ == "__main__":
