@@ -16,11 +16,10 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
 from latelier.indexes.exact import BlockSize, score_blocks
-from latelier.indexes.store.files import release_memory
+from latelier.indexes.store.files import AROUND, release_memory
 from latelier.indexes.store.segments import Part, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
-from latelier.indexes.store.storage import StoredSizes
-from latelier.indexes.stored import MemoryReport, StoredIndex, plan_memory
+from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.kernels.threads import KernelWarmUp
 from latelier.scores.maxsim import maxsim, maxsim_numpy
 from latelier.scores.topk import TopK
@@ -33,12 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Flat"]
 
 _DTYPES = ("float32", "float16")
-# Bytes per document besides its id: its number and its offsets in the segment, and its position in a snapshot.
-_DOCUMENT_BYTES = 48
 # A block of vectors, and its scores, take this share of the working memory.
 _BLOCK_SHARE = 4
-# Linux maps up to this many bytes around a document of which a page is read.
-_SCATTERED_BYTES = 1 << 16
 
 
 class Flat(StoredIndex):
@@ -90,6 +85,7 @@ class Flat(StoredIndex):
 
     kind = "flat"
     _choices: ClassVar = {"dtype": _DTYPES}
+    _document_bytes = 48  # its row id and its offsets in the segment, and its position in a snapshot
     # About a second of multiplications by numpy, which is as fast as the kernels for large matrices.
     _warm_up: ClassVar = KernelWarmUp(most_work=1 << 33)
     # Limits the memory of a search.
@@ -123,11 +119,6 @@ class Flat(StoredIndex):
         """Floating type of the stored vectors."""
         return str(self._storage.configuration["dtype"])
 
-    def _plan(self, sizes: StoredSizes, dim: int | None) -> MemoryReport:
-        tables = _DOCUMENT_BYTES * sizes.documents + sizes.arrays.get("ids", 0)
-        arrays = {"vectors": sizes.arrays.get("vectors", 0)}
-        return plan_memory(self._max_memory, tables, arrays, in_memory=self.path is None)
-
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode`."""
         return {"vectors": embeddings.vectors}
@@ -148,7 +139,7 @@ class Flat(StoredIndex):
         tokens = sum(part.tokens for part in parts)
         by_kernels = self._warm_up.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
         score = maxsim if by_kernels else maxsim_numpy
-        plan = None if self._max_memory is None else self.memory
+        plan = None if self._max_memory is None else self._planned(snapshot)
         # Without kernels, the process may not search again.
         releases = not by_kernels or (plan is not None and len(plan.read) > 0)
         for part in parts:
@@ -165,7 +156,7 @@ def _block_within(plan: MemoryReport, part: Part, queries: TokenEmbeddings) -> B
     share, size = plan.working // _BLOCK_SHARE, Flat._block
     scores = min(size.scores, share // 4)
     if plan.read and len(part.positions) < len(part.segment):
-        scores = min(scores, len(queries) * max(1, share // _SCATTERED_BYTES))
+        scores = min(scores, len(queries) * max(1, share // AROUND))
     return BlockSize(min(size.tokens, share // (4 * queries.dim)), scores)
 
 

@@ -7,11 +7,11 @@ results. Neither does it change what a search finds: arrays that do not fit are 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -35,9 +35,9 @@ from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
 from latelier.indexes.store.rows import all_ids, find_numbers, has_metadata, has_texts
-from latelier.indexes.store.segments import Arrays, Part, Segment, TokenArray
+from latelier.indexes.store.segments import Arrays, Part, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
-from latelier.indexes.store.storage import Storage, StoredSizes
+from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.values import as_id, as_ids, as_prefixes, is_single_id
 from latelier.kernels.threads import thread_count
@@ -124,53 +124,29 @@ def least_working_memory() -> int:
     return _LEAST_WORKING + _THREAD_WORKING * thread_count()
 
 
-def _enough(size: int) -> str:
-    """Return a size as a text that is not less than it when it is read as a budget.
+def plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, in_memory: bool) -> MemoryReport:
+    """Divide a budget between tables, which are always in memory, arrays, and temporary arrays.
 
-    Examples
-    --------
-    >>> _enough(980), _enough(21_612_345), _enough(999_999_999)
-    ('981 B', '21.7 MB', '1.0 GB')
+    Searches read most of the first arrays. An index in memory keeps all.
     """
-    more = size + 1  # a text such as "4.1KB" is read as a byte less
-    # A tenth of the unit, since `format_bytes` rounds to it.
-    step = 10 ** (3 * ((len(str(more)) - 1) // 3) - 1) if more >= 1000 else 1
-    return format_bytes(-(-more // step) * step)
-
-
-def plan_memory(
-    budget: int | None, tables: int, arrays: Mapping[str, int], *, in_memory: bool = False, needed: int = 0
-) -> MemoryReport:
-    """Divide a budget.
-
-    `budget`: in bytes; None keeps everything in memory. `tables`: size of what is always in memory. `arrays`: sizes of
-    the arrays by name; those that gain most from being in memory come first. `in_memory`: whether the index has no
-    files, so that all arrays are in memory. `needed`: how many of them, from the first on, must be in memory also if
-    there are files.
-    """
-    working = least_working_memory()
+    least = least_working_memory()
     if budget is None:
-        return MemoryReport(None, tables, working, dict(arrays), {})
-    names = list(arrays)
-    needed = len(names) if in_memory else needed
-    least = tables + working + sum(arrays[name] for name in names[:needed])
-    if budget < least:
+        return MemoryReport(None, tables, least, dict(arrays), {})
+    fixed = tables + (sum(arrays.values()) if in_memory else 0)
+    if budget < fixed + least:
         raise InvalidArgumentError(
             f"received max_memory={format_bytes(budget)}, but {'an index in memory' if in_memory else 'an index'} of "
-            f"these documents needs at least {_enough(least)}: {format_bytes(least - working)} for what stays in "
-            f"memory and {format_bytes(working)} to work with. Give it more"
+            f"these documents needs at least {-(-(fixed + least) // 10**5) / 10} MB: {format_bytes(fixed)} for what "
+            f"stays in memory and {format_bytes(least)} to work with. Give it more"
             f"{', or a folder as path=' if in_memory else ''}, or None for no limit."
         )
-    report = MemoryReport(budget, tables, max(working, (budget - tables) // _WORKING_SHARE), {}, {})
-    for place, name in enumerate(names):
-        kept = replace(report, kept={**report.kept, name: arrays[name]})
-        if place < needed:
-            report = replace(kept, working=max(working, min(kept.working, budget - kept.most + kept.working)))
-        elif kept.most <= budget and not report.read:
-            report = kept
-        else:
-            report = replace(report, read={**report.read, name: arrays[name]})
-    return report
+    working = max(least, min((budget - tables) // _WORKING_SHARE, budget - fixed))
+    kept: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for name, size in arrays.items():
+        fits = not read and tables + working + sum(kept.values()) + size <= budget
+        (kept if in_memory or fits else read)[name] = size
+    return MemoryReport(budget, tables, working, kept, read)
 
 
 # Maximum size of the vectors of a batch in a write without a budget, and of the vectors of a merged segment.
@@ -178,8 +154,6 @@ _SEGMENT_BYTES = 256 << 20
 # Shares of the working memory: a batch, held in the form in which it came and as token arrays; and each array that a
 # write makes.
 _BATCH_SHARE, _SCRATCH_SHARE = 4, 4
-# The header of an array's file.
-_HEADER_BYTES = 128
 
 
 class StoredIndex(Index):
@@ -193,6 +167,8 @@ class StoredIndex(Index):
 
     kind: ClassVar[str]
     _choices: ClassVar[dict[str, tuple[Any, ...]]]
+    # Bytes in memory per document, besides its vectors and its id.
+    _document_bytes: ClassVar[int]
     # Maximum size of the segments that are merged from smaller ones, and of the batches in which documents are written,
     # both as vectors of the index's dtype; a memory budget makes the batches smaller.
     _segment_bytes: int = _SEGMENT_BYTES
@@ -265,9 +241,18 @@ class StoredIndex(Index):
     ) -> None:
         """Search the documents in `parts`, and add those with the highest scores to `best`."""
 
-    @abstractmethod
-    def _plan(self, sizes: StoredSizes, dim: int | None) -> MemoryReport:
-        """Divide the memory budget of an index that stores so much; raise an error if it is not enough."""
+    def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
+        """Return the bytes that so many documents take in memory, and those of each array, most read ones first."""
+        layout = self._layout(dim).items()
+        arrays = {name: tokens * array.dtype.itemsize * math.prod(array.shape) for name, array in layout}
+        return self._document_bytes * documents, arrays
+
+    def _planned(self, snapshot: Snapshot) -> MemoryReport:
+        """Divide the memory budget among what a snapshot holds, removed documents included."""
+        rows = [state.row for state in snapshot.segments]
+        documents, tokens = sum(row.documents for row in rows), sum(row.tokens for row in rows)
+        sizes = self._sizes(documents, tokens, snapshot.dim or 0)
+        return plan_memory(self._max_memory, *sizes, in_memory=self.path is None)
 
     def after_write(self) -> None:
         """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
@@ -294,26 +279,6 @@ class StoredIndex(Index):
         if self._max_memory is None:
             return self._segment_bytes
         return min(self._segment_bytes, self.memory.working // _BATCH_SHARE)
-
-    def budget_check(self) -> Callable[[DocumentBatch], DocumentBatch]:
-        """Return a function that checks the memory budget and returns each batch of a write that it is called with.
-
-        It raises `InvalidArgumentError` if the index with all batches so far could not be searched within the budget.
-        """
-        documents, arrays, ann_data = self._storage.sizes()
-        total = Counter(arrays)
-
-        def check(batch: DocumentBatch) -> DocumentBatch:
-            nonlocal documents
-            if self._max_memory is not None:
-                ids = [document.id for document in batch.documents]
-                segment = Segment.build(np.arange(len(ids)), ids, batch.lengths, batch.arrays)
-                documents += len(ids)
-                total.update({name: _HEADER_BYTES + array.nbytes for name, array in segment.arrays.items()})
-                self._plan(StoredSizes(documents, total, ann_data), batch.dim)
-            return batch
-
-        return check
 
     def insert(
         self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, numbers: np.ndarray | None = None
@@ -355,7 +320,7 @@ class StoredIndex(Index):
         >>> index.memory.kept, index.memory.read
         ({'vectors': 64}, {})
         """
-        return self._plan(self._storage.sizes(), self.dim)
+        return self._planned(self._storage.snapshot())
 
     @property
     def tokenizer(self) -> str | None:
@@ -536,9 +501,14 @@ class StoredIndex(Index):
     ) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
+        rows = [state.row for state in self._storage.snapshot().segments] if self._max_memory is not None else []
+        documents, tokens = sum(row.documents for row in rows), sum(row.tokens for row in rows)
         with self._storage.transaction() as transaction:
-            read = transaction.prepare(map(self.budget_check(), batches.read(self.dim, self.encode, self._are_finite)))
-            for batch in read:
+            for batch in transaction.prepare(batches.read(self.dim, self.encode, self._are_finite)):
+                documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
+                plan_memory(
+                    self._max_memory, *self._sizes(documents, tokens, batch.dim), in_memory=self.path is None
+                )  # raises if the index could not be searched within its budget
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
                 self.insert(transaction, batch, replace=replace)

@@ -22,7 +22,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape, byte_width, sign_words
-from latelier.indexes.store.files import FileReads
+from latelier.indexes.store.files import AROUND, release_memory
 from latelier.indexes.store.segments import Part, Segment, TokenArray
 from latelier.kernels.threads import for_ranges
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
@@ -151,9 +151,9 @@ class DocumentTable:
     ordinals below it. `unlisted`: ordinals of the live documents that are in no list, ascending. `tokens`: of all
     documents.
 
-    `listed_numbers`: row ids of the documents in the inverted lists, ascending. `read`: names of the token arrays that
-    are read from their files for each search; all others stay mapped. `window`: maximum bytes of codes that a thread
-    reads at a time; a longer document is read alone.
+    `listed_numbers`: row ids of the documents in the inverted lists, ascending. `read`: names of the token arrays whose
+    mapped memory is given back after each use. `window`: maximum bytes of them that a thread reads at a time; a longer
+    document is read alone.
     """
 
     def __init__(
@@ -191,8 +191,6 @@ class DocumentTable:
         self.tokens = int(self.documents.lengths.sum())
         self._window = window
         self._read = frozenset(read)
-        arrays = (segment.arrays[name] for segment in self._segments for name in self._read)
-        self._files = FileReads(arrays) if self._read else None
 
     def count_tokens(self, ordinals: np.ndarray) -> int:
         """Return the number of tokens of some documents."""
@@ -217,7 +215,7 @@ class DocumentTable:
 
     @property
     def is_addressable(self) -> bool:
-        """Whether all tokens can be read by their addresses; if not, some of their codes are read from files."""
+        """Whether any tokens can be read at once; if not, the memory of some of their codes is given back after use."""
         return self._read.isdisjoint(self.codec.arrays)
 
     def unpack_tokens(self, ordinals: np.ndarray, offsets: np.ndarray, numbers: np.ndarray) -> TokenRows:
@@ -235,26 +233,26 @@ class DocumentTable:
         return rows
 
     def windows(self, ordinals: np.ndarray, *names: str) -> Iterator[tuple[slice, CodedDocuments, np.ndarray]]:
-        """Yield documents whose codes kernels can read, all at once or in blocks of bounded size.
+        """Yield documents whose codes kernels can read: all at once, or in blocks that take a bounded memory.
 
-        Yields which of `ordinals` these are; where their codes are, until the next ones are asked for; and the places
-        of these documents in it, ``(documents,)`` int64.
+        Yields which of `ordinals` these are; where codes are, until the next ones are asked for; and the ordinals.
         """
         read = [name for name in names if name in self._read]
-        if self._files is None or not read:
+        if not read:
             yield slice(0, len(ordinals)), self.documents, ordinals
             return
-        layout = self.codec.layout
-        sizes = {name: layout[name].dtype.itemsize * math.prod(layout[name].shape) for name in read}
-        offsets = lengths_to_offsets(self.documents.lengths[ordinals])
-        for first, last in split_by_rows(offsets, max(1, self._window // sum(sizes.values()))):
-            some = CodedDocuments(*(column[ordinals[first:last]] for column in self.documents))
-            buffers = []  # kernels read their memory until the next block is asked for
-            for name, size in sizes.items():
-                buffer, places = self._files.read(getattr(some, name), some.lengths * size)
-                some = some._replace(**{name: buffer.ctypes.data + places})
-                buffers.append(buffer)
-            yield slice(first, last), some, np.arange(last - first)
+        layout, lengths = self.codec.layout, self.documents.lengths[ordinals]
+        resident = np.zeros(len(ordinals), dtype="int64")
+        for name in read:
+            begins = getattr(self.documents, name)[ordinals]
+            sizes = lengths * (layout[name].dtype.itemsize * math.prod(layout[name].shape))
+            gaps = np.abs(begins - np.concatenate([[0], (begins + sizes)[:-1]]))
+            resident += sizes + np.minimum(gaps, AROUND)
+        for first, last in split_by_rows(lengths_to_offsets(resident), max(1, self._window)):
+            yield slice(first, last), self.documents, ordinals[first:last]
+            for segment in self._segments:
+                for name in read:
+                    release_memory(segment.arrays[name])
 
     def mask(self, parts: Sequence[Part]) -> np.ndarray:
         """Return ``(documents,)`` uint8: 1 for the documents of these parts. Their segments must be in the table."""

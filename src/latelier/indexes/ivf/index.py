@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -23,14 +23,13 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
-from latelier.indexes.ivf.codec import CODES, SCALES, SIGNS, Codec, DocumentTable, are_finite
+from latelier.indexes.ivf.codec import Codec, DocumentTable, are_finite
 from latelier.indexes.ivf.layout import BITS, GROUP, byte_width, coarse_count, list_count
 from latelier.indexes.results import Id, StageLoss, warn_of_damage
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
-from latelier.indexes.store.storage import StoredSizes
-from latelier.indexes.stored import MemoryReport, StoredIndex, plan_memory
+from latelier.indexes.stored import StoredIndex
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_choice
@@ -80,6 +79,10 @@ LISTS = "inverted lists"
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
 _WINDOW_SHARE, _TRAINING_SHARE = 8, 3
+
+
+# Most bytes of the headers of the files of inverted lists, and of their statistics.
+_OVERHEAD = 4096
 
 
 class IVF(StoredIndex):
@@ -134,6 +137,9 @@ class IVF(StoredIndex):
     """
 
     kind = "ivf"
+    # 24 for its row id and offsets in the segment, 8 for its position in the snapshot, 57 in the document table, 8 for
+    # its row id in the inverted lists; and 31 while maintenance sorts and counts documents.
+    _document_bytes = 128
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
     dtype = "float32"
@@ -201,8 +207,15 @@ class IVF(StoredIndex):
     def _layout(self, dim: int) -> dict[str, TokenArray]:
         return Codec(self.nbits, dim).layout
 
-    def _plan(self, sizes: StoredSizes, dim: int | None) -> MemoryReport:
-        return plan_ivf_memory(self._max_memory, sizes, dim, self._thresholds, in_memory=self.path is None)
+    def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
+        """See `StoredIndex._sizes`; inverted lists that maintenance may make count as much as they can take."""
+        tables, arrays = super()._sizes(documents, tokens, dim)
+        if tokens < self._thresholds.train_tokens or documents < self._thresholds.train_documents:
+            return tables, arrays
+        coarse = coarse_count(list_count(tokens))
+        lists = list_count(tokens) + GROUP * coarse  # at most, see `train_centroids`
+        tables += (lists + coarse) * (byte_width(dim) + 12) + _OVERHEAD  # centroids with their sums, and offsets
+        return tables, {LISTS: tokens * (2 if documents <= 1 << 16 else 4), **arrays}
 
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode`."""
@@ -270,8 +283,7 @@ class IVF(StoredIndex):
         loaded = self._loaded
         if loaded is not None and loaded.snapshot is snapshot:
             return loaded.table, loaded.lists
-        # The catalog is read here, and no further down: another thread may hold its lock and wait for the one below.
-        plan, codec, damage = self.memory, Codec(self.nbits, snapshot.dim or 0), None
+        plan, codec, damage = self._planned(snapshot), Codec(self.nbits, snapshot.dim or 0), None
         with self._loading.current:
             loaded = self._loaded
             if loaded is None or loaded.snapshot is not snapshot:
@@ -279,7 +291,7 @@ class IVF(StoredIndex):
                 self._loaded = None  # frees the table of the previous snapshot first
                 lists, damage = _read_lists(snapshot)
                 if lists is not None and LISTS in plan.read:
-                    lists = lists.read_from_file()
+                    lists = replace(lists, is_released=True)
                 listed = np.zeros(0, dtype="int64") if lists is None else lists.numbers
                 window = plan.working // _WINDOW_SHARE // thread_count()
                 read = [name for name in codec.layout if name in plan.read]
@@ -377,49 +389,6 @@ def due_maintenance(
             return Maintenance.TRAIN
     tolerated = 0 if compacting else max(thresholds.append_tokens, int(tokens * thresholds.append_share))
     return Maintenance.APPEND if table.count_tokens(table.unlisted) > tolerated else Maintenance.NONE
-
-
-# Bytes per document: 24 for its number and offsets in the segment, 8 for its position in the snapshot, 57 in the
-# document table, 8 for its number in the inverted lists; and 31 while maintenance sorts and counts documents.
-_DOCUMENT_BYTES = 128
-# Most bytes of the headers of the files of inverted lists, and of their statistics.
-_OVERHEAD = 2048
-
-
-def plan_ivf_memory(
-    budget: int | None, sizes: StoredSizes, dim: int | None, thresholds: Thresholds, *, in_memory: bool
-) -> MemoryReport:
-    """Divide a budget; the arrays that a search reads most of come first.
-
-    Lists that maintenance may store count as much as they can take. So if the documents of a write fit in the budget
-    before its commit, they also do after its maintenance. `budget`: in bytes; None keeps everything in memory. `dim`:
-    dimension of the token vectors; None if there are none. `thresholds`: they say from how many tokens and documents on
-    there are centroids. `in_memory`: whether the index has no files.
-    """
-    stored = sizes.ann_data
-    centroids = sum(size for name, size in stored.items() if name.startswith("centroids"))
-    offsets, entries = stored.get("offsets", 0), stored.get("documents", 0)
-    tokens = sizes.arrays.get(SCALES, 0) // 2
-    is_enough = tokens >= thresholds.train_tokens and sizes.documents >= thresholds.train_documents
-    if budget is not None and dim is not None and (stored or is_enough):
-        most_centroids, most_offsets = _most_list_bytes(tokens, dim)
-        centroids, offsets = max(centroids, most_centroids), max(offsets, most_offsets)
-        if in_memory:  # otherwise, entries need not be in memory
-            entries = max(entries, tokens * (2 if sizes.documents <= 1 << 16 else 4))
-    tables = _DOCUMENT_BYTES * sizes.documents + sizes.arrays.get("ids", 0) + offsets
-    arrays = {"centroids": centroids, LISTS: entries}
-    arrays |= {name: sizes.arrays.get(name, 0) for name in (SIGNS, SCALES, CODES)}
-    return plan_memory(budget, tables, arrays, in_memory=in_memory, needed=1)
-
-
-def _most_list_bytes(tokens: int, dim: int) -> tuple[int, int]:
-    """Return the most bytes of the centroids, and of the offsets of lists, that are trained on up to so many tokens."""
-    lists = list_count(tokens)
-    coarse = coarse_count(lists)
-    groups = lists // GROUP + coarse  # see `train_centroids`
-    bytes_per_group = GROUP * (byte_width(dim) + 4)  # of codes and starting sums
-    centroids = (coarse // GROUP + groups) * bytes_per_group + 8 * (coarse + 1)
-    return centroids + _OVERHEAD, 8 * (GROUP * groups + 1) + _OVERHEAD
 
 
 def compile_kernels() -> None:

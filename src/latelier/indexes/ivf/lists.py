@@ -25,11 +25,11 @@ from latelier.indexes.ivf.kernels.candidates import ListEntries, append_lists, i
 from latelier.indexes.ivf.kernels.centroids import nearest_centroids, nearest_of_groups
 from latelier.indexes.ivf.kernels.kmeans import empty_groups, group_rows, pack_rows
 from latelier.indexes.ivf.layout import byte_width
-from latelier.indexes.store.files import FileReads, Scratch, release_memory
+from latelier.indexes.store.files import Scratch, release_memory
 from latelier.kernels.instruction_sets import instruction_set
 from latelier.kernels.simd import LANES
 from latelier.kernels.threads import allowed_threads, for_each, for_ranges
-from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+from latelier.utils.ragged import lengths_to_offsets, rows_or_slice, split_by_rows
 
 
 class TrainingStatistics(NamedTuple):
@@ -94,6 +94,8 @@ def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.
 _WORK = 1 << 11
 # Lists are made of at least so many tokens by each thread, and by at most so many threads: each has its own counts.
 _SHARE_TOKENS, _MOST_SHARES = 1 << 15, 4
+# Lists that are copied before their mapped memory is given back: up to 64 KiB around each, see `AROUND`.
+_COPIED_LISTS = 32
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,14 @@ class InvertedLists:
     `centroids`: see `Centroids`. `numbers`: ``(documents,)`` int64: catalog numbers of the documents in the lists,
     ascending. `offsets`: ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
     `documents`: ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else
-    int32. `files`: reads the entries of probed lists from their file; None if they are read through their memory map.
+    int32. `is_released`: whether a search copies the entries of the probed lists, and gives the mapped memory back.
     """
 
     centroids: Centroids
     numbers: np.ndarray
     offsets: np.ndarray
     documents: np.ndarray
-    files: FileReads | None = None
-
-    def read_from_file(self) -> InvertedLists:
-        """Return these lists, of which a search reads only the probed ones, from their file."""
-        return replace(self, files=FileReads([self.documents]))
+    is_released: bool = False
 
     @cached_property
     def entries(self) -> ListEntries:
@@ -122,18 +120,17 @@ class InvertedLists:
         return ListEntries(self.offsets, self.documents.view("uint8"), self.documents.itemsize)
 
     def read_entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
-        """Return the entries of probed lists (-1: none), read from their file, and their numbers in these entries."""
-        files, size = self.files or FileReads([self.documents]), self.documents.itemsize
+        """Return a copy of the entries of probed lists (-1: none), and the numbers of the probed lists in it."""
         lists, numbers = np.unique(probed, return_inverse=True)
         missing = int(np.count_nonzero(lists < 0))
         lists = lists[missing:].astype("int64")
-        lengths = np.diff(self.offsets)[lists]
-        filled = np.flatnonzero(lengths)
-        addresses = self.documents.ctypes.data + self.offsets[lists[filled]] * size
-        # Lists ascend, so the buffer has their entries one list after the other.
-        buffer, _ = files.read(addresses, lengths[filled] * size)
+        copies = [self.documents[:0]]
+        for first in range(0, len(lists), _COPIED_LISTS):
+            copies.append(np.array(self.documents[rows_or_slice(self.offsets, lists[first : first + _COPIED_LISTS])]))
+            release_memory(self.documents)
         renumbered = (numbers.reshape(probed.shape) - missing).astype("int32")
-        return renumbered, ListEntries(lengths_to_offsets(lengths), buffer, size)
+        offsets = lengths_to_offsets(np.diff(self.offsets)[lists])
+        return renumbered, ListEntries(offsets, np.concatenate(copies).view("uint8"), self.documents.itemsize)
 
     def has_dim(self, dim: int) -> bool:
         """Whether the lists were made from tokens of this dim."""

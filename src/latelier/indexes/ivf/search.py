@@ -222,7 +222,7 @@ def probe_for_candidates(
         k=k,
         share=float(parameters.share),
     )
-    if lists.files is None:
+    if not lists.is_released:
         isa, probing = instruction_set().argument, (_coarse_count(lists.centroids, nprobe), nprobe)
         entries = tuple(lists.entries)
         found = find_candidates(

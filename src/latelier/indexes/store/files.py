@@ -4,12 +4,11 @@ The description has the size in bytes, the CRC-32 of all bytes, the dtype and th
 everything except the checksum; `verify` compares it, and so does a merge before it copies an array.
 
 Reading a row through a map makes its page resident, and with it, on Linux, up to 15 pages beside it: 64 KiB for a
-sign code of 500 bytes. An index with a memory budget reads the rows that it needs into a buffer instead.
+sign code of 500 bytes. So an index with a memory budget gives the memory of maps back block by block.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
 import math
@@ -17,23 +16,22 @@ import mmap
 import os
 import sys
 import tempfile
-import threading
-import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
 from latelier.indexes.store.checks import check_description
-from latelier.utils.ragged import lengths_to_offsets
 
 # Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
 # Smaller files are read rather than memory-mapped: a map holds a file descriptor, and their number is limited.
 _MAP_BYTES = 1 << 20
+# Linux makes up to this many bytes around a mapped byte resident when it is read.
+AROUND = 1 << 16
 # Bytes read or written at a time.
 _CHUNK_BYTES = 1 << 22
 _WRONG_CHECKSUM = "its bytes do not match their checksum"
@@ -131,91 +129,6 @@ def _chunks(array: np.ndarray) -> Iterator[memoryview]:
     for first in range(0, len(content), _CHUNK_BYTES):
         yield content[first : first + _CHUNK_BYTES]
         release_memory(array)
-
-
-class FileReads:
-    """Reads bytes by their addresses in arrays.
-
-    `arrays`: C-contiguous arrays. Bytes of mapped ones are read from their files, those of others are copied. The
-    arrays must stay alive as long as this object. Raises `StorageError` if a file cannot be opened now, for example
-    because too many files are open.
-    """
-
-    def __init__(self, arrays: Iterable[np.ndarray]) -> None:
-        mapped = [(array, array.base) for array in arrays if isinstance(array.base, np.memmap)]
-        mapped.sort(key=lambda pair: pair[0].ctypes.data)
-        self._starts = np.array([array.ctypes.data for array, _ in mapped], dtype="int64")
-        self._ends = self._starts + np.array([array.nbytes for array, _ in mapped], dtype="int64")
-        self._offsets = [base.offset for _, base in mapped]
-        self._files: list[BinaryIO | None] = []
-        self._lock = threading.Lock()
-        weakref.finalize(self, _close_all, self._files)
-        for _, base in mapped:
-            self._files.append(_open(str(base.filename)))
-
-    def read(self, addresses: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return bytes in a new buffer; neighbours are read together.
-
-        `addresses`, `sizes`: ``(n,)`` int64: where each run of bytes begins in one of the arrays, and its length, at
-        least 1; returns: the buffer, uint8, and where each run begins in it, ``(n,)`` int64; raises
-        `CorruptedIndexError` if a file has become shorter, or its disk cannot read it; raises `StorageError` if the
-        operating system cannot read a file now.
-        """
-        order = np.argsort(addresses, kind="stable")
-        begins, lengths = addresses[order], sizes[order]
-        ends, targets = begins + lengths, lengths_to_offsets(lengths)
-        buffer = np.empty(int(targets[-1]), dtype="uint8")
-        heads = np.flatnonzero(np.concatenate([[True], begins[1:] != ends[:-1]])[: len(begins)])
-        tails = np.append(heads[1:], len(begins)) - 1
-        owners = np.searchsorted(self._starts, begins[heads], side="right") - 1
-        view, base = buffer.data, buffer.ctypes.data
-        runs = (owners, begins[heads], ends[tails] - begins[heads], targets[heads])
-        for owner, begin, size, target in zip(*(column.tolist() for column in runs), strict=True):
-            file = self._files[owner] if owner >= 0 and begin < self._ends[owner] else None
-            if file is None:
-                ctypes.memmove(base + target, begin, size)
-            else:
-                place = self._offsets[owner] + begin - int(self._starts[owner])
-                self._read_run(file, view[target : target + size], place)
-        places = np.empty(len(order), dtype="int64")
-        places[order] = targets[:-1]
-        return buffer, places
-
-    def _read_run(self, file: BinaryIO, target: memoryview, place: int) -> None:
-        try:
-            while len(target):  # a read that is interrupted, or longer than 2 GiB, returns fewer bytes
-                count = self._read_some(file, target, place)
-                if not count:
-                    raise CorruptedIndexError(
-                        f"{file.name} is damaged: it ends at byte {place}. verify() lists damage."
-                    )
-                target, place = target[count:], place + count
-        except OSError as error:
-            raise read_error(Path(file.name), error) from error
-
-    def _read_some(self, file: BinaryIO, target: memoryview, place: int) -> int:
-        """Read bytes at a place of a file; return how many there were, 0 at its end."""
-        if hasattr(os, "preadv"):
-            return os.preadv(file.fileno(), [target], place)
-        with self._lock:
-            file.seek(place)
-            return file.readinto(target)  # type: ignore[attr-defined]
-
-
-def _open(path: str) -> BinaryIO | None:
-    """Return a file; None if it was deleted after it was mapped: then its map is read."""
-    try:
-        return Path(path).open("rb", buffering=0)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise read_error(Path(path), error) from error
-
-
-def _close_all(files: Sequence[BinaryIO | None]) -> None:
-    for file in files:
-        if file is not None:
-            file.close()
 
 
 # Bytes copied at a time, before the memory of mapped files is given back.

@@ -218,10 +218,6 @@ class MemoryStore:
         """Return the arrays with this name."""
         return self._arrays[name]
 
-    def sizes(self, name: str, files: Files) -> dict[str, int]:
-        """Return the bytes of the arrays with this name."""
-        return {key: array.nbytes for key, array in self._arrays.get(name, {}).items()}
-
     def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
         """Yield nothing."""
         return iter(())
@@ -282,11 +278,6 @@ class FileStore:
         with looking_into(self.folder.parent):
             paths = [own_file(self.folder, name, file) for file in files]
             return {path.stem: read_file(path, written) for path, written in zip(paths, files.values(), strict=True)}
-
-    def sizes(self, name: str, files: Files) -> dict[str, int]:
-        """Return the bytes of the arrays in a folder, as the catalog gives them; 0 where it is damaged."""
-        written = {file: row.get("bytes") if isinstance(row, dict) else 0 for file, row in files.items()}
-        return {Path(file).stem: size if type(size) is int and size > 0 else 0 for file, size in written.items()}
 
     def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
         """Read every byte in a folder; yield each damaged file and what is wrong with it."""

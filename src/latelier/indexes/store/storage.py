@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,9 +28,7 @@ from latelier.indexes.store.catalog import (
     count_documents,
     create,
     find_setting,
-    read_ann_data,
     read_configuration,
-    read_segments,
     read_setting,
     referenced_names,
 )
@@ -56,14 +53,6 @@ from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.values import check_known
 
 T = TypeVar("T")
-
-
-class StoredSizes(NamedTuple):
-    """Number of documents, removed ones included, and bytes of the segments' arrays and of the ANN data, by name."""
-
-    documents: int
-    arrays: Mapping[str, int]
-    ann_data: Mapping[str, int]
 
 
 class Storage:
@@ -210,19 +199,6 @@ class Storage:
     def fields(self) -> list[str]:
         """Return the keys of the metadata that filters can name, sorted."""
         return sorted(field.spelling for field in self.ask(known_fields))
-
-    def sizes(self) -> StoredSizes:
-        """Return the sizes of what is stored, as the catalog gives them; opens no array."""
-
-        def read(connection: Connection) -> StoredSizes:
-            rows, ann_data = read_segments(connection), read_ann_data(connection)
-            arrays: Counter[str] = Counter()
-            for row in rows:
-                arrays.update(self._store.sizes(row.name, row.files))
-            of_ann_data = {} if ann_data is None else self._store.sizes(*ann_data)
-            return StoredSizes(sum(row.documents for row in rows), arrays, of_ann_data)
-
-        return self.ask(read)
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data, each array of which matches its checksum."""
