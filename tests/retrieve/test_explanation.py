@@ -1,12 +1,15 @@
-"""Explanations: the parts of a score sum to the score, and pieces of words are put together again."""
+"""Explanations: the parts sum to the score, pieces of words are put together, and pages show texts and no markup."""
+
+import re
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from latelier.errors import LatelierError, UnknownIdError
+from latelier.errors import InvalidArgumentError, LatelierError, StorageError, UnknownIdError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
-from latelier.retrieve.explaining import TokenizedText, explain_alignment, group_words
+from latelier.retrieve.explaining import TokenizedText, explain_alignment
 from latelier.scores.topk import Alignment
 
 
@@ -17,28 +20,6 @@ def test_the_parts_sum_to_the_score_of_the_search(shared_retriever, query):
         assert explanation.score == pytest.approx(result.score, abs=1e-4)
         assert sum(match.contribution for match in explanation.words()) == pytest.approx(result.score, abs=1e-4)
         assert [match.token for match in explanation.tokens] == shared_retriever.model.tokens(query, is_query=True)
-
-
-def test_each_token_is_matched_with_the_most_similar_one(shared_retriever):
-    explanation = shared_retriever.explain("unhealthy fruit", "fruit")
-    query = np.asarray(shared_retriever.model.encode_query("unhealthy fruit"))
-    document = np.asarray(shared_retriever.model.encode_document("Bananas are healthy."))
-    pieces = shared_retriever.model.tokens("Bananas are healthy.", is_query=False)
-    for row, match in zip(query, explanation.tokens, strict=True):
-        similarities = [float(row @ token) for token in document]
-        assert match.position == int(np.argmax(similarities))
-        assert match.matched == pieces[match.position]
-        assert match.similarity == pytest.approx(max(similarities), abs=1e-5)
-
-
-def test_words_are_whole(shared_retriever):
-    words = shared_retriever.explain("unhealthy fruit", "fruit").words()
-    assert [(match.word, match.matched) for match in words] == [
-        ("[CLS]", words[0].matched),
-        ("unhealthy", "healthy"),
-        ("fruit", "bananas"),
-        ("[SEP]", words[3].matched),
-    ]
 
 
 def test_prints_as_a_table_that_adds_up(shared_retriever):
@@ -58,6 +39,9 @@ def test_every_similarity_is_in_the_matrix(shared_retriever, query):
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             assert explanation.similarities[i, j] == pytest.approx(float(row @ column), abs=1e-5)
+    for row, match in zip(explanation.similarities, explanation.tokens, strict=True):
+        assert (match.position, match.similarity) == (row.argmax(), pytest.approx(row.max()))
+        assert match.matched == explanation.document_tokens[match.position]
 
 
 def test_spans_are_the_words_that_matched_and_add_up(shared_retriever):
@@ -133,13 +117,14 @@ def test_a_word_is_matched_with_what_adds_most_to_it():
 
 
 def test_characters_of_scripts_without_spaces_are_words_of_their_own():
-    text = TokenizedText("東京は big", ["▁東", "京", "は", "▁b", "ig"], [(0, 1), (1, 2), (2, 3), (4, 5), (5, 7)])
-    words = group_words(text, [], True, join_begins)
-    assert [(word.text, word.range) for word in words] == [
-        ("東", (0, 1)), ("京", (1, 2)), ("は", (2, 3)), ("big", (4, 7)),
-    ]  # fmt: skip
-    byte_by_byte = TokenizedText("京", ["Ġa", "b"], [(0, 1), (0, 1)])
-    assert [word.positions for word in group_words(byte_by_byte, [], True, join_begins)] == [(0, 1)]
+    japanese = TokenizedText("東京は big", ["▁東", "京", "は", "▁b", "ig"], [(0, 1), (1, 2), (2, 3), (4, 5), (5, 7)])
+    byte_by_byte = TokenizedText("京", ["▁a", "b"], [(0, 1), (0, 1)])
+    matrix = np.ones((2, 5), dtype="float32")
+    alignment = Alignment(matrix.argmax(1), matrix.max(1), matrix)
+    explanation = explain_alignment("d", alignment, byte_by_byte, japanese, [], join_begins)
+    words = [(word.text, word.range) for word in explanation.document_words]
+    assert words == [("東", (0, 1)), ("京", (1, 2)), ("は", (2, 3)), ("big", (4, 7))]
+    assert [word.positions for word in explanation.query_words] == [(0, 1)]
 
 
 def test_what_cannot_be_explained(retriever, model):
@@ -152,3 +137,141 @@ def test_what_cannot_be_explained(retriever, model):
     with pytest.raises(LatelierError, match=r"'pooled' has 3 rows, but its text has 6 tokens"):
         retriever.explain("fruit", "pooled")
     assert Retriever(model).index.dim is None
+    with pytest.raises(InvalidArgumentError, match="one query, a text"):
+        retriever.explain(["fruit"], "fruit")
+
+
+PAGE = {"html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "details", "summary"}
+CELL = {"style", "div", "p", "s", "mark", "sub", "span", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+HOSTILE = '<script>alert(1)</script> </title></style> fruit" onload="x() \u202egnp.exe \x00'
+
+
+class Reader(HTMLParser):
+    """Reads a page: its elements, its attributes, and the text of elements by name."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.attributes, self.open, self.texts = set(), set(), [], {}
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.add(tag)
+        self.attributes.update(name for name, _ in attributes)
+        if tag != "meta":
+            self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        for tag in self.open:
+            self.texts[tag][-1] += data
+
+
+def made_up(count, best, text=None):
+    """An explanation of a document with `count` words of a letter each, and a query word for each of `best`."""
+    text = text or " ".join("abcdefghij"[i % 10] for i in range(count))
+    matrix = np.full((len(best), count), 0.125, dtype="float32")
+    matrix[np.arange(len(best)), best] = 0.5
+    document = TokenizedText(text, [f"t{i}" for i in range(count)], [(2 * i, 2 * i + 1) for i in range(count)])
+    ranges = [(2 * i, 2 * i + 1) for i in range(len(best))]
+    query = TokenizedText(" ".join("q" * len(best)), ["q"] * len(best), ranges)
+    return explain_alignment("id", Alignment(matrix.argmax(1), matrix.max(1), matrix), query, document, [], "".join)
+
+
+def test_a_page_shows_the_text_the_words_and_all_similarities(shared_retriever, tmp_path):
+    explanation = shared_retriever.explain("unhealthy fruit", "fruit")
+    page = explanation.to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    seen = Reader(page)
+    marks = [f"{explanation.text[s.start : s.end]}{s.contribution:.2f}" for s in explanation.spans]
+    assert seen.texts["mark"] == marks
+    numbers = [float(text) for text in seen.texts["td"] if re.fullmatch(r"-?\.\d\d", text)]
+    np.testing.assert_allclose(numbers, explanation.similarities.ravel(), atol=0.0051)
+    assert "unhealthy" in seen.texts["th"]
+    assert page.count(' best"') == len(explanation.tokens)
+
+
+def test_hostile_texts_become_no_markup(retriever):
+    retriever.add([("bad</title>", HOSTILE)])
+    explanation = retriever.explain(f"fruit {HOSTILE}", "bad</title>")
+    for shown, elements in ((explanation.to_html(), PAGE | CELL), (explanation._repr_html_(), CELL)):
+        seen = Reader(shown)
+        assert seen.elements <= elements
+        assert not any(name.startswith("on") or name in ("src", "href") for name in seen.attributes)
+        assert not re.search("[\u202e\x00]|https?:|url\\(|@import", shown)
+        assert "<script>alert(1)</script>" in re.sub(r"\d\.\d\d", "", "".join(seen.texts["p"]))
+        assert r"\u202e" in shown
+
+
+def test_long_documents_show_what_matched_and_the_rest_on_demand():
+    explanation = made_up(400, [7, 200, 201, 398])
+    page, cell = explanation.to_html(), explanation._repr_html_()
+    assert page.count('<td class="t') == 4 * (60 + 400)
+    assert cell.count('<td class="t') == 4 * 60
+    assert cell.count(' best"') == 4
+    assert "All 400 tokens" in page
+    assert len(cell) < 40_000
+    columns = [[cell == "⋯" for cell in row] for row in [re.findall(r"⋯|<th scope=.col.", cell.split("</tr>")[0])]]
+    assert 2 <= sum(columns[0]) <= 4  # around what matched, and between
+    assert made_up(60, [3])._repr_html_().count("⋯") == 0
+
+
+def test_what_the_model_did_not_read_is_said_and_cut():
+    explanation = made_up(3, [1], text="a b c " + "unread " * 1000)
+    cell = explanation._repr_html_()
+    assert Reader(cell).texts["s"] == [(" " + "unread " * 1000)[:300]]
+    assert "(6,701 more characters)" in cell
+    assert "did not read" in cell
+    assert "did not read" not in made_up(3, [1], text="a b c?!")._repr_html_()
+
+
+def test_negative_similarities_have_no_tint():
+    explanation = made_up(2, [0])
+    explanation.similarities[:] = [[-0.25, -0.5]]
+    cell = explanation._repr_html_()
+    assert re.findall(r'<td class="(t\d+)(?: best)?">(.*?)</td>', cell) == [("t0", "-.25"), ("t0", "-.50")]
+
+
+def test_figures_show_the_matrix_and_mark_the_best(shared_retriever):
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    from matplotlib.figure import Figure
+
+    explanation = shared_retriever.explain("unhealthy fruit $x$", "fruit")
+    figure = explanation.figure()
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), explanation.similarities)
+    best = [(match.position, i) for i, match in enumerate(explanation.tokens)]
+    np.testing.assert_array_equal(axes.collections[0].get_offsets(), best)
+    assert [label.get_text() for label in axes.get_xticklabels()][1] == "Bananas"
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+    theirs = Figure().add_subplot()
+    long = made_up(100, [40, 90])
+    assert long.figure(theirs) is theirs.figure
+    assert theirs.images[0].get_array().shape == (2, 60)
+    assert [label.get_text() for label in theirs.get_xticklabels()][:2] == ["d 23", "e 24"]
+    with pytest.raises(InvalidArgumentError, match=r"as ax; expected axes"):
+        long.figure(Figure())
+
+
+def test_a_page_replaces_a_file_as_a_whole_or_not_at_all(tmp_path):
+    explanation = made_up(2, [0])
+    (tmp_path / "page.html").write_text("before")
+    explanation.to_html(str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    with pytest.raises(StorageError, match=r"could not write .*absent"):
+        explanation.to_html(tmp_path / "absent" / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_text_of_one_long_word_is_written_once(model):
+    word = "x" * 100_000
+    with Retriever(model) as retriever:
+        retriever.add([("a", word)])
+        explanation = retriever.explain(f"{word} fruit", "a")
+    assert explanation.to_html().count("x" * 400) == len(word) // 400
+    assert max(map(len, str(explanation).splitlines()[1:])) < 200

@@ -1,15 +1,13 @@
-"""Why a search by text does not find a document: one real document for each cause, and changes that find it."""
+"""Why a search by text does not find a document: by tokens, in passages, by mode, and in texts that were cut off."""
 
-import itertools
+import re
 
 import pytest
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError
-from latelier.indexes.ivf.index import Thresholds
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models import load
 from latelier.retrieve import Retriever
-from latelier.retrieve.why_not import _left_out_passages
 
 MOON = "The moon is far away from the earth, and tides follow it. It has no air, no water and no weather. "
 PEAR = "Pears are a healthy fruit that grows on trees."
@@ -21,35 +19,6 @@ def kinds(report):
     return [cause.kind for cause in report.causes]
 
 
-@pytest.fixture(scope="module")
-def short_model(minilm):
-    """A model that reads the first 32 tokens of a document."""
-    return load(minilm, device="cpu", max_length_document=32)
-
-
-@pytest.fixture(scope="module")
-def encoded(short_model, docstrings):
-    """Ids, vectors and texts of documents about many modules."""
-    chosen = docstrings[:2400:8]
-    texts = [each["text"] for each in chosen]
-    return [each["id"] for each in chosen], short_model.encode_document(texts, packed=True), texts
-
-
-@pytest.fixture
-def documented(short_model, encoded, monkeypatch):
-    """Make a retriever of these documents and an index with inverted lists."""
-    monkeypatch.setattr(
-        indexes.IVF, "_thresholds", Thresholds(train_tokens=1000, train_documents=1, small=0, append_tokens=100)
-    )
-
-    def make(nbits=8):
-        index = indexes.IVF(nbits=nbits)
-        index.add(*encoded, metadata=[{"number": i} for i in range(len(encoded[0]))])
-        return Retriever(short_model, index)
-
-    return make
-
-
 def check_changes(retriever, report, query, **arguments):
     """Every change of the search finds the document."""
     changes = [change for change in report.changes if change.target == "search"]
@@ -59,26 +28,22 @@ def check_changes(retriever, report, query, **arguments):
         assert report.id in [result.id for result in found]
 
 
-def test_a_document_that_is_found(shared_retriever):
+@pytest.fixture(scope="module")
+def short_model(minilm):
+    """A model that reads the first 32 tokens of a document."""
+    return load(minilm, device="cpu", max_length_document=32)
+
+
+def test_documents_that_are_found_missing_or_filtered(shared_retriever):
     report = shared_retriever.why_not("unhealthy fruit", "fruit", k=2)
     assert (report.rank, report.causes) == (1, ())
     assert str(report).startswith("'fruit' is found for 'unhealthy fruit': rank 1 (k=2), score ")
-
-
-def test_an_id_that_is_not_stored(retriever):
-    retriever.add([(7, "Seven.")])
-    report = retriever.why_not("unhealthy fruit", "7")
-    assert kinds(report) == ["not_stored"]
-    assert report.causes[0].details == {"near": [7]}
-    assert retriever.why_not("unhealthy fruit", "Moon").causes[0].details == {"near": ["moon"]}
-
-
-def test_a_filter_of_several_expressions(shared_retriever):
+    report = shared_retriever.why_not("unhealthy fruit", "Moon")
+    assert (kinds(report), report.causes[0].details) == (["not_stored"], {"near": ["moon"]})
     filter = {"filter": ["year >= ?", "lang = ?"], "parameters": (2020, "en")}
     report = shared_retriever.why_not("unhealthy fruit", "fruit", **filter)
     assert kinds(report) == ["filtered"]
     assert report.causes[0].details == {"expressions": ["year >= ?"], "values": {"year": 2019}}
-    assert report.changes[0].arguments == {"filter": "lang = ?", "parameters": ("en",)}
     check_changes(shared_retriever, report, "unhealthy fruit", **filter)
 
 
@@ -95,14 +60,6 @@ def test_a_lower_score_by_query_tokens(shared_retriever):
     check_changes(shared_retriever, report, "unhealthy fruit")
 
 
-def test_an_equal_score(retriever):
-    # The same vectors: encoded in another batch, they could differ in their last digits.
-    retriever.index.add(["again"], retriever.index.get_embeddings(["fruit"]), ["Bananas are healthy."])
-    report = retriever.why_not("unhealthy fruit", "again", k=1)
-    assert kinds(report) == ["tied"]
-    assert report.changes[0].arguments == {"k": 2}
-
-
 @pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
 def test_a_text_of_which_the_end_was_not_encoded(short_model, minilm, kind):
     others = [("fruit", "Apples and pears are eaten raw."), ("sea", "Water is salty."), ("sky", "The sky is blue.")]
@@ -112,81 +69,37 @@ def test_a_text_of_which_the_end_was_not_encoded(short_model, minilm, kind):
         assert kinds(report) == ["scored_lower", "truncated"]
         details = report.causes[1].details
         start, end = details["left_out"]
-        assert (start, end) == (len(TRUNCATED) - details["left_out"][1] + start, len(TRUNCATED))
+        assert end == len(TRUNCATED)
         read = short_model.tokens(TRUNCATED, is_query=False)
         assert TRUNCATED[:start].split()[-1].lower().rstrip(",.") == read[-2]  # before [SEP]
         assert "healthy fruit" in TRUNCATED[slice(*details["best_passage"])]
         targets = {change.target: change.arguments for change in report.changes}
         assert targets.keys() == {"search", "model", "passages"}
         check_changes(retriever, report, QUERY)
-        passage = TRUNCATED[targets["passages"]["start"] : targets["passages"]["end"]]
-        retriever.add([("passage", passage)])
+        retriever.add([("passage", TRUNCATED[targets["passages"]["start"] : targets["passages"]["end"]])])
         assert retriever.search(QUERY, k=1)[0].id == "passage"
+        retriever.add([("elsewhere", "Apples are eaten raw. " + 8 * MOON)])  # whose end scores lower
+        assert kinds(retriever.why_not(QUERY, "elsewhere", k=1)) == ["scored_lower"]
     with Retriever(load(minilm, device="cpu", **targets["model"]), kind()) as longer:
         longer.add([*others, ("long", TRUNCATED)])
         assert longer.search(QUERY, k=1)[0].id == "long"
 
 
-def test_a_text_of_which_the_left_out_end_scores_lower(short_model):
+def test_a_long_text_is_examined_in_64_pieces(short_model):
     with Retriever(short_model) as retriever:
-        retriever.add([("fruit", PEAR), ("long", "Apples are eaten raw. " + 8 * MOON)])
-        assert kinds(retriever.why_not(QUERY, "long", k=1)) == ["scored_lower"]
-
-
-def test_a_long_text_is_examined_in_pieces(short_model):
-    """64 passages that follow each other, each as long as the model reads; the report says that there are more."""
-    text = 6 * "Apples are eaten raw. " + 200 * MOON
-    with Retriever(short_model) as retriever:
-        retriever.add([("sky", "Air and weather."), ("long", text)])
+        retriever.add([("sky", "Air and weather."), ("long", 6 * "Apples are eaten raw. " + 200 * MOON)])
         cause = retriever.why_not("air and weather", "long", k=1).causes[-1]
-        passages = _left_out_passages(retriever._model, text)
-    assert len(passages) == 64
-    assert {passage.tokens for passage in passages} == {30}  # and two special tokens
-    assert {text[before.end : after.start] for before, after in itertools.pairwise(passages)} == {" "}
     assert cause.kind == "truncated"
-    assert "(1,920 tokens, and more follow)" in cause.text
+    assert "(1,920 tokens, and more follow)" in cause.text  # 30 in each, beside two special ones
 
 
-QUERIES = ["how to parse command line arguments", "read a file as text", "wait for several tasks", "round a number"]
-
-
-@pytest.mark.processor
-@pytest.mark.parametrize(
-    ("stage", "options", "parameter"),
-    [
-        ("not_probed", {"nprobe": 1, "candidates": 30}, "nprobe"),
-        ("not_candidate", {"nprobe": 20, "candidates": 11}, "candidates"),
-        ("sign_stage", {"rerank": 11}, "rerank"),
-    ],
-)
-def test_a_stage_of_the_search(documented, stage, options, parameter):
-    retriever = documented()
-    lost = []
-    for query in QUERIES:
-        best = [hit.id for hit in retriever.search(query, 10, effort="exact")]
-        found = [hit.id for hit in retriever.search(query, 10, **options)]
-        for id in best:
-            report = retriever.why_not(query, id, **options)
-            assert report.is_found == (id in found)
-            if kinds(report) == [stage]:
-                check_changes(retriever, report, query, **options)
-                lost.append(list(report.changes[0].arguments))
-    assert [parameter] in lost
-
-
-def test_a_document_without_its_text(retriever, model):
+def test_texts_that_cannot_be_examined(retriever, model):
     retriever.index.add(["bare"], model.encode_document(["The weather."], packed=True))
-    report = retriever.why_not("unhealthy fruit", "bare", k=1)
-    assert kinds(report) == ["scored_lower"]
-    assert report.unexamined == ("truncation: its text was not stored",)
-    assert "not examined: truncation" in str(report)
-
-
-def test_a_document_with_pooled_vectors(retriever, model):
     retriever.index.add(["pooled"], [model.encode_document(MOON)[::2]], [MOON])
-    report = retriever.why_not("unhealthy fruit", "pooled", k=1)
-    assert kinds(report) == ["scored_lower"]
-    assert "vectors, but its text has" in report.unexamined[0]
+    for id, reason in (("bare", "its text was not stored"), ("pooled", "it has .* vectors, but its text has")):
+        report = retriever.why_not("unhealthy fruit", id, k=1)
+        assert kinds(report) == ["scored_lower"]
+        assert re.search(f"not examined: truncation: {reason}", str(report))
 
 
 def test_an_exported_encoder_without_its_model(shallow, tmp_path):
@@ -212,6 +125,7 @@ def test_documents_that_are_stored_as_passages(model, kind):
                     assert kinds(report)[0] == "scored_lower"
                     assert report.last_id == ranking[k - 1]
                     assert report.changes[0].arguments == {"k": rank}
+                    assert "stored as passages" in report.unexamined[-1]
                     check_changes(retriever, report, QUERY)
         filtered = retriever.why_not(QUERY, "fruit", k=1, filter="year > 2021")
         assert filtered.causes[0].details == {"expressions": ["year > 2021"], "values": {"year": 2020}}
@@ -219,12 +133,85 @@ def test_documents_that_are_stored_as_passages(model, kind):
         assert retriever.why_not(QUERY, "7").causes[0].details == {"near": [7]}
 
 
-def test_wrong_arguments(shared_retriever):
-    with pytest.raises(InvalidArgumentError, match=r"\['a'\] \(list\) as the query; why_not is about one query"):
-        shared_retriever.why_not(["a"], "fruit")
-    with pytest.raises(InvalidArgumentError, match="Flat has no option 'effort'"):
-        shared_retriever.why_not("a", "fruit", effort=2)
-    with pytest.raises(InvalidArgumentError, match="that is not empty"):
-        shared_retriever.why_not(" ", "fruit")
-    with pytest.raises(InvalidArgumentError, match="as an id"):
-        shared_retriever.why_not("a", None)
+WORDS = "bananas fruit"
+TEXTS = {
+    "apple": "Apples are eaten raw. ",
+    "fruit": "Bananas are healthy. ",
+    "moon": "The moon is far from the earth. ",
+    "tree": "Pears are a fruit that grows on trees. ",
+    7: "Bananas and bananas. ",
+}
+
+
+def make(model, kind=indexes.Flat, passages=None):
+    retriever = Retriever(model, kind())
+    documents = [{"id": id, "text": 6 * text, "year": 2020 + i} for i, (id, text) in enumerate(TEXTS.items())]
+    retriever.add(documents, passages=passages)
+    return retriever
+
+
+@pytest.mark.parametrize("passages", [None, 24])
+@pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
+def test_reports_of_modes_agree_with_searches(model, kind, passages):
+    """The document is found or not as the search says, ranks are those of the two sides, and every change finds it."""
+    retriever = make(model, kind, passages)
+    sides = {
+        "keyword_rank": [result.id for result in retriever.search(WORDS, 9, mode="keywords")],
+        "vector_rank": [result.id for result in retriever.search(WORDS, 9)],
+    }
+    seen = set()
+    for mode in ("keywords", "hybrid", "rerank"):
+        ranking = [result.id for result in retriever.search(WORDS, 9, mode=mode)]
+        for id in TEXTS:
+            report = retriever.why_not(WORDS, id, 1, mode=mode)
+            assert report.rank == (1 if ranking[0] == id else None)
+            if report.is_found:
+                continue
+            assert (report.last_id, report.score) == (ranking[0], None)
+            for cause in report.causes:
+                seen.add((mode, cause.kind))
+                if cause.kind == "no_query_word":
+                    assert id not in sides["keyword_rank"]
+                    assert cause.details == {"words": ["bananas", "fruit"]}
+                else:
+                    among = ranking if mode == "rerank" else sides[cause.kind]
+                    assert (cause.details["rank"], cause.details["documents"]) == (among.index(id) + 1, len(among))
+            check_changes(retriever, report, WORDS, mode=mode)
+    both = {(mode, kind) for mode in ("keywords", "hybrid") for kind in ("no_query_word", "keyword_rank")}
+    assert both | {("hybrid", "vector_rank"), ("rerank", "no_query_word"), ("rerank", "vector_rank")} == seen
+
+
+def test_depth_weights_filters_and_words_of_modes(model):
+    retriever = make(model)
+    found = [result.id for result in retriever.search(WORDS, 9, mode="keywords")]
+    report = retriever.why_not(WORDS, found[2], 1, mode="rerank", depth=1)
+    assert kinds(report) == ["keyword_rank"]
+    assert report.causes[0].text.endswith("; the best 1 are ordered by vectors")
+    assert kinds(retriever.why_not(WORDS, "moon", 1, mode="hybrid", weights=(1, 0))) == ["vector_rank"]
+    assert kinds(retriever.why_not(WORDS, "moon", 1, mode="hybrid", weights=(0, 1))) == ["no_query_word"]
+    report = retriever.why_not(WORDS, "fruit", 1, mode="keywords", filter="year > 2023")
+    assert kinds(report)[0] == "filtered"
+    check_changes(retriever, report, WORDS, mode="keywords", filter="year > 2023")
+    assert retriever.why_not(WORDS, "7", mode="keywords").causes[0].details == {"near": [7]}
+    report = retriever.why_not("?!", "moon", 1, mode="keywords")
+    assert (report.causes[0].text, report.causes[0].details) == ("the query has no word", {"words": []})
+    retriever.index.add(["bare"], model.encode_document(["Bananas."], packed=True))
+    assert "no_query_word: it was stored without its text" in str(retriever.why_not(WORDS, "bare", 1, mode="keywords"))
+
+
+def test_wrong_arguments_of_why_not(model, shared_retriever):
+    for arguments, message in (
+        ({"query": ["a"]}, r"\['a'\] \(list\) as the query"),
+        ({"query": " "}, "not empty"),
+        ({"id": None}, "as an id"),
+        ({"k": 0}, "k=0"),
+        ({"effort": 2}, "no option 'effort'"),
+        ({"mode": "words"}, "received mode='words'"),
+        ({"mode": "hybrid", "weights": (0, 0)}, "weights"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            shared_retriever.why_not(**{"query": "a", "id": "fruit", **arguments})
+    without = Retriever(model, indexes.Flat(keywords=False))
+    without.add([("a", "Bananas are healthy.")])
+    with pytest.raises(LatelierError, match=r"compact\(keywords=True\)"):
+        without.why_not("fruit", "a", mode="hybrid")
