@@ -1,7 +1,6 @@
 """The indexes that the contract suite runs over: a new one needs one line here."""
 
 import pytest
-from index_helpers import on_device
 from ray_processes import reused_processes
 
 from latelier import indexes
@@ -9,14 +8,9 @@ from latelier.kernels.threads import KernelWarmUp
 
 # One function per index, from the folder it may use.
 KINDS = {
-    "flat-memory": lambda folder: indexes.Flat(),
-    "flat-memory-on-a-device": lambda folder: on_device(indexes.Flat()),
+    "flat-memory": lambda folder: indexes.Flat(dtype="float16"),
     "flat-disk": lambda folder: indexes.Flat(folder),
-    "flat-disk-float16": lambda folder: indexes.Flat(folder, dtype="float16"),
-    "ivf-memory": lambda folder: indexes.IVF(),
     "ivf-disk": lambda folder: indexes.IVF(folder),
-    "ivf-disk-4-bit": lambda folder: indexes.IVF(folder, nbits=4),
-    "sharded-flat": lambda folder: indexes.Sharded(folder, shards=2, index="flat"),
     "sharded-ivf": lambda folder: indexes.Sharded(folder, shards=3, index="ivf"),
     "qdrant-memory": lambda folder: indexes.Qdrant(),
 }

@@ -1,14 +1,19 @@
-"""Flat: blocks of any size give the hits of a double loop, and bound the memory of a search."""
+"""Flat: blocks of any size give the hits of a double loop; the first searches of a process, by numpy, find the same."""
 
+import os
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import check_hits, expected_hits, matrices
 
 from latelier import indexes
 from latelier.indexes.exact import BlockSize
+from latelier.kernels.threads import KernelWarmUp
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,3 +44,90 @@ def test_searching_takes_bounded_memory(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < stored / 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_numpy_finds_what_the_kernels_find(dtype, monkeypatch):
+    """In two segments, with removed documents and with a filter."""
+    rng = np.random.default_rng(0)
+    matrices = [rng.standard_normal((n, 48), dtype="float32") for n in rng.integers(1, 12, 700)]
+    queries = [matrices[i][:5] + rng.standard_normal((len(matrices[i][:5]), 48), dtype="float32") for i in (3, 600)]
+    with indexes.Flat(dtype=dtype) as index:
+        index.add(range(400), matrices[:400], metadata=[{"even": i % 2 == 0} for i in range(400)])
+        index.add(range(400, 700), matrices[400:], metadata=[{"even": i % 2 == 0} for i in range(300)])
+        index.remove(list(range(0, 700, 7)))
+        for arguments in ({}, {"filter": "even = ?", "parameters": (1,)}, {"k": 1000}):
+            expected = index.search(queries, **arguments)
+            with monkeypatch.context() as patch:
+                patch.setattr(indexes.Flat, "_warm_up", KernelWarmUp(most_work=1 << 60))
+                found = index.search(queries, **arguments)
+                assert index.search([], **arguments) == []
+            for mine, theirs in zip(found, expected, strict=True):
+                assert [hit.id for hit in mine] == [hit.id for hit in theirs]
+                np.testing.assert_allclose([hit.score for hit in mine], [hit.score for hit in theirs], atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e30, 3e38])
+@pytest.mark.filterwarnings("error")
+def test_numpy_scores_numbers_too_large_for_float32_without_warnings_and_nan(size, monkeypatch):
+    monkeypatch.setattr(indexes.Flat, "_warm_up", KernelWarmUp(most_work=1 << 60))
+    signs = np.random.default_rng(0).choice(np.float32([-1, 1]), (200, 2, 64)) * np.float32(size)
+    index = indexes.Flat()
+    index.add(range(200), list(signs))
+    scores = {hit.id: hit.score for hit in index.search([signs[7]], k=200)[0]}
+    # Products of both signs give either infinity, or NaN, which does not count: the order of the sum decides.
+    assert len(scores) == 200
+    assert scores[7] == np.inf
+    assert not np.isnan(list(scores.values())).any()
+
+
+def test_kernels_answer_large_searches_at_once_and_others_once_they_are_ready():
+    warm_up, prepared = KernelWarmUp(most_work=10), []
+    assert not warm_up.is_over(10, lambda: prepared.append(1))
+    assert prepared == []  # a process that searches once compiles nothing
+    assert not warm_up.is_over(10, lambda: prepared.append(2))
+    warm_up.wait()
+    assert prepared == [2]
+    assert warm_up.is_over(1, lambda: prepared.append(3))
+    large = KernelWarmUp(most_work=10)
+    assert large.is_over(11, lambda: prepared.append(4))
+    assert large.is_over(1, lambda: prepared.append(5))
+    assert prepared == [2]
+
+
+def test_an_error_of_the_kernels_is_raised_by_the_next_search(monkeypatch):
+    index = indexes.Flat()
+    index.add(["a"], [np.eye(4)])
+    monkeypatch.setattr(indexes.Flat, "_warm_up", KernelWarmUp(most_work=1 << 60))
+    monkeypatch.setattr("latelier.indexes.flat.maxsim", lambda *sides: 1 / 0)
+    for _ in range(2):
+        assert index.search(np.eye(4))[0][0].id == "a"
+    index._warm_up.wait()
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        index.search(np.eye(4))
+
+
+FORKED = """
+import os, sys, time
+import numpy as np
+from latelier import indexes
+index = indexes.Flat()
+index.add(["a"], [np.eye(4)])
+for _ in range(2):
+    index.search(np.eye(4))
+time.sleep(float(sys.argv[1]))
+child = os.fork()
+assert index.search(np.eye(4))[0][0].id == "a"
+sys.exit(os.waitpid(child, 0)[1] if child else 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1.0])
+def test_a_process_forked_while_kernels_compile_searches(tmp_path, seconds):
+    """The thread that compiles holds locks of numba, of imports and, at moments, of logging."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", FORKED, str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -5,9 +5,11 @@ import pytest
 import torch
 from index_helpers import about, check_hits, contents, expected_hits, keeps_vectors, matrices
 
+from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit, Record
+from latelier.indexes.store.segments import Part
 
 LENGTHS = [3, 1, 5, 2, 4, 1]
 IDS = ["a", 1, "1", "ä b'\"", -7, 2**62]
@@ -243,3 +245,21 @@ def test_progress_is_shown_on_stderr_only_when_asked(index, capsys):
     assert out == ""
     assert "2/2" in err
     assert "documents" in err
+
+
+def test_recall_is_measured_not_assumed():
+    """An index whose search leaves out the best document, or returns the worst ones, is found out."""
+
+    class Lossy(indexes.Flat):
+        def _search(self, snapshot, parts, queries, best, options):
+            parts = [Part(part.segment, part.positions[1::2]) for part in parts]
+            super()._search(snapshot, parts, queries, best, options)
+
+    index = Lossy()
+    index.add(range(40), matrices([3] * 40))
+    report = index.check(k=5, queries=10)
+    assert 0.2 < report.recall < 0.8
+    assert report.worst <= report.recall
+    assert indexes.Flat.search(index, matrices([1]))[0][0].id % 2 == 1
+    with pytest.raises(AttributeError, match="recall"):
+        report.recall = 1.0
