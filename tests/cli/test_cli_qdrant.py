@@ -34,14 +34,9 @@ def hits(index, query, **options):
     return [(hit.id, pytest.approx(hit.score, abs=1e-4)) for hit in index.search(query, **options)[0]]
 
 
-@pytest.mark.parametrize("way", ["copy", "export and import"])
-def test_to_qdrant_and_back(way, run, folder, tmp_path):
+def test_to_qdrant_and_back(run, folder, tmp_path):
     def move(source, target, *options):
-        if way == "copy":
-            return moved(run("copy", source, target, *options, "--json"))
-        export = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
-        assert moved(run("export", source, export, "--json")) == 3
-        return moved(run("import", export, target, *options, "--json"))
+        return moved(run("copy", source, target, *options, "--json"))
 
     collection = f"qdrant:{tmp_path / 'collections'}#papers"
     assert move(folder, collection) == 3
@@ -227,11 +222,11 @@ def test_sources_that_are_not_there(run, folder, tmp_path):
     assert (result.exit_code, (tmp_path / "absent").exists()) == (1, False)
     assert "absent is not a folder of Qdrant's local mode" in result.stderr
     before = sorted(folder.iterdir())
-    assert "leave out 'qdrant:'" in run("export", f"qdrant:{folder}", tmp_path / "new").stderr
+    assert "leave out 'qdrant:'" in run("copy", f"qdrant:{folder}", tmp_path / "new").stderr
     assert "is not a folder of Qdrant's local mode: it holds" in run("copy", folder, f"qdrant:{folder}").stderr
     assert sorted(folder.iterdir()) == before
     run("copy", folder, f"qdrant:{tmp_path / 'qdrant'}")
-    result = run("export", f"qdrant:{tmp_path / 'qdrant'}#other", tmp_path / "new")
+    result = run("copy", f"qdrant:{tmp_path / 'qdrant'}#other", tmp_path / "new")
     assert "there is no collection 'other' in " in result.stderr
     result = run("copy", tmp_path / "qdrant", tmp_path / "new")
     assert f"or give qdrant:{tmp_path / 'qdrant'} to latelier search, copy, ..., if you trust it" in result.stderr

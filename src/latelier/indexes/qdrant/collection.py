@@ -32,32 +32,14 @@ from latelier.utils.checks import describe
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models
 
-__all__ = [
-    "FIRST_STAGE",
-    "KEYWORDS",
-    "TOKENS",
-    "CollectionConfiguration",
-    "CollectionSettings",
-    "QdrantCollection",
-    "QdrantConnection",
-    "check_place",
-]
-
 # Characters that Qdrant does not allow in the name of a collection.
 _NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
-
-_REFUSED = (401, 403)
-_TIMED_OUT = (408, 504)
-# What Qdrant's local mode writes into its folder.
-_LOCAL_NAMES = frozenset({".lock", "meta.json", "collection"})
 
 
 class QdrantConnection:
     """A client of Qdrant, used within ``with connection.use() as client``.
 
-    `path`: folder of the local mode; None for a server, or for the local mode in memory. `url`, `api_key`,
-    `prefer_grpc`, `timeout`: those of a server; without a URL, the local mode is used. Raises `IndexFormatError` if the
-    folder holds something else; it is left as it is. Raises `StorageError` if another process uses the folder.
+    `path`: folder of the local mode; None for a server, or for the local mode in memory.
     """
 
     def __init__(
@@ -89,7 +71,7 @@ class QdrantConnection:
     def use(self, *, filter: str | None = None) -> Iterator[QdrantClient]:
         """Return a context with the client, whose errors become those of this library.
 
-        `filter`: the filter of a search: a request that takes too long raises `FilterTimeoutError`, which names it.
+        With a `filter`, a request that takes too long raises `FilterTimeoutError`, which names it.
         """
         self._check_open()
         with self._lock, self._translate(filter):
@@ -119,20 +101,21 @@ class QdrantConnection:
 
     def _explain(self, error: Exception, filter: str | None) -> Exception:
         status = getattr(error, "status_code", None)  # of an HTTP answer
-        code = getattr(error, "code", lambda: None)()  # of a gRPC call
-        name = getattr(code, "name", "")
+        name = getattr(getattr(error, "code", lambda: None)(), "name", "")  # of a gRPC call
         source = getattr(error, "source", error)  # what kept httpx from getting an answer
-        reason = _first_line(source)
-        if status in _REFUSED or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        content = getattr(source, "content", None)
+        text = content.decode(errors="replace") if isinstance(content, bytes) else str(source)
+        reason = " ".join(text.split())[:300] or type(source).__name__
+        if status in (401, 403) or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
             return StorageError(
                 f"the Qdrant server at {self.place} refuses this access ({reason}); give an api_key that may read and "
                 "write the collection; commands take it from the environment variable QDRANT_API_KEY."
             )
-        if status in _TIMED_OUT or name == "DEADLINE_EXCEEDED" or "Timeout" in type(source).__name__:
+        if status in (408, 504) or name == "DEADLINE_EXCEEDED" or "Timeout" in type(source).__name__:
             if filter is not None:
                 return FilterTimeoutError(
                     f"a search with the filter {filter!r:.200} has not finished in time ({reason}); give it more time: "
-                    "filter_timeout=60, or make a payload index: index_fields([...])."
+                    "filter_timeout=60, or make payload indexes of its fields with Qdrant's client."
                 )
             return StorageError(f"Qdrant at {self.place} has not answered in time ({reason}); raise timeout=.")
         if status is None and name in ("", "UNAVAILABLE") and not self.is_local:
@@ -158,19 +141,12 @@ def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise IndexFormatError(f"{path} is a file; Qdrant's local mode needs a folder.")
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    others = sorted(names - _LOCAL_NAMES)
+    others = sorted(names - {".lock", "meta.json", "collection"})
     if others and "meta.json" not in names:
         raise IndexFormatError(
             f"{path} is not a folder of Qdrant's local mode: it holds {', '.join(others[:3])}. Choose a new or an "
             "empty folder."
         )
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the reason that an error states, shortened."""
-    content = getattr(error, "content", None)
-    text = content.decode(errors="replace") if isinstance(content, bytes) else str(error)
-    return " ".join(text.split())[:300] or type(error).__name__
 
 
 def check_place(path: object, url: object, api_key: object, collection: object) -> None:
@@ -201,8 +177,8 @@ _MARK, _FIELD, _SETTING = "latelier", "field:", "setting:"
 class CollectionConfiguration:
     """The configuration of an index.
 
-    `first_stage`: what makes one vector of a document. `tokenizer`: how texts are cut into words; None without sparse
-    vectors. `average_length`: the average number of words of a text, for BM25; None until a text is written.
+    `tokenizer`: how texts are cut into words; None without sparse vectors. `average_length`: that of a text in words,
+    for BM25; None until a text is written.
     """
 
     dtype: str
@@ -270,26 +246,16 @@ class QdrantCollection:
             self.read()
         return self._spellings()
 
-    def settings(self) -> dict[str, str]:
-        """Return the settings of users as JSON texts."""
-        found = {key[len(_SETTING) :]: value for key, value in self.read().items() if key.startswith(_SETTING)}
-        return dict(sorted(found.items()))
-
-    def write_setting(self, name: str, value: str | None) -> None:
-        """Write one setting as JSON text; None removes it."""
-        self.create(None)
-        self._merge({f"{_SETTING}{name}": value})
-
     def write_configuration(self, **changes: Any) -> None:
         """Change the configuration."""
         self.configuration = replace(self.configuration, **changes)
-        self._merge({_MARK: self.configuration.encode()})
+        self.merge({_MARK: self.configuration.encode()})
 
     def add_fields(self, names: Iterable[str]) -> None:
         """Make metadata keys known as fields, up to 500 in all."""
         new = {f"{_FIELD}{fold_name(name)}": name for name in new_fields(self._spellings().values(), names)}
         if new:
-            self._merge(new)
+            self.merge(new)
 
     def create(self, dim: int | None) -> None:
         """Make the collection, and its vectors as soon as their dim is known.
@@ -366,8 +332,9 @@ class QdrantCollection:
             ),
         }
 
-    def _merge(self, changes: Mapping[str, str | None]) -> None:
+    def merge(self, changes: Mapping[str, str | None]) -> None:
         """Change some keys of the metadata; None removes a key."""
+        self.create(None)
         with self.connection.use() as client:
             client.update_collection(self.name, metadata=dict(changes))
         self.read()
@@ -393,37 +360,32 @@ class QdrantCollection:
 
 
 class CollectionSettings(MutableMapping[str, Any]):
-    """JSON values by name, read from Qdrant at each access and written to it at each assignment.
-
-    Examples
-    --------
-    >>> from latelier import indexes
-    >>> index = indexes.Qdrant()
-    >>> index.settings["model"] = {"name": "my-colbert"}
-    >>> index.settings["model"]["name"], index.settings.get("language")
-    ('my-colbert', None)
-    """
+    """JSON values by name, read from Qdrant at each access and written to it at each assignment."""
 
     def __init__(self, collection: QdrantCollection) -> None:
         self._collection = collection
 
     def __getitem__(self, name: str) -> Any:
-        return json.loads(self._collection.settings()[name])
+        return json.loads(self._texts()[name])
 
     def __setitem__(self, name: str, value: Any) -> None:
         what = f"the setting {name!r}"
-        self._collection.write_setting(as_key(name, what), encode_json(value, what))
+        self._collection.merge({f"{_SETTING}{as_key(name, what)}": encode_json(value, what)})
 
     def __delitem__(self, name: str) -> None:
-        if name not in self._collection.settings():
+        if name not in self._texts():
             raise KeyError(name)
-        self._collection.write_setting(name, None)
+        self._collection.merge({f"{_SETTING}{name}": None})
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._collection.settings())
+        return iter(sorted(self._texts()))
 
     def __len__(self) -> int:
-        return len(self._collection.settings())
+        return len(self._texts())
 
     def __repr__(self) -> str:
         return f"CollectionSettings({dict(self)})"
+
+    def _texts(self) -> dict[str, str]:
+        found = self._collection.read()
+        return {key[len(_SETTING) :]: value for key, value in found.items() if key.startswith(_SETTING)}

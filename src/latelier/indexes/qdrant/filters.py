@@ -20,8 +20,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters import parse as nodes
 from latelier.indexes.filters.parse import RESERVED, Filter, Node, shorten, walk
 from latelier.indexes.filters.sql import limit_lengths, reject_field, to_sql
-from latelier.indexes.qdrant.fields import as_number, field_key, is_true_text, text_elements
-from latelier.indexes.qdrant.points import point_id
+from latelier.indexes.qdrant.points import as_number, field_key, is_true_text, point_id, text_elements
 
 Condition: TypeAlias = "models.Condition | bool"
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Index, Parameters, PathLike, SearchOptions, Tokenizer
+from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
+from latelier.indexes.base import Index, PathLike, SearchOptions, Tokenizer
+from latelier.indexes.documents import DocumentBatch, DocumentBatches
+from latelier.indexes.filters.parse import RESERVED
 from latelier.indexes.filters.sql import read_filter
 from latelier.indexes.hybrid import check_queries
+from latelier.indexes.options import effort_factor
 from latelier.indexes.qdrant.collection import (
-    KEYWORDS,
     TOKENS,
     CollectionConfiguration,
     CollectionSettings,
@@ -22,162 +23,23 @@ from latelier.indexes.qdrant.collection import (
     QdrantConnection,
     check_place,
 )
-from latelier.indexes.qdrant.fields import field_path
-from latelier.indexes.qdrant.points import (
-    Points,
-    as_record,
-    average_length,
-    check_payload,
-    checksum,
-    count_words,
-    point_id,
-    write_documents,
-)
-from latelier.indexes.qdrant.search import CollectionSearch, choose_candidates, lost_candidate
-from latelier.indexes.results import Damage, Hit, Id, IndexStatistics, Record, StageLoss, VerifyReport
+from latelier.indexes.qdrant.points import Points, check_payload, count_words, point_id
+from latelier.indexes.qdrant.search import CollectionSearch
+from latelier.indexes.results import Cause, Damage, Hit, Id, IndexStatistics, Record, StageLoss, VerifyReport
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
-from latelier.indexes.values import as_id, as_ids, as_prefixes, check_known, is_single_id
+from latelier.indexes.values import as_id, as_ids, as_prefixes, check_known, duplicate_ids, is_single_id
 from latelier.utils.checks import check_choice, check_count, describe
 from latelier.utils.misc import progress_bar
 
-if TYPE_CHECKING:
-    from qdrant_client import models
-
-__all__ = ["Qdrant", "drop_sparse_vectors", "index_fields", "make_sparse_vectors", "statistics", "verify_points"]
-
-# Texts that are cut into words at a time.
-_TEXTS = 1000
-
-
-def make_sparse_vectors(
-    points: Points, collection: QdrantCollection, tokenizer: str, progress: Callable[[int], Any]
-) -> None:
-    """Make the sparse vectors of all texts, with the average length of all of them.
-
-    Searches by keywords meanwhile compare old vectors with new ones.
-    """
-    collection.create(None)
-    total = count = 0.0
-    for texts in _texts(points):
-        total += average_length(count_words([text for _, text in texts], tokenizer)) * len(texts)
-        count += len(texts)
-    average = max(1.0, total / count) if count else None
-    drop_sparse_vectors(collection)
-    collection.write_configuration(tokenizer=tokenizer, average_length=average)
-    for texts in _texts(points):
-        points.write_keywords(texts)
-        progress(len(texts))
-
-
-def drop_sparse_vectors(collection: QdrantCollection) -> None:
-    """Delete all sparse vectors."""
-    from qdrant_client import models
-
-    collection.create(None)
-    collection.write_configuration(tokenizer=None, average_length=None)
-    with collection.connection.use() as client:
-        having = models.Filter(must=[models.HasVectorCondition(has_vector=KEYWORDS)])
-        client.delete_vectors(collection.name, [KEYWORDS], having, wait=True)
-
-
-def index_fields(collection: QdrantCollection, names: Iterable[str]) -> None:
-    """Make payload indexes of some metadata keys; see `latelier.indexes.Qdrant.index_fields`."""
-    from qdrant_client import models
-
-    listed = [names] if isinstance(names, str) else list(names)
-    for name in listed:
-        if not isinstance(name, str) or not name:
-            raise InvalidArgumentError(
-                f"received {describe(name)} as a metadata key; expected a str that is not empty."
-            )
-    collection.create(None)
-    collection.add_fields(listed)
-    if collection.connection.is_local:
-        return
-    types = {
-        "numbers": models.PayloadSchemaType.FLOAT,
-        "strings": models.PayloadSchemaType.KEYWORD,
-        "lists": models.PayloadSchemaType.KEYWORD,
-    }
-    for name in listed:
-        for kind, schema in types.items():
-            with collection.connection.use() as client:
-                client.create_payload_index(collection.name, field_path(kind, name), schema, wait=True)
-
-
-def verify_points(points: Points) -> VerifyReport:
-    """Compare every point with the checksum in its payload."""
-    damages = []
-    count = 0
-    for record in points.scroll(True, vectors=True):
-        count += 1
-        reason = _damage(record)
-        if reason:
-            payload = record.payload or {}
-            ids = (payload["id"],) if "id" in payload else ()
-            damages.append(Damage(f"point {record.id}", reason, ids))
-    return VerifyReport(count, tuple(damages))
-
-
-def statistics(points: Points, collection: QdrantCollection) -> IndexStatistics:
-    """Return how much an index holds."""
-    from qdrant_client import models
-
-    tokens = [check_payload(record, ["tokens"])["tokens"] for record in points.scroll(["tokens"])]
-    no_text = models.IsEmptyCondition(is_empty=models.PayloadField(key="text"))
-    no_metadata = models.FieldCondition(key="metadata", match=models.MatchValue(value="{}"))
-    return IndexStatistics(
-        documents=len(tokens),
-        tokens=sum(tokens),
-        removed=0,
-        bytes=_stored_bytes(collection),
-        has_texts=points.count(models.Filter(must_not=[no_text])) > 0,
-        has_metadata=points.count(models.Filter(must_not=[no_metadata])) > 0,
-    )
-
-
-def _stored_bytes(collection: QdrantCollection) -> int | None:
-    """Return the size of the files of a collection; None if it is on a server, which does not tell."""
-    connection = collection.connection
-    if not connection.is_local:
-        return None
-    # The folder of the local mode may hold other collections too.
-    folder = None if connection.path is None else connection.path / "collection" / collection.name
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder is not None else 0
-
-
-def _texts(points: Points) -> Iterable[list[tuple[Any, str]]]:
-    """Yield the ids and texts of all documents with a text, some at a time."""
-    waiting: list[tuple[Any, str]] = []
-    for record in points.scroll(["id", "text"]):
-        payload = check_payload(record, ["id"])
-        if payload.get("text") is not None:
-            waiting.append((payload["id"], payload["text"]))
-        if len(waiting) == _TEXTS:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
-
-
-def _damage(record: Any) -> str:
-    """Return what is wrong with a point; nothing if all is right."""
-    payload = record.payload or {}
-    try:
-        if str(record.id) != point_id(payload["id"]):
-            return "it has the id of another document"
-        as_record(payload)
-        vectors = np.asarray(record.vector[TOKENS], dtype="float32")
-        if payload["checksum"] != checksum(payload["id"], payload.get("text"), payload["metadata"], vectors):
-            return "its contents differ from its checksum"
-    except (KeyError, TypeError, ValueError) as error:
-        return f"its payload or its vectors are incomplete ({type(error).__name__}: {error})"
-    return ""
-
-
 _DTYPES = ("float32", "float16")
+# A batch of documents in memory, in bytes, and the texts that are cut into words at a time.
+_BATCH_BYTES, _TEXTS = 64 << 20, 1000
+# Qdrant stores multi-vectors of fewer numbers only (MAX_MULTIVECTOR_FLATTENED_LEN).
+_MOST_NUMBERS = 1 << 20
+# Candidates of effort 1.0 for a search of k hits; benchmarks/first_stage.py measures the recall they give.
+_CANDIDATES, _CANDIDATES_PER_HIT = 200, 10
 
 
 class Qdrant(Index):
@@ -318,45 +180,50 @@ class Qdrant(Index):
     def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`.
 
-        BM25 differs from that of other indexes in its idf: see docs/qdrant.md. Filters: see
-        `latelier.indexes.qdrant.filters`; a timeout holds for each request, and not for the local mode.
+        BM25 differs from that of other indexes in its idf, and filters can be what Qdrant has conditions for: see
+        docs/qdrant.md. A timeout holds for each request, and not for the local mode.
         """
-        wanted = choose_candidates(k, options.effort, options.candidates)
         vectors = self._check_queries(queries, texts, options.mode)
-        if options.mode != "vectors":
-            self._check_keywords()
+        if options.mode != "vectors" and self.tokenizer is None:
+            raise LatelierError(
+                "this index has no sparse vectors of its texts: compact(keywords=True) makes them, or search with "
+                "mode='vectors'."
+            )
         nothing: list[list[Hit]] = [[] for _ in (texts if vectors is None else vectors)]
-        filter = options.filter
-        if not nothing or self._collection.dim is None:
-            if filter is not None:
-                read_filter(filter, options.parameters)
+        condition = None if options.filter is None else self._condition(options)
+        if not nothing or self._collection.dim is None or condition is False:
             return nothing
-        condition = True if filter is None else self._condition(filter, options.parameters)
-        if condition is False:
-            return nothing
-        seconds = options.filter_timeout
+        seconds = None if options.filter is None else options.filter_timeout
         search = CollectionSearch(
             self._collection,
-            None if condition is True else condition,
-            wanted,
-            None if filter is None or seconds is None else math.ceil(seconds),
-            None if filter is None else str(filter),
+            condition=None if condition is True else condition,
+            candidates=_candidates(k, options),
+            timeout=None if seconds is None else math.ceil(seconds),
+            filter=None if options.filter is None else str(options.filter),
         )
         found = search.hits(vectors, k, texts, options)
-        if options.mode != "vectors" and not any(found):
-            self._check_texts()
+        if options.mode != "vectors" and not any(found) and self._points.count() and not self._points.count_texts():
+            raise LatelierError(
+                "no document of this index has a text to search for words in; add documents with texts=..., or search "
+                "with mode='vectors'."
+            )
         return found
 
     def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
         """See `Index.find_loss`."""
-        return lost_candidate(len(self), choose_candidates(k, options.effort, options.candidates))
+        wanted = _candidates(k, options)
+        if wanted is None:
+            return None
+        text = f"{wanted:,} candidates were chosen by their single vectors, and this document is not among them"
+        return StageLoss(Cause("not_candidate", text, {"candidates": wanted}), "candidates", wanted, len(self))
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
         known = as_ids(ids)
         found = self._points.find(known, ["id", "text", "metadata"])
         check_known(known, found)
-        records = [as_record(found[id]) for id in known]
+        parts = [found[id] for id in known]
+        records = [Record(each["id"], each.get("text"), json.loads(each["metadata"])) for each in parts]
         return records[0] if is_single_id(ids) else records
 
     def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
@@ -373,18 +240,6 @@ class Qdrant(Index):
         """See `Index.ids`."""
         return self._points.ids(None if prefix is None else as_prefixes([prefix])[0])
 
-    def index_fields(self, names: Iterable[str]) -> None:
-        """Make payload indexes of metadata keys, so that the server evaluates filters of them without reading payloads.
-
-        Servers in strict mode reject filters of keys without one. The local mode has none.
-
-        Parameters
-        ----------
-        names
-            Keys of the metadata.
-        """
-        index_fields(self._collection, names)
-
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
     ) -> None:
@@ -393,23 +248,42 @@ class Qdrant(Index):
         ``keywords=True`` also takes the average length of the texts again, which BM25 needs.
         """
         check_compaction(keywords, tokenizer)
-        chosen = check_options(keywords, tokenizer or self.tokenizer if keywords else None)
-        total = self._points.count()
-        with progress_bar(shown=show_progress, total=total, unit=" documents") as progress:
-            if keywords and chosen is not None:
-                make_sparse_vectors(self._points, self._collection, chosen, progress.update)
-            elif keywords is False:
-                drop_sparse_vectors(self._collection)
+        self._points.count()  # raises if the index is closed
+        if keywords is False:
+            self._collection.write_configuration(tokenizer=None, average_length=None)
+            self._points.drop_keywords()
+        elif keywords:
+            chosen = check_options(keywords, tokenizer or self.tokenizer) or ""
+            words = texts = 0
+            for some in self._points.texts(_TEXTS):
+                words += _count([text for _, text in some], chosen)
+                texts += len(some)
+            average = max(1.0, words / texts) if texts else None
+            # Searches by keywords meanwhile compare old vectors with new ones.
+            self._collection.write_configuration(tokenizer=chosen, average_length=average)
+            self._points.drop_keywords()
+            with progress_bar(shown=show_progress, total=texts, unit=" documents") as progress:
+                for some in self._points.texts(_TEXTS):
+                    self._points.write_keywords(some)
+                    progress.update(len(some))
 
     def verify(self) -> VerifyReport:
-        """Read every point and compare its id, text, metadata and token vectors with the checksum in its payload.
+        """Read every point, and report those that are not whole documents of this index.
 
         Returns
         -------
         VerifyReport
-            The damaged points, each counted as a file, and the ids of their documents.
+            The points that other programs have added or changed, each counted as a file.
         """
-        return verify_points(self._points)
+        damages, count = [], 0
+        for count, record in enumerate(self._points.scroll(True, vectors=True), start=1):  # noqa: B007 (the last one)
+            payload = record.payload or {}
+            is_whole = {"id", "metadata", "sequence", "tokens"} <= payload.keys()
+            is_whole = is_whole and point_id(payload["id"]) == str(record.id)
+            if not is_whole or len((record.vector or {}).get(TOKENS, ())) != payload["tokens"]:
+                ids = (payload["id"],) if "id" in payload else ()
+                damages.append(Damage(f"point {record.id}", "it is not a whole document of this index", ids))
+        return VerifyReport(count, tuple(damages))
 
     def statistics(self) -> IndexStatistics:
         """Return how much the index holds; the number of tokens of every point is read.
@@ -420,7 +294,23 @@ class Qdrant(Index):
             Its ``bytes`` are those of the collection in the folder of the local mode; None for a server, which does
             not tell.
         """
-        return statistics(self._points, self._collection)
+        from qdrant_client import models
+
+        tokens = [check_payload(record, ["tokens"])["tokens"] for record in self._points.scroll(["tokens"])]
+        no_metadata = models.FieldCondition(key="metadata", match=models.MatchValue(value="{}"))
+        size = None
+        if self._connection.is_local:
+            # The folder of the local mode may hold other collections too.
+            folder = self.path and self.path / "collection" / self._collection.name
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
+        return IndexStatistics(
+            documents=len(tokens),
+            tokens=sum(tokens),
+            removed=0,
+            bytes=size,
+            has_texts=self._points.count_texts() > 0,
+            has_metadata=self._points.count(models.Filter(must_not=[no_metadata])) > 0,
+        )
 
     def close(self) -> None:
         """See `Index.close`."""
@@ -452,9 +342,50 @@ class Qdrant(Index):
     def _write(
         self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
     ) -> None:
-        write_documents(
-            self._points, self._collection, given, replace=replace, prefixes=prefixes, show_progress=show_progress
-        )
+        self._collection.read()  # others may have changed its dim or its tokenizer, or deleted it
+        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
+        seen: set[Id] = set()
+        stored = sequence = 0
+        try:
+            for batch in batches.read(self.dim, lambda part, _: {"vectors": part.vectors}):
+                self._check_batch(batch, seen, replace)
+                if not stored:
+                    self._collection.create(batch.dim)
+                    self._set_average_length(batch)
+                    sequence = self._points.last_sequence() + 1
+                self._collection.add_fields(key for document in batch.documents for key in document.fields)
+                for count in self._points.upsert(batch, sequence):
+                    stored, sequence = stored + count, sequence + count
+        except LatelierError as error:
+            if not stored:
+                raise
+            raise StorageError(
+                f"{error} The write has stored {stored:,} documents; repeat it with update(), which replaces them."
+            ) from error
+        # The old documents go last: until then, searches find the old ones, the new ones, or both, but never neither.
+        self._points.delete({id for prefix in prefixes for id in self._points.ids(prefix)} - seen)
+
+    def _check_batch(self, batch: DocumentBatch, seen: set[Id], replace: bool) -> None:
+        for document, length in zip(batch.documents, batch.lengths, strict=True):
+            if document.id in seen:
+                raise duplicate_ids([document.id], "given twice in this call; give every document a different id")
+            seen.add(document.id)
+            if length * batch.dim >= _MOST_NUMBERS:
+                raise EmbeddingsError(
+                    f"document {document.id!r} has {length:,} tokens of dim {batch.dim}; Qdrant stores fewer than "
+                    f"{_MOST_NUMBERS:,} numbers per document. Cut it into passages, or pool its tokens."
+                )
+        present = {} if replace else self._points.find(document.id for document in batch.documents)
+        if present:
+            raise duplicate_ids(present, "in the index already; update() replaces documents")
+
+    def _set_average_length(self, batch: DocumentBatch) -> None:
+        """Set the average length of texts that BM25 divides by, if it is not set yet and there are texts."""
+        configuration = self._collection.configuration
+        texts = [document.text for document in batch.documents if document.text is not None][: 10 * _TEXTS]
+        if configuration.tokenizer is not None and configuration.average_length is None and texts:
+            average = max(1.0, _count(texts, configuration.tokenizer) / len(texts))
+            self._collection.write_configuration(average_length=average)
 
     def _check_queries(self, queries: Any, texts: list[str], mode: str) -> TokenEmbeddings | None:
         try:
@@ -463,35 +394,15 @@ class Qdrant(Index):
             self._collection.read()  # others may have changed the dim
             return check_queries(queries, self.dim, texts, mode)  # None if it is empty: any dim is allowed
 
-    def _condition(self, filter: str | Sequence[str], parameters: Parameters) -> models.Filter | bool:
-        """Return the condition of a filter, as a Qdrant filter, or True or False."""
-        from latelier.indexes.filters.parse import RESERVED
-        from latelier.indexes.qdrant.filters import translate
+    def _condition(self, options: SearchOptions) -> Any:
+        """Return the condition of a filter; True or False for all documents or none."""
+        from latelier.indexes.qdrant.filters import translate  # needs the extra
 
-        parsed, values = read_filter(filter, parameters)
-        names = set(parsed.fields).difference(RESERVED)
+        filter, values = read_filter(options.filter or "", options.parameters)
+        names = set(filter.fields).difference(RESERVED)
         fields = self._collection.fields(names)
-        if not names <= fields.keys() and not self._points.count():
-            return False
-        return translate(parsed, values, fields)
-
-    def _check_keywords(self) -> None:
-        if self.tokenizer is None:
-            raise LatelierError(
-                "this index has no sparse vectors of its texts: compact(keywords=True) makes them, or search with "
-                "mode='vectors'."
-            )
-
-    def _check_texts(self) -> None:
-        """Raise an error if no document has a text."""
-        from qdrant_client import models
-
-        no_text = models.IsEmptyCondition(is_empty=models.PayloadField(key="text"))
-        if self._points.count() and not self._points.count(models.Filter(must_not=[no_text])):
-            raise LatelierError(
-                "no document of this index has a text to search for words in; add documents with texts=..., or search "
-                "with mode='vectors'."
-            )
+        is_empty = not names <= fields.keys() and not self._points.count()  # an empty index has no fields to name
+        return False if is_empty else translate(filter, values, fields)
 
     def _check_configuration(
         self, dtype: str | None, first_stage: SingleVectors | None, keywords: bool | None, tokenizer: str | None
@@ -506,3 +417,16 @@ class Qdrant(Index):
                 )
         if keywords is not None or tokenizer is not None:
             check_expected(f"the collection {self._collection.name!r}", stored.tokenizer, keywords, tokenizer)
+
+
+def _candidates(k: int, options: SearchOptions) -> int | None:
+    """Return the number of documents of which MaxSim finds the best `k`; None for all."""
+    if options.candidates is None and options.effort == "exact":
+        return None
+    by_effort = int(max(_CANDIDATES, _CANDIDATES_PER_HIT * k) * effort_factor(options.effort))
+    return max(k, options.candidates or by_effort)
+
+
+def _count(texts: Sequence[str], tokenizer: str) -> int:
+    """Return the number of words of some texts."""
+    return sum(sum(each.values()) for each in count_words(texts, tokenizer))

@@ -1,4 +1,4 @@
-"""Payloads, reads, writes, BM25 as sparse vectors.
+"""Documents as points: payloads, sparse vectors of words, reads and writes.
 
 The payload of a point has these keys:
 
@@ -6,245 +6,59 @@ The payload of a point has these keys:
     As the user gave them; no ``text`` if there is none.
 ``metadata``
     The metadata as exact JSON text: a payload itself cannot hold integers beyond 64 bits, and may reorder keys.
-``numbers``, ``strings``, ``lists``, ``true``
-    The fields that filters read, by type: see `latelier.indexes.qdrant.fields`.
-``sequence``, ``tokens``, ``checksum``
-    The place in the order of insertion, the number of token vectors, and the CRC-32 of all that is stored.
-
-Qdrant has no transactions, so bad input must be found before anything is sent. The first batch stays in memory; when
-there are more, they wait in files in the folder for temporary files.
+``numbers``, ``strings``
+    The SQL value of each field by its `field_key`; a field in neither is NULL. Whole numbers are integers, whatever
+    type they had, since SQL compares 2.0 with 2 and Qdrant's match does not.
+``lists``, ``true``
+    The elements of each list, dict and string that is JSON, as json_each reads them; the fields whose string is true in
+    SQL, since it begins with a number other than 0.
+``sequence``, ``tokens``
+    The place in the order of insertion, and the number of token vectors.
 
 A sparse vector has one dimension per word: a hash of it, 32 bits. The value of a word in a document is
 
     (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average length))    with k1 = 1.2, b = 0.75
 
 and 1 in a query. Qdrant multiplies it with ``idf = log(1 + (N - n + 0.5) / (n + 0.5))``, from the ``n`` documents of
-``N`` that hold the word at the time of the search. FTS5 has no 1 in the logarithm, and cuts the idf at 1e-6.
-
-The average length is that of the texts of the first write, since later ones cannot change what is stored; making the
-keyword index again (``compact(keywords=True)``) takes the average of all texts.
+``N`` that hold the word at the time of the search. FTS5 has no 1 in the logarithm, and cuts the idf at 1e-6. The
+average length is that of the texts of the first write, since later ones cannot change what is stored; making the
+keyword index again takes that of all texts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import sqlite3
-import tempfile
+import sys
 import uuid
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, EmbeddingsError, LatelierError, StorageError
-from latelier.indexes.documents import DocumentBatch, DocumentBatches
+from latelier.errors import CorruptedIndexError
+from latelier.indexes.documents import DocumentBatch
+from latelier.indexes.filters.parse import fold_name, is_nameable
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
-from latelier.indexes.qdrant.fields import field_payload
-from latelier.indexes.results import Id, Record
-from latelier.indexes.store import connections
+from latelier.indexes.results import Id
 from latelier.indexes.store.keywords import TOKENIZERS, query_words
-from latelier.indexes.store.rows import StoredDocument
-from latelier.indexes.values import duplicate_ids
+from latelier.indexes.store.rows import SqlValue, StoredDocument
+from latelier.indexes.values import INT64, dump_json
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-__all__ = [
-    "PLACE",
-    "Points",
-    "SparseVector",
-    "Spool",
-    "as_record",
-    "average_length",
-    "check_payload",
-    "checksum",
-    "count_words",
-    "document_vector",
-    "make_payload",
-    "point_id",
-    "query_vector",
-    "stored_part",
-    "write_documents",
-]
-
-# Any fixed UUID: the ids of points must be the same in each version of this library.
-_NAMESPACE = uuid.UUID("6f3c1a52-7d0e-5c1b-9a43-0f4e2b7d9c61")
-
-
-def point_id(id: Id) -> str:
-    """Return the id of a document's point, a UUID that depends on the id and its type."""
-    return str(uuid.uuid5(_NAMESPACE, f"{type(id).__name__}:{id}"))
-
-
-def make_payload(document: StoredDocument, sequence: int, vectors: np.ndarray) -> dict[str, Any]:
-    """Return the payload of a document.
-
-    `sequence`: its place in the order of insertion; `vectors`: ``(tokens, dim)``: its token vectors, as they are
-    stored.
-
-    Examples
-    --------
-    >>> document = StoredDocument("a", None, '{"year":2024}', {"year": 2024})
-    >>> payload = make_payload(document, 7, np.ones((3, 2), "float32"))
-    >>> payload["id"], payload["sequence"], payload["tokens"], payload["numbers"]
-    ('a', 7, 3, {'year': 2024})
-    """
-    payload = {
-        "id": document.id,
-        "metadata": document.metadata,
-        "sequence": sequence,
-        "tokens": len(vectors),
-        "checksum": checksum(document.id, document.text, document.metadata, vectors),
-        **field_payload(document),
-    }
-    return payload if document.text is None else {**payload, "text": document.text}
-
-
-def as_record(payload: Mapping[str, Any]) -> Record:
-    """Return the text and metadata of a payload."""
-    return Record(payload["id"], payload.get("text"), json.loads(payload["metadata"]))
-
-
-def checksum(id: Id, text: str | None, metadata: str, vectors: np.ndarray) -> int:
-    """Return the CRC-32 of a document: of its id, text and metadata as JSON, and of the bytes of its vectors."""
-    contents = json.dumps([id, text, metadata], ensure_ascii=True).encode()
-    return zlib.crc32(np.ascontiguousarray(vectors, dtype="<f4").tobytes(), zlib.crc32(contents))
-
-
-class Spool:
-    """Batches of documents, kept until they have been sent."""
-
-    def __init__(self) -> None:
-        self.documents = 0
-        self._first: DocumentBatch | None = None
-        self._files = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def append(self, batch: DocumentBatch) -> None:
-        """Keep a batch."""
-        self.documents += len(batch.documents)
-        if self._first is None:
-            self._first = batch
-            return
-        file = self._file(self._files)
-        arrays: dict[str, Any] = {"lengths": batch.lengths, **batch.arrays}
-        np.savez(file, **arrays)
-        rows = [[row.id, row.text, row.metadata, dict(row.fields)] for row in batch.documents]
-        file.with_suffix(".json").write_text(json.dumps([batch.dim, rows]), encoding="utf-8")
-        self._files += 1
-
-    def __iter__(self) -> Iterator[DocumentBatch]:
-        if self._first is not None:
-            yield self._first
-        for number in range(self._files):
-            file = self._file(number)
-            dim, rows = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-            with np.load(file, allow_pickle=False) as arrays:
-                kept = {name: arrays[name] for name in arrays.files}
-            yield DocumentBatch([StoredDocument(*row) for row in rows], kept.pop("lengths"), dim, kept)
-
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def _file(self, number: int) -> Path:
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="latelier-")
-        return Path(self._folder.name) / f"{number}.npz"
-
-
-_K1, _B = 1.2, 0.75
-# Characters of a word of a query that are searched for with the tokenizer "trigram", as in FTS5 indexes.
-_TRIGRAM_WORD = 64
-
-
-class SparseVector(NamedTuple):
-    """Dimensions, and the value of each."""
-
-    indices: list[int]
-    values: list[float]
-
-
-def count_words(texts: Sequence[str], tokenizer: str) -> list[dict[str, int]]:
-    """Return how often each text has each of its words, as FTS5 cuts it.
-
-    Examples
-    --------
-    >>> count_words(["Wings, winged: the wing"], "porter")
-    [{'the': 1, 'wing': 3}]
-    """
-    with connections.using(), closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute(
-            f"CREATE VIRTUAL TABLE keyword USING fts5(text, content='', tokenize='{TOKENIZERS[tokenizer]}')"
-        )
-        connection.execute("CREATE VIRTUAL TABLE word USING fts5vocab(keyword, 'instance')")
-        connection.executemany("INSERT INTO keyword(rowid, text) VALUES (?, ?)", enumerate(texts))
-        counts: list[dict[str, int]] = [{} for _ in texts]
-        for document, word, count in connection.execute("SELECT doc, term, count(*) FROM word GROUP BY doc, term"):
-            counts[document][word] = count
-        return counts
-
-
-def average_length(counts: Sequence[dict[str, int]]) -> float:
-    """Return the average number of words of some texts, at least 1."""
-    return max(1.0, sum(sum(each.values()) for each in counts) / max(1, len(counts)))
-
-
-def document_vector(counts: dict[str, int], average: float) -> SparseVector:
-    """Return the sparse vector of a text.
-
-    `counts`: its words, from `count_words`.
-
-    Examples
-    --------
-    >>> document_vector({"wing": 1}, average=1.0).values
-    [1.0]
-    """
-    norm = _K1 * (1 - _B + _B * sum(counts.values()) / average)
-    return _sparse({word: (_K1 + 1) * count / (count + norm) for word, count in counts.items()})
-
-
-def query_vector(text: str, tokenizer: str) -> SparseVector:
-    """Return the sparse vector of a query; empty if it has no word.
-
-    A word that the tokenizer cuts further counts as several words; in FTS5, they must follow each other.
-
-    Examples
-    --------
-    >>> query_vector("wing, WING!", "porter").values
-    [1.0]
-    """
-    words = query_words(text)
-    if tokenizer == "trigram":
-        words = [word[:_TRIGRAM_WORD] for word in words]
-    return _sparse({word: 1.0 for counts in count_words(words, tokenizer) for word in counts})
-
-
-def _sparse(weights: dict[str, float]) -> SparseVector:
-    """Return the weights of words by dimension; those of two words with the same hash are added."""
-    by_dimension: dict[int, float] = {}
-    for word, weight in weights.items():
-        digest = hashlib.blake2b(word.encode(), digest_size=4).digest()
-        dimension = int.from_bytes(digest, "little")
-        by_dimension[dimension] = by_dimension.get(dimension, 0.0) + weight
-    return SparseVector(list(by_dimension), list(by_dimension.values()))
-
-
 # Payload keys that say which document a point is, and where it stands in the order of insertion.
 PLACE = ["id", "sequence"]
+# Any fixed UUID: the ids of points must be the same in each version of this library.
+_NAMESPACE = uuid.UUID("6f3c1a52-7d0e-5c1b-9a43-0f4e2b7d9c61")
 # Points per request that reads or deletes.
 _PAGE = 1000
 # Numbers and points per request that writes or reads vectors: as JSON, 20 bytes per number. Servers accept 32 MB.
@@ -256,117 +70,117 @@ class Points:
 
     def __init__(self, collection: QdrantCollection) -> None:
         self._collection = collection
-        self._connection = collection.connection
 
     def count(self, condition: models.Filter | None = None) -> int:
         """Return the number of points, exactly."""
         if not self._exists():
             return 0
-        with self._connection.use() as client:
+        with self._collection.connection.use() as client:
             return int(client.count(self._collection.name, count_filter=condition, exact=True).count)
 
-    def find(self, ids: Iterable[Id], keys: list[str] | bool = False) -> dict[Id, dict[str, Any]]:
-        """Return the payloads of documents by id; those that are not in the index are left out.
+    def count_texts(self) -> int:
+        """Return the number of documents with a text."""
+        from qdrant_client import models
 
-        `keys`: keys of the payloads to read; False for none.
-        """
-        found: dict[Id, dict[str, Any]] = {}
-        if not self._exists():
-            return found
-        for chunk in _chunks(ids, _PAGE):
-            by_point = {point_id(id): id for id in chunk}
-            with self._connection.use() as client:
-                records = client.retrieve(self._collection.name, list(by_point), with_payload=keys, with_vectors=False)
-            # A document without a text has no key for it.
-            needed = [key for key in keys if key != "text"] if isinstance(keys, list) else []
-            found.update((by_point[str(record.id)], check_payload(record, needed)) for record in records)
-        return found
+        empty = models.IsEmptyCondition(is_empty=models.PayloadField(key="text"))
+        return self.count(models.Filter(must_not=[empty]))
+
+    def find(self, ids: Iterable[Id], keys: list[str] | bool = False) -> dict[Id, dict[str, Any]]:
+        """Return the payloads of documents by id; those that are not in the index are left out."""
+        # A document without a text has no key for it.
+        needed = [key for key in keys if key != "text"] if isinstance(keys, list) else []
+        found = self._retrieve(ids, _PAGE, keys, vectors=False)
+        return {id: check_payload(record, needed) for id, record in found}
 
     def vectors(self, ids: Sequence[Id]) -> dict[Id, np.ndarray]:
         """Return the token vectors of documents by id; those that are not in the index are left out."""
-        found: dict[Id, np.ndarray] = {}
-        if not self._exists():
-            return found
-        lengths = [payload["tokens"] for payload in self.find(dict.fromkeys(ids), ["tokens"]).values()]
+        lengths = [payload["tokens"] for payload in self.find(ids, ["tokens"]).values()]
         size = max(1, int(np.mean(lengths or [1])) * (self._collection.dim or 1))
-        for chunk in _chunks(dict.fromkeys(ids), max(1, min(_PAGE, _NUMBERS // size))):
-            by_point = {point_id(id): id for id in chunk}
-            with self._connection.use() as client:
-                records = client.retrieve(
-                    self._collection.name, list(by_point), with_payload=False, with_vectors=[TOKENS]
-                )
-            for record in records:
-                vectors: Any = record.vector or {}
-                if TOKENS not in vectors:
-                    raise _foreign(record, f"vectors {TOKENS!r}")
-                found[by_point[str(record.id)]] = np.asarray(vectors[TOKENS], dtype="float32")
+        found: dict[Id, np.ndarray] = {}
+        for id, record in self._retrieve(ids, max(1, min(_PAGE, _NUMBERS // size)), False, vectors=True):
+            if TOKENS not in (record.vector or {}):
+                raise foreign(record, f"vectors {TOKENS!r}")
+            found[id] = np.asarray(record.vector[TOKENS], dtype="float32")
         return found
+
+    def _retrieve(
+        self, ids: Iterable[Id], size: int, keys: list[str] | bool, *, vectors: bool
+    ) -> Iterator[tuple[Id, Any]]:
+        if not self._exists():
+            return
+        for chunk in _chunks(dict.fromkeys(ids), size):
+            by_point = {point_id(id): id for id in chunk}
+            with self._collection.connection.use() as client:
+                records = client.retrieve(
+                    self._collection.name,
+                    list(by_point),
+                    with_payload=keys,
+                    with_vectors=[TOKENS] if vectors else False,
+                )
+            yield from ((by_point[str(record.id)], record) for record in records)
 
     def scroll(
         self, keys: list[str] | bool, condition: models.Filter | None = None, *, vectors: bool = False
     ) -> Iterator[Any]:
         """Yield the points with some keys of their payloads, in the order of Qdrant, which is that of their ids."""
-        if not self._exists():
-            return
-        # With vectors, a page is what fits in an answer.
-        limit, offset = _PAGE if not vectors else 32, None
-        while True:
-            with self._connection.use() as client:
+        offset, more = None, self._exists()
+        while more:
+            with self._collection.connection.use() as client:
                 records, offset = client.scroll(
                     self._collection.name,
                     scroll_filter=condition,
-                    limit=limit,
+                    limit=32 if vectors else _PAGE,  # what fits in an answer
                     offset=offset,
                     with_payload=keys,
                     with_vectors=[TOKENS] if vectors else False,
                 )
             yield from records
-            if offset is None:
-                return
+            more = offset is not None
 
     def ids(self, prefix: str | None = None) -> list[Id]:
         """Return the ids in the order of insertion, or those that are strings and begin with a prefix."""
+        from qdrant_client import models
+
         condition = None
         if prefix is not None:
-            from qdrant_client import models
-
             condition = models.Filter(must=[models.FieldCondition(key="id", match=models.MatchPrefix(prefix=prefix))])
         payloads = [check_payload(record, PLACE) for record in self.scroll(PLACE, condition)]
         return [payload["id"] for payload in sorted(payloads, key=lambda payload: payload["sequence"])]
 
+    def texts(self, size: int) -> Iterator[list[tuple[Id, str]]]:
+        """Yield the ids and texts of all documents with a text, some at a time."""
+        payloads = (check_payload(record, ["id"]) for record in self.scroll(["id", "text"]))
+        yield from _chunks(((each["id"], each["text"]) for each in payloads if each.get("text") is not None), size)
+
     def last_sequence(self) -> int:
         """Return the place of the document that was inserted last; -1 if there is none."""
-        if not self._exists():
-            return -1
         from qdrant_client import models
 
         order = models.OrderBy(key="sequence", direction=models.Direction.DESC)
-        with self._connection.use() as client:
+        with self._collection.connection.use() as client:
             records, _ = client.scroll(self._collection.name, limit=1, order_by=order, with_payload=["sequence"])
         return int((records[0].payload or {})["sequence"]) if records else -1
 
     def upsert(self, batch: DocumentBatch, sequence: int) -> Iterator[int]:
-        """Insert or replace documents; yield the number of those that each request has stored.
-
-        `batch`: the documents; their vectors are the array ``"vectors"``. `sequence`: the place of the first document
-        in the order of insertion.
-        """
+        """Insert or replace documents from a place in the order on; yield how many each request has stored."""
         from qdrant_client import models
 
+        first_stage = self._collection.configuration.first_stage
         embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
-        size = batch.dim + self._collection.configuration.first_stage.size(batch.dim)
+        size = batch.dim + first_stage.size(batch.dim)
         for first, last in split_by_rows(embeddings.offsets, max(1, _NUMBERS // size), _POINTS):
             part, documents = embeddings[first:last], batch.documents[first:last]
-            singles = self._collection.configuration.first_stage.encode_documents(part)
+            singles = first_stage.encode_documents(part)
+            words = self._sparse([document.text or "" for document in documents])
             points = [
                 models.PointStruct(
                     id=point_id(document.id),
-                    payload=make_payload(document, sequence + first + i, np.asarray(part[i])),
-                    vector={TOKENS: part[i].tolist(), FIRST_STAGE: singles[i].tolist(), **words},
+                    payload=_payload(document, sequence + first + i, len(part[i])),
+                    vector={TOKENS: part[i].tolist(), FIRST_STAGE: singles[i].tolist(), **words[i]},
                 )
-                for i, (document, words) in enumerate(zip(documents, self._sparse(documents), strict=True))
+                for i, document in enumerate(documents)
             ]
-            with self._connection.use() as client:
+            with self._collection.connection.use() as client:
                 client.upsert(self._collection.name, points, wait=True)
             yield last - first
 
@@ -376,41 +190,45 @@ class Points:
 
         for chunk in _chunks(ids, _PAGE):
             selector = models.PointIdsList(points=[point_id(id) for id in chunk])
-            with self._connection.use() as client:
+            with self._collection.connection.use() as client:
                 client.delete(self._collection.name, selector, wait=True)
 
     def write_keywords(self, texts: Sequence[tuple[Id, str]]) -> None:
         """Make the sparse vectors of texts again."""
         from qdrant_client import models
 
-        documents = [StoredDocument(id, text, "{}", {}) for id, text in texts]
-        vectors = [
-            models.PointVectors(id=point_id(document.id), vector=words)
-            for document, words in zip(documents, self._sparse(documents), strict=True)
-            if words
-        ]
+        made = zip(texts, self._sparse([text for _, text in texts]), strict=True)
+        vectors = [models.PointVectors(id=point_id(id), vector=words) for (id, _), words in made if words]
         if vectors:
-            with self._connection.use() as client:
+            with self._collection.connection.use() as client:
                 client.update_vectors(self._collection.name, vectors, wait=True)
+
+    def drop_keywords(self) -> None:
+        """Delete all sparse vectors."""
+        from qdrant_client import models
+
+        having = models.Filter(must=[models.HasVectorCondition(has_vector=KEYWORDS)])
+        with self._collection.connection.use() as client:
+            client.delete_vectors(self._collection.name, [KEYWORDS], having, wait=True)
 
     def _exists(self) -> bool:
         if not self._collection.exists:
             self._collection.read()
         return self._collection.exists
 
-    def _sparse(self, documents: Sequence[StoredDocument]) -> list[dict[str, Any]]:
-        """Return the sparse vector of each document by its name; nothing for one without words."""
-        from qdrant_client import models
-
+    def _sparse(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the sparse vector of each text by its name; nothing for one without words."""
         configuration = self._collection.configuration
         if configuration.tokenizer is None or configuration.average_length is None:
-            return [{} for _ in documents]
-        counts = count_words([document.text or "" for document in documents], configuration.tokenizer)
-        found: list[SparseVector] = [document_vector(each, configuration.average_length) for each in counts]
-        return [
-            {KEYWORDS: models.SparseVector(indices=each.indices, values=each.values)} if each.indices else {}
-            for each in found
-        ]
+            return [{} for _ in texts]
+        counts = count_words(texts, configuration.tokenizer)
+        vectors = [_document_vector(each, configuration.average_length) for each in counts]
+        return [{} if vector is None else {KEYWORDS: vector} for vector in vectors]
+
+
+def point_id(id: Id) -> str:
+    """Return the id of a document's point, a UUID that depends on the id and its type."""
+    return str(uuid.uuid5(_NAMESPACE, f"{type(id).__name__}:{id}"))
 
 
 def check_payload(record: Any, keys: Iterable[str]) -> dict[str, Any]:
@@ -418,18 +236,12 @@ def check_payload(record: Any, keys: Iterable[str]) -> dict[str, Any]:
     payload: dict[str, Any] = record.payload or {}
     for key in keys:
         if key not in payload:
-            raise _foreign(record, f"payload key {key!r}")
+            raise foreign(record, f"payload key {key!r}")
     return payload
 
 
-def stored_part(error: LatelierError, stored: int, total: int) -> LatelierError:
-    """Return the error of a write that was interrupted between two requests, which says how much it has stored."""
-    return StorageError(
-        f"{error} The write has stored {stored:,} of {total:,} documents; repeat it with update(), which replaces them."
-    )
-
-
-def _foreign(record: Any, missing: str) -> CorruptedIndexError:
+def foreign(record: Any, missing: str) -> CorruptedIndexError:
+    """Return the error for a point that is not one of an index."""
     return CorruptedIndexError(
         f"the point {record.id} of the collection has no {missing}: another program has added or changed it. verify() "
         "lists all such points; delete them with Qdrant's client, and add their documents again."
@@ -442,89 +254,132 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield chunk
 
 
-# A batch of documents in memory, in bytes.
-_BATCH_BYTES = 64 << 20
-# Qdrant stores multi-vectors of fewer numbers only (MAX_MULTIVECTOR_FLATTENED_LEN).
-_MOST_NUMBERS = 1 << 20
-# Texts of the first write that give the average length.
-_SAMPLE = 10_000
+# Payloads.
+
+_JSON_BEGIN = re.compile(r'[ \t\n\r]*(?:[\[{"]|-?[0-9]|true|false|null)')
+_NUMERIC_PREFIX = re.compile(r"[ \t\n\v\f\r]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
 
 
-def write_documents(
-    points: Points,
-    collection: QdrantCollection,
-    given: tuple[Any, Any, Any, Any],
-    *,
-    replace: bool = False,
-    prefixes: Sequence[str] = (),
-    show_progress: bool = False,
-) -> None:
-    """Insert documents.
+def _payload(document: StoredDocument, sequence: int, tokens: int) -> dict[str, Any]:
+    payload = {"id": document.id, "metadata": document.metadata, "sequence": sequence, "tokens": tokens}
+    payload |= {} if document.text is None else {"text": document.text}
+    numbers: dict[str, int | float] = {}
+    strings: dict[str, str] = {}
+    lists: dict[str, list[Any]] = {}
+    originals = json.loads(document.metadata) if document.fields else {}
+    # Reversed, so that of keys that differ only in case the first one wins.
+    for name, value in reversed(list(document.fields.items())):
+        if not is_nameable(fold_name(name)):
+            continue
+        key, original = field_key(name), originals[name]
+        for kept in (numbers, strings, lists):
+            kept.pop(key, None)
+        elements = None
+        if isinstance(original, (list, dict)):
+            elements = _elements(original)
+        elif isinstance(original, str):
+            elements = text_elements(original)
+        if elements is not None:
+            lists[key] = elements
+        if isinstance(value, str):
+            strings[key] = value
+        elif value is not None:
+            numbers[key] = as_number(value)
+    true = sorted(key for key, value in strings.items() if is_true_text(value))
+    parts = {"numbers": numbers, "strings": strings, "lists": lists, "true": true}
+    return payload | {name: part for name, part in parts.items() if part}
 
-    `given`: the ids, embeddings, texts and metadata, as the user gave them. `replace`: replace documents that are in
-    the index. `prefixes`: remove the documents that were in the index and whose ids begin with one of these.
-    `show_progress`: show a progress bar while the documents are read. Raises `DuplicateIdError` if an id is given twice
-    or, without `replace`, is in the index. Raises `EmbeddingsError` or `InvalidArgumentError` if a document cannot be
-    stored; nothing has been sent then. Raises `StorageError` if Qdrant does not answer.
+
+def field_key(name: str) -> str:
+    """Return the key of a field in a payload, which is also a step of Qdrant's paths.
+
+    A path quotes a step that is not a word, and cannot hold a double quote: it becomes ``%22``, and ``%`` ``%25``.
     """
-    collection.read()  # others may have changed its dim or its tokenizer, or deleted it
-    dtype = collection.configuration.dtype
-    batches = DocumentBatches(*given, dtype=dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
-    seen: set[Id] = set()
-    with Spool() as spool:
-        empty = points.count() == 0
-        for batch in batches.read(None if empty else collection.dim, lambda part, _: {"vectors": part.vectors}):
-            _check_ids(points, batch, seen, replace)
-            _check_sizes(batch)
-            spool.append(batch)
-        replaced = {id for prefix in prefixes for id in points.ids(prefix)} - seen
-        if spool.documents:
-            _send(points, collection, spool)
-        # The old documents go last: until then, searches find the old ones, the new ones, or both, but never neither.
-        points.delete(replaced)
+    return fold_name(name).replace("%", "%25").replace('"', "%22")
 
 
-def _send(points: Points, collection: QdrantCollection, spool: Spool) -> None:
-    stored = 0
+def as_number(value: int | float) -> int | float:
+    """Return a number as payloads hold it: 2.0 as 2, beyond 64 bits as the nearest float, and no infinity."""
+    if isinstance(value, int) and value not in INT64:
+        value = float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
+    if isinstance(value, float):
+        if math.isinf(value):
+            return math.copysign(sys.float_info.max, value)
+        if not value.is_integer() or int(value) not in INT64:
+            return value
+    return int(value)
+
+
+def is_true_text(value: str) -> bool:
+    """Whether a string is true as a condition of SQL: it begins with a number other than 0."""
+    found = _NUMERIC_PREFIX.match(value)
+    return found is not None and float(found[1]) != 0
+
+
+def text_elements(text: str) -> list[SqlValue] | None:
+    """Return what json_each reads from a string: the elements of its JSON, or one value; None if it is not JSON."""
+    if not _JSON_BEGIN.match(text):  # most strings, without the cost of an exception
+        return None
     try:
-        for batch in spool:
-            if stored == 0:
-                collection.create(batch.dim)
-                sequence = points.last_sequence() + 1
-                _set_average_length(collection, batch)
-            collection.add_fields(dict.fromkeys(key for document in batch.documents for key in document.fields))
-            for count in points.upsert(batch, sequence):
-                stored += count
-                sequence += count
-    except LatelierError as error:
-        if not stored:
-            raise
-        raise stored_part(error, stored, spool.documents) from error
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return _elements(value if isinstance(value, (list, dict)) else [value])
 
 
-def _check_ids(points: Points, batch: DocumentBatch, seen: set[Id], replace: bool) -> None:
-    counts = Counter(document.id for document in batch.documents)
-    twice = [id for id, count in counts.items() if count > 1 or id in seen]
-    if twice:
-        raise duplicate_ids(twice, "given twice in this call; give every document a different id")
-    seen.update(counts)
-    present = {} if replace else points.find(counts)
-    if present:
-        raise duplicate_ids(present, "in the index already; update() replaces documents")
+def _elements(value: Any) -> list[SqlValue]:
+    found: list[SqlValue] = []
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, (list, dict)):
+            found.append(dump_json(each))
+        else:
+            found.append(each if each is None or isinstance(each, str) else as_number(each))
+    return found
 
 
-def _check_sizes(batch: DocumentBatch) -> None:
-    for document, length in zip(batch.documents, batch.lengths, strict=True):
-        if length * batch.dim >= _MOST_NUMBERS:
-            raise EmbeddingsError(
-                f"document {document.id!r} has {length:,} tokens of dim {batch.dim}; Qdrant stores fewer than "
-                f"{_MOST_NUMBERS:,} numbers per document. Cut it into passages, or pool its tokens."
-            )
+# Words.
+
+_K1, _B = 1.2, 0.75
+# Characters of a word of a query that are searched for with the tokenizer "trigram", as in FTS5 indexes.
+_TRIGRAM_WORD = 64
 
 
-def _set_average_length(collection: QdrantCollection, batch: DocumentBatch) -> None:
-    """Set the average length of texts that BM25 divides by, if it is not set yet and there are texts."""
-    configuration = collection.configuration
-    texts = [document.text for document in batch.documents[:_SAMPLE] if document.text is not None]
-    if configuration.tokenizer is not None and configuration.average_length is None and texts:
-        collection.write_configuration(average_length=average_length(count_words(texts, configuration.tokenizer)))
+def count_words(texts: Sequence[str], tokenizer: str) -> list[dict[str, int]]:
+    """Return how often each text has each of its words, as FTS5 cuts it."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(
+            f"CREATE VIRTUAL TABLE keyword USING fts5(text, content='', tokenize='{TOKENIZERS[tokenizer]}')"
+        )
+        connection.execute("CREATE VIRTUAL TABLE word USING fts5vocab(keyword, 'instance')")
+        connection.executemany("INSERT INTO keyword(rowid, text) VALUES (?, ?)", enumerate(texts))
+        counts: list[dict[str, int]] = [{} for _ in texts]
+        for document, word, count in connection.execute("SELECT doc, term, count(*) FROM word GROUP BY doc, term"):
+            counts[document][word] = count
+        return counts
+
+
+def query_vector(text: str, tokenizer: str) -> models.SparseVector | None:
+    """Return the sparse vector of a query; None if it has no word.
+
+    A word that the tokenizer cuts further counts as several words; in FTS5, they must follow each other.
+    """
+    words = query_words(text)
+    if tokenizer == "trigram":
+        words = [word[:_TRIGRAM_WORD] for word in words]
+    return _sparse_vector({word: 1.0 for counts in count_words(words, tokenizer) for word in counts})
+
+
+def _document_vector(counts: dict[str, int], average: float) -> models.SparseVector | None:
+    norm = _K1 * (1 - _B + _B * sum(counts.values()) / average)
+    return _sparse_vector({word: (_K1 + 1) * count / (count + norm) for word, count in counts.items()})
+
+
+def _sparse_vector(weights: dict[str, float]) -> models.SparseVector | None:
+    """Return the weights of words by dimension; those of two words with the same hash are added."""
+    from qdrant_client import models
+
+    values: dict[int, float] = {}
+    for word, weight in weights.items():
+        dimension = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little")
+        values[dimension] = values.get(dimension, 0.0) + weight
+    return models.SparseVector(indices=list(values), values=list(values.values())) if values else None
