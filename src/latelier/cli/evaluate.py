@@ -50,7 +50,7 @@ def evaluate(
     ] = None,
     kind: Annotated[
         Kind, typer.Option(help="Without --index: kind of the temporary index that the documents are put into.")
-    ] = Kind.FLAT,
+    ] = "flat",
     split: Annotated[str, typer.Option(help="Which qrels of the folder: test, dev, train, ...")] = "test",
     measure: Annotated[
         list[str] | None,
@@ -195,7 +195,7 @@ def _searched_index(index: str | None, kind: Kind) -> Iterator[Index]:
         with open_index(index) as opened:
             yield opened
         return
-    make = indexes.Flat if kind is Kind.FLAT else indexes.IVF
+    make = indexes.Flat if kind == "flat" else indexes.IVF
     with TemporaryDirectory(prefix="latelier-evaluate-") as folder, make(folder) as made:
         yield made
 

@@ -1,85 +1,42 @@
-"""Index, copy."""
+"""The commands index and copy."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from enum import Enum
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from latelier.cli.locations import (
-    BitsOption,
-    KindOption,
-    ShardsOption,
     as_parquet,
-    discarded_if_empty,
+    check_existing,
+    discarded_if_unused,
     open_index,
     open_target,
     parse_folder,
 )
-from latelier.cli.options import DeviceOption, Kind, MemoryOption
+from latelier.cli.options import DeviceOption, JsonOption, Kind, MemoryOption, refuse_unused
+from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+from latelier.errors import InvalidArgumentError, LatelierError, StorageError
+from latelier.retrieve.readers import DocumentFormat
+from latelier.utils.checks import short
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Passages, Retriever
 
-
-class Backend(str, Enum):
-    """What encodes documents."""
-
-    TORCH = "torch"
-    ONNX = "onnx"
-    AUTO = "auto"
-
-
-class ComputeDtype(str, Enum):
-    """What documents are encoded in."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    INT8 = "int8"
-
-
-BackendOption: TypeAlias = Annotated[
-    Backend | None,
-    typer.Option(help="What encodes on a CPU: torch (default), onnx, or auto, the faster one by a measurement."),
+Backend: TypeAlias = Literal["torch", "onnx", "auto"]
+ComputeDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+BitsOption: TypeAlias = Annotated[
+    int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as the source, or 8.")
 ]
-ComputeDtypeOption: TypeAlias = Annotated[
-    ComputeDtype,
-    typer.Option(help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index."),
-]
-
-
-class Format(str, Enum):
-    """Formats of a file."""
-
-    AUTO = "auto"
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-    TXT = "txt"
-    WHOLE = "whole"
-
-
-PassageTokens: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
-]
-Precision: TypeAlias = Annotated[
-    str | None, typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8.")
-]
-Workers: TypeAlias = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
-]
-Shards: TypeAlias = Annotated[
+ShardsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Divide a new index among N shards, a process each (extra: ray)."),
 ]
@@ -103,8 +60,8 @@ def index(
         typer.Option(help="Kind of a new index: flat (default) is exact; ivf is approximate, for many documents."),
     ] = None,
     format: Annotated[
-        Format, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
-    ] = Format.AUTO,
+        DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
+    ] = "auto",
     id: Annotated[str | None, typer.Option(metavar="FIELD", help="Field of the id; default: id or _id.")] = None,
     text: Annotated[
         str | None, typer.Option(metavar="FIELD,...", help="Fields of the text, joined by line ends; default: text.")
@@ -119,14 +76,19 @@ def index(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of text and Markdown; repeatable."),
     ] = None,
-    passages: PassageTokens = None,
+    passages: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
+    ] = None,
     overlap: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
     ] = None,
     pool_factor: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Pool about N token vectors of a document into one.")
     ] = None,
-    precision: Precision = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8.")
+    ] = None,
     update: Annotated[
         bool, typer.Option("--update", help="Replace documents whose id is in the index, if they have changed.")
     ] = False,
@@ -134,13 +96,22 @@ def index(
         bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
     ] = False,
     device: DeviceOption = None,
-    shards: Shards = None,
-    workers: Workers = None,
-    backend: BackendOption = None,
-    compute_dtype: ComputeDtypeOption = ComputeDtype.AUTO,
+    shards: ShardsOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
+    ] = None,
+    backend: Annotated[
+        Backend | None,
+        typer.Option(help="What encodes on a CPU: torch (default), onnx, or auto: onnx where it can."),
+    ] = None,
+    compute_dtype: Annotated[
+        ComputeDtype,
+        typer.Option(help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index."),
+    ] = "auto",
     max_memory: MemoryOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")] = 32,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Encode documents and add them to an index.
 
@@ -158,9 +129,13 @@ def index(
       latelier index papers.csv --index ./papers --id doi --text abstract,body --metadata year
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import quiet_loading, show_progress
+    from latelier.retrieve import Retriever
+    from latelier.retrieve.model import open_with_model
 
-    _refuse_unused(context, source, passages)
+    if source == "-":
+        refuse_unused(context, ("glob",), "has no effect on standard input, only on a folder")
+    if passages is None:
+        refuse_unused(context, ("overlap",), "has no effect without --passages")
     if update and resume:
         raise typer.BadParameter(
             "it keeps stored documents, --update replaces them; give one of them.", param_hint="--resume"
@@ -169,54 +144,66 @@ def index(
     documents = _read(source, format, fields, glob or [])
     _check_not_empty(documents, glob or [])
     quiet_loading()
-    make = partial(_make_index, folder, kind or Kind.FLAT, shards, max_memory)
-    opening = partial(_open_or_make, folder, model, device, make, kind, max_memory, _computing(backend, compute_dtype))
-    with discarded_if_empty(folder, opening, source) as retriever:
-        _check_shards(retriever.index, shards)
+    options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
+    options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
+    computing = {"backend": backend, "compute_dtype": None if compute_dtype == "auto" else compute_dtype}
+
+    def open_or_make() -> Retriever:
+        return Retriever(
+            *open_with_model(
+                folder,
+                model,
+                device=device,
+                computing={name: value for name, value in computing.items() if value is not None},
+                max_memory=max_memory,
+                make=partial(_make_index, folder, kind or "flat", shards, max_memory),
+                check=partial(check_existing, folder=folder, kind=kind, shards=shards),
+            )
+        )
+
+    with discarded_if_unused(folder, open_or_make) as retriever:
         before = len(retriever)
-        options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
-        options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
         if update:
             retriever.update(documents, skip_unchanged=True, **options)
         else:
             retriever.add(documents, skip_existing=resume, **options)
+        if not len(retriever):
+            name = "standard input" if source == "-" else source
+            raise InvalidArgumentError(
+                f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
+            )
         _export_encoder(retriever)
         counts: dict[str, Any] = {"index": str(folder), "before": before, "documents": len(retriever)}
-    _report(counts | _skipped(documents), json_output)
+    skipped = getattr(documents, "skipped", None)  # of a folder
+    if skipped is not None:
+        counts["skipped"] = [{"path": path, "reason": reason} for path, reason in skipped]
+    if json_output:
+        print_json(counts)
+    else:
+        plural = "" if counts["documents"] == 1 else "s"
+        typer.echo(f"{printable(str(folder))}: {counts['documents']:,} document{plural}, {before:,} before.")
 
 
-def _refuse_unused(context: typer.Context, source: str, passages: str | None) -> None:
-    """Check that options of folders and of passages have an effect."""
-    from latelier.cli.options import refuse_unused
-
-    if source == "-":
-        refuse_unused(context, ("glob",), "has no effect on standard input, only on a folder")
-    if passages is None:
-        refuse_unused(context, ("overlap",), "has no effect without --passages")
-
-
-def _read(source: str, format: Format, fields: dict[str, Any], glob: list[str]) -> Iterable[Any]:
-    from latelier.errors import InvalidArgumentError, StorageError
+def _read(source: str, format: DocumentFormat, fields: dict[str, Any], glob: list[str]) -> Iterable[Any]:
     from latelier.retrieve.documents import as_fields
     from latelier.retrieve.readers import read_document_file, read_documents
-    from latelier.utils.files import is_file
 
     try:
-        if source != "-":
-            return read_documents(source, format=format.value, glob=glob, **fields)
-        if sys.stdin is None:
-            raise StorageError("standard input is closed; name a file, or pipe the documents in.")
-        # As bytes: the text layer decodes by the locale, and some locales let invalid bytes through.
-        return read_document_file(sys.stdin.buffer, format.value, name="standard input", fields=as_fields(**fields))
+        named = as_fields(**fields)
     except InvalidArgumentError as error:
-        if is_file(Path(source)) and not str(error).startswith("received "):
-            raise  # a fault of what the file holds, not of the arguments
-        raise typer.BadParameter(str(error), param_hint="SOURCE") from error
+        raise typer.BadParameter(str(error)) from error
+    if source != "-":
+        if not os.path.lexists(source):
+            raise typer.BadParameter(f"there is no file {short(source)}.", param_hint="SOURCE")
+        return read_documents(source, format=format, glob=glob, **fields)
+    if sys.stdin is None:
+        raise StorageError("standard input is closed; name a file, or pipe the documents in.")
+    # As bytes: the text layer decodes by the locale, and some locales let invalid bytes through.
+    return read_document_file(sys.stdin.buffer, format, name="standard input", fields=named)
 
 
 def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
     """Check that a folder has a file that can be read, before a model is loaded and an index is made."""
-    from latelier.errors import InvalidArgumentError
     from latelier.retrieve.readers import DocumentFolder
 
     if not isinstance(documents, DocumentFolder) or (len(documents) and next(iter(documents), None) is not None):
@@ -230,27 +217,8 @@ def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
     )
 
 
-def _skipped(documents: Iterable[Any]) -> dict[str, Any]:
-    """Return what is reported of the files of a folder that were skipped; nothing for other sources."""
-    skipped = getattr(documents, "skipped", None)
-    return {} if skipped is None else {"skipped": [{"path": path, "reason": reason} for path, reason in skipped]}
-
-
-def _report(counts: dict[str, Any], json_output: bool) -> None:
-    from latelier.cli.output import print_json, printable
-
-    if json_output:
-        print_json(counts)
-        return
-    documents = counts["documents"]
-    added = f"{documents:,} document{'' if documents == 1 else 's'}, {counts['before']:,} before"
-    typer.echo(f"{printable(counts['index'])}: {added}.")
-
-
 def _passages(given: str | None, overlap: int | None) -> Passages | None:
-    from latelier.errors import InvalidArgumentError
     from latelier.retrieve.passages import Passages
-    from latelier.utils.checks import short
 
     if given is None:
         return None
@@ -261,13 +229,7 @@ def _passages(given: str | None, overlap: int | None) -> Passages | None:
     try:
         return Passages(None if given == "auto" else int(given), overlap)
     except InvalidArgumentError as error:
-        raise typer.BadParameter(str(error).replace(", or None", ", or auto"), param_hint="--passages") from error
-
-
-def _computing(backend: Backend | None, compute_dtype: ComputeDtype) -> dict[str, str]:
-    """Return those options of computing that are not the default."""
-    chosen = {"backend": backend, "compute_dtype": None if compute_dtype is ComputeDtype.AUTO else compute_dtype}
-    return {name: option.value for name, option in chosen.items() if option is not None}
+        raise typer.BadParameter(str(error), param_hint="--passages") from error
 
 
 def _names(listed: str | None) -> list[str] | None:
@@ -279,8 +241,6 @@ def _export_encoder(retriever: Retriever) -> None:
     """Export the encoder for `latelier search`, if the extra 'onnx' is installed and the model can be exported."""
     from importlib.util import find_spec
 
-    from latelier.cli.output import printable
-    from latelier.errors import LatelierError
     from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 
     if find_spec("onnxruntime") is None or not len(retriever):
@@ -295,51 +255,11 @@ def _export_encoder(retriever: Retriever) -> None:
 
 
 def _make_index(folder: Path, kind: Kind, shards: int | None, max_memory: str | None) -> Index:
-    """Make an index in a new folder."""
     from latelier import indexes
 
     if shards is not None:
-        return indexes.Sharded(folder, shards=shards, index=kind.value, max_memory=max_memory)
-    return (indexes.Flat if kind is Kind.FLAT else indexes.IVF)(folder, max_memory=max_memory)
-
-
-def _check_kind(index: Index, folder: Path, kind: Kind | None) -> None:
-    """Check that an index, or its shards, are of the kind that the user gives."""
-    from latelier.errors import InvalidArgumentError
-
-    found = Kind.FLAT if getattr(index, "nbits", None) is None else Kind.IVF
-    if kind not in (None, found):
-        raise InvalidArgumentError(
-            f"the index in {folder} has kind={found.value}, not {kind.value}; leave --kind out, or give a new folder."
-        )
-
-
-def _check_shards(index: Index, shards: int | None) -> None:
-    """Check that an index has as many shards as the user gives."""
-    from latelier.errors import InvalidArgumentError
-
-    if shards is not None and shards != (found := getattr(index, "shards", 1)):
-        raise InvalidArgumentError(
-            f"received --shards {shards}, but the index has {found}; leave --shards out, or give a new folder."
-        )
-
-
-def _open_or_make(
-    folder: Path,
-    model: str | None,
-    device: str | None,
-    make: Callable[[], Index],
-    kind: Kind | None,
-    max_memory: str | None,
-    computing: dict[str, str],
-) -> Retriever:
-    """Open the index in a folder, or make a new one; without `model`, new and empty indexes get the default model."""
-    from latelier.retrieve import Retriever
-    from latelier.retrieve.model import open_with_model
-
-    options: dict[str, Any] = {"device": device, "computing": computing, "max_memory": max_memory}
-    check = partial(_check_kind, folder=folder, kind=kind)
-    return Retriever(*open_with_model(folder, model, make=make, check=check, **options))
+        return indexes.Sharded(folder, shards=shards, index=kind, max_memory=max_memory)
+    return (indexes.Flat if kind == "flat" else indexes.IVF)(folder, max_memory=max_memory)
 
 
 def copy(
@@ -348,13 +268,15 @@ def copy(
         str, typer.Argument(metavar="TARGET", help="Index or new file to copy to, see below; made if missing.")
     ],
     *,
-    kind: KindOption = None,
+    kind: Annotated[
+        Kind | None, typer.Option(help="Kind of a new index in a folder, or of its shards; default: as the source.")
+    ] = None,
     nbits: BitsOption = None,
     shards: ShardsOption = None,
     settings: Annotated[
         bool, typer.Option("--settings/--no-settings", help="Store the settings of the source, such as its model.")
     ] = True,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Copy an index to another one, or to or from a Parquet file.
 
@@ -374,19 +296,16 @@ def copy(
       latelier copy ./fruit ./fruit.parquet
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import indexes
-    from latelier.cli.output import print_transfer, show_progress
     from latelier.indexes.copy import ParquetDocuments
 
     file, new = as_parquet(source), as_parquet(target)
     with ExitStack() as stack:
-        given = stack.enter_context(open_index(source)) if file is None else ParquetDocuments(file)
+        given: Any = stack.enter_context(open_index(source)) if file is None else ParquetDocuments(file)
         if new is not None and (kind, nbits, shards) != (None, None, None):
             raise typer.BadParameter("a file has no --kind, --nbits and --shards; leave them out.", param_hint="TARGET")
         filled = new or stack.enter_context(open_target(target, kind, nbits, shards, like=given))
-        report = indexes.copy_documents(
-            file or given,
-            filled,
-            settings=settings,
-            show_progress=show_progress(),  # type: ignore[arg-type]
-        )
-    print_transfer(report, json_output)
+        report = indexes.copy_documents(file or given, filled, settings=settings, show_progress=show_progress())
+    if json_output:
+        print_json({**asdict(report), "kept": report.kept})
+    else:
+        typer.echo(printable(str(report)))

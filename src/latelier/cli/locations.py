@@ -10,22 +10,25 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import typer
 
 from latelier.cli.options import Kind
-from latelier.errors import IndexFormatError, InvalidArgumentError
+from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 
 if TYPE_CHECKING:
     from latelier.indexes import Index, Qdrant
+    from latelier.indexes.copy import ParquetDocuments
     from latelier.retrieve import Retriever
+
+Opened = TypeVar("Opened", "Index", "Retriever")
 
 _FORMS = "qdrant:FOLDER, qdrant+http://HOST:PORT/COLLECTION or qdrant+https://HOST:PORT/COLLECTION"
 _KEY = "QDRANT_API_KEY"
@@ -35,10 +38,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):(//)?")
 
 @dataclass(frozen=True)
 class QdrantLocation:
-    """A collection of Qdrant: in a folder of its local mode, or on a server.
-
-    `folder`: the folder; None for a server. `url`: the URL of the server; None for a folder.
-    """
+    """A collection of Qdrant, in a folder of its local mode or on a server (one of `folder` and `url` is None)."""
 
     folder: Path | None
     url: str | None
@@ -52,10 +52,7 @@ class QdrantLocation:
             )
 
     def open(self, **options: Any) -> Qdrant:
-        """Open the collection, which need not exist yet; a server gets the key in ``QDRANT_API_KEY``.
-
-        `**options`: those of a new collection; see `latelier.indexes.Qdrant`, also about errors.
-        """
+        """Open the collection, which need not exist yet; a server gets the key in ``QDRANT_API_KEY``."""
         from latelier import indexes
 
         if self.folder is None:
@@ -83,12 +80,7 @@ class QdrantLocation:
 
 
 def parse_location(text: str) -> Path | QdrantLocation:
-    """Return the folder or the collection that a text names.
-
-    `text`: a folder, ``qdrant:FOLDER``, ``qdrant:FOLDER#COLLECTION`` (by default the collection is ``latelier``),
-    ``qdrant+http://HOST:PORT/COLLECTION`` or ``qdrant+https://HOST:PORT/COLLECTION``; without a port, 6333. Raises
-    `InvalidArgumentError` if it begins with another scheme, names no collection on a server, or holds a password.
-    """
+    """Return the folder or the collection that a text names, in one of these forms: FOLDER and `_FORMS`."""
     match = _SCHEME.match(text)
     scheme, slashes = match.groups() if match else ("", None)
     if scheme == "qdrant":
@@ -126,12 +118,7 @@ def parse_folder(text: str) -> Path:
 def open_index(
     location: str | Path | QdrantLocation, *, read_only: bool = True, max_memory: str | None = None
 ) -> Index:
-    """Open an existing index.
-
-    `location`: where it is, as the user types it or parsed; see `parse_location`. `read_only`: open a folder for
-    reading only; Qdrant has no such mode. `max_memory`: memory budget of an index in a folder. Raises
-    `IndexFormatError` if there is no index.
-    """
+    """Open an existing index at a place as the user types it, or parsed; Qdrant has no mode for reading only."""
     from latelier import indexes
 
     place = parse_location(location) if isinstance(location, str) else location
@@ -165,56 +152,21 @@ def _hidden(text: str) -> str:
     return re.sub(r"//[^/]*@|\?.*", lambda found: "//...@" if found[0].startswith("//") else "?...", text)
 
 
-def holds_files(folder: Path) -> bool:
-    """Whether there is a folder of this name that is not empty."""
-    return folder.is_dir() and any(folder.iterdir())
-
-
 @contextmanager
-def discarded_if_empty(folder: Path, open_or_make: Callable[[], Retriever], source: str) -> Iterator[Retriever]:
-    """Open or make an index for a ``with`` block; remove it if the call made it and it is empty at the end.
+def discarded_if_unused(folder: Path, open_or_make: Callable[[], Opened]) -> Iterator[Opened]:
+    """Open or make an index for a ``with`` block; delete one that this call has made if an error leaves it empty.
 
-    An empty index would be of the kind of the first, failed attempt, whatever the next one asks for. `open_or_make`:
-    opens the index in the folder, or makes one if the folder is empty or missing; `source`: where the documents come
-    from, for the message.
+    It would be of the kind of the first, failed attempt, whatever the next one asks for.
     """
-    from latelier.errors import InvalidArgumentError
-
-    was_folder, is_new = folder.is_dir(), not holds_files(folder)
+    was_folder, is_new = folder.is_dir(), not (folder.is_dir() and any(folder.iterdir()))
     is_unused = is_new  # if it cannot be opened, nothing was committed
     try:
-        with open_or_make() as retriever:
+        with open_or_make() as opened:
             is_unused = False
             try:
-                yield retriever
-            finally:
-                is_unused = is_new and len(retriever.index) == 0
-            if is_unused:
-                name = "standard input" if source == "-" else source
-                raise InvalidArgumentError(
-                    f"nothing to index in {name}: it holds no document, so no index was made. Give one that does, or "
-                    "see --format."
-                )
-    finally:
-        if is_unused:
-            _remove(folder, keep=was_folder)
-
-
-@contextmanager
-def discarded_if_failed(folder: Path, open_or_make: Callable[[], Index]) -> Iterator[Index]:
-    """Open or make an index for a ``with`` block; remove it if the call made it, and an error leaves it empty.
-
-    `open_or_make`: opens the index in the folder, or makes one if the folder is empty or missing.
-    """
-    was_folder, is_new = folder.is_dir(), not holds_files(folder)
-    is_unused = is_new
-    try:
-        with open_or_make() as index:
-            is_unused = False
-            try:
-                yield index
+                yield opened
             except BaseException:
-                is_unused = is_new and len(index) == 0
+                is_unused = is_new and len(opened) == 0
                 raise
     finally:
         if is_unused:
@@ -223,6 +175,8 @@ def discarded_if_failed(folder: Path, open_or_make: Callable[[], Index]) -> Iter
 
 def _remove(folder: Path, *, keep: bool) -> None:
     """Remove an index without documents; `keep` leaves its folder, empty as it was before."""
+    from latelier import indexes
+
     if not folder.is_dir():
         return
     folder = folder.resolve()
@@ -232,148 +186,87 @@ def _remove(folder: Path, *, keep: bool) -> None:
         folder.rename(aside)
     except OSError:  # a mount point, or files that are open on Windows
         return
-    if _holds_documents(aside):  # that process has committed in the meantime
-        aside.rename(folder)
-        return
+    with suppress(LatelierError), indexes.open(aside, read_only=True) as index:
+        if len(index):  # that process has committed in the meantime
+            aside.rename(folder)
+            return
     shutil.rmtree(aside, ignore_errors=True)
     if keep:
         folder.mkdir()
 
 
-def _holds_documents(folder: Path) -> bool:
-    import sqlite3
-
-    from latelier.indexes.store.checks import CATALOG
-
-    if not (folder / CATALOG).is_file():
-        return False
-    with closing(sqlite3.connect(folder / CATALOG)) as connection:
-        try:
-            return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0])
-        except sqlite3.Error:  # of another kind, whose processes have ended with this one
-            return False
-
-
-if TYPE_CHECKING:
-    from latelier.indexes import Index
-    from latelier.indexes.copy import ParquetDocuments
-
-    Source: TypeAlias = "Index | ParquetDocuments"
-
-
-def _as_kind(text: str) -> Kind:
-    if text == "qdrant":
-        raise typer.BadParameter(
-            "a collection of Qdrant is named by the target itself: qdrant:FOLDER, or qdrant+http://HOST:PORT/COLLECTION."
-        )
-    if text not in [each.value for each in Kind]:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(repr(each.value) for each in Kind)}.")
-    return Kind(text)
-
-
-KindOption: TypeAlias = Annotated[
-    Kind | None,
-    typer.Option(
-        parser=_as_kind,
-        metavar=f"[{'|'.join(each.value for each in Kind)}]",
-        help="Kind of a new index in a folder, or of its shards; default: that of the source.",
-    ),
-]
-BitsOption: TypeAlias = Annotated[
-    int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as the source, or 8.")
-]
-ShardsOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Divide a new index among N shards; needs the extra ray.")
-]
-
-
 @contextmanager
 def open_target(
-    text: str, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Source
+    text: str, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Index | ParquetDocuments
 ) -> Iterator[Index]:
-    """Open an index, or make a new one, for a ``with`` block; a new one that gets no document is removed if it fails.
+    """Open the index to copy to, or make one: of the kind, bits and tokenizer of the source unless they are given.
 
-    `text`: its folder, or its collection of Qdrant; see `latelier.cli.locations.parse_location`. `kind`, `nbits`,
-    `shards`: as the user gives them: the kind of the index, or of its shards, the bits per number, and the number of
-    shards. An existing index must have them; a new one gets what is not given from the source, but is not sharded. A
-    collection of Qdrant takes none of them. `like`: the source: an index or a Parquet file. Raises
-    `InvalidArgumentError` if the index in the folder is another one.
+    An existing index must have what is given.
     """
     place = parse_location(text)
-    if isinstance(place, QdrantLocation):
-        with _open_collection(place, {"kind": kind, "nbits": nbits, "shards": shards}, like) as index:
+    if isinstance(place, Path):
+        with discarded_if_unused(place, partial(_open_or_make, place, kind, nbits, shards, like)) as index:
             yield index
         return
-    with discarded_if_failed(place, partial(_open_or_make, place, kind, nbits, shards, like)) as index:
-        yield index
+    for name, value in {"kind": kind, "nbits": nbits, "shards": shards}.items():
+        if value is not None:
+            raise typer.BadParameter("a collection of Qdrant has no such option; leave it out.", param_hint=f"--{name}")
+    with place.open() as collection:
+        if collection.exists:
+            yield collection
+            return
+    dtype = "float16" if getattr(like, "dtype", None) == "float16" else "float32"
+    with place.open(dtype=dtype, **_keyword_options(like)) as collection:
+        yield collection
 
 
-def _open_or_make(folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, like: Source) -> Index:
+def _open_or_make(
+    folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, like: Index | ParquetDocuments
+) -> Index:
     from latelier import indexes
-    from latelier.errors import InvalidArgumentError
     from latelier.retrieve.model import find_index
 
     index = find_index(folder)
     if index is not None:
-        wanted = {"kind": kind, "nbits": nbits, "shards": shards}
-        there = {"kind": _kind_of(index), "nbits": getattr(index, "nbits", None)}
-        there["shards"] = getattr(index, "shards", None)
-        for name, value in wanted.items():
-            if value not in (None, there[name]):
-                index.close()
-                raise InvalidArgumentError(
-                    f"the index in {folder} has {name}={_spelled(there[name])}, not {_spelled(value)}; leave --{name} "
-                    "out, or give a new folder."
-                )
+        check_existing(index, folder, kind=kind, nbits=nbits, shards=shards)
         return index
-    kind = kind or _kind_of(like)
-    if nbits is not None and kind is not Kind.IVF:
+    kind = kind or kind_of(like)
+    if nbits is not None and kind != "ivf":
         raise typer.BadParameter("only an ivf index is quantised; add --kind ivf.", param_hint="--nbits")
     options = _keyword_options(like)
-    if kind is Kind.IVF:
+    if kind == "ivf":
         options["nbits"] = nbits or getattr(like, "nbits", None)
     elif getattr(like, "dtype", None) == "float16":
         options["dtype"] = "float16"
     if shards is not None:
-        return indexes.Sharded(folder, shards=shards, index=kind.value, **options)
-    return indexes.IVF(folder, **options) if kind is Kind.IVF else indexes.Flat(folder, **options)
+        return indexes.Sharded(folder, shards=shards, index=kind, **options)
+    return indexes.IVF(folder, **options) if kind == "ivf" else indexes.Flat(folder, **options)
 
 
-def _open_collection(location: QdrantLocation, given: dict[str, Any], like: Source) -> Index:
-    """Open a collection of Qdrant, or prepare a new one, with the dtype and the tokenizer of the source."""
+def check_existing(index: Index, folder: Path, **given: Any) -> None:
+    """Close an index and raise an error if its kind, nbits or shards are not those that the user gives."""
+    there = {"kind": kind_of(index), "nbits": getattr(index, "nbits", None), "shards": getattr(index, "shards", None)}
     for name, value in given.items():
-        if value is not None:
-            raise typer.BadParameter("a collection of Qdrant has no such option; leave it out.", param_hint=f"--{name}")
-    index = location.open()
-    if index.exists:
-        return index
-    index.close()
-    dtype = "float16" if getattr(like, "dtype", None) == "float16" else "float32"
-    return location.open(dtype=dtype, **_keyword_options(like))
+        if value not in (None, there[name]):
+            index.close()
+            raise InvalidArgumentError(
+                f"the index in {folder} has {name}={there[name]}, not {value}; leave --{name} out, or give a new "
+                "folder."
+            )
 
 
-def _keyword_options(like: Source) -> dict[str, Any]:
+def kind_of(source: Any) -> Kind:
+    """Return the kind of an index, or of its shards; of other sources, what is quantised or not."""
+    return "flat" if getattr(source, "nbits", None) is None else "ivf"
+
+
+def _keyword_options(like: Index | ParquetDocuments) -> dict[str, Any]:
     tokenizer = getattr(like, "tokenizer", None)
     return {"keywords": tokenizer is not None, "tokenizer": tokenizer}
 
 
-def _kind_of(source: Source) -> Kind:
-    """Return the kind of an index; of its shards, if it has shards; and for other engines, what is quantised or not."""
-    kind = getattr(source, "kind", None)
-    if kind in [each.value for each in Kind]:
-        return Kind(kind)
-    return Kind.FLAT if getattr(source, "nbits", None) is None else Kind.IVF
-
-
-def _spelled(value: Any) -> Any:
-    return value.value if isinstance(value, Kind) else value
-
-
 def named_locations(arguments: Iterable[str]) -> dict[str, Path | QdrantLocation]:
-    """Return where some indexes are, by name.
-
-    `arguments`: each ``INDEX``, whose name is that of the folder or of the collection of Qdrant, or ``NAME=INDEX``.
-    """
+    """Return where indexes are, by name: each is INDEX (with the name of its folder or collection) or NAME=INDEX."""
     locations: dict[str, Path | QdrantLocation] = {}
     for argument in arguments:
         name, text = _named(argument)
@@ -394,11 +287,7 @@ def open_named(
     max_memory: str | None = None,
     **options: Any,
 ) -> dict[str, Retriever]:
-    """Open indexes, first all of them and then their models, which takes much longer.
-
-    `read_only`, `max_memory`: as of `latelier.cli.locations.open_index`, also about errors; `**options`: ``model``,
-    ``device`` and ``backend``, as of `latelier.retrieve.Retriever.open`; returns: retrievers by name.
-    """
+    """Open indexes, first all and then their models, which takes much longer to open."""
     from latelier.retrieve import Retriever
 
     opened = {
@@ -418,12 +307,7 @@ def _named(argument: str) -> tuple[str, str]:
 
 
 def open_retriever(location: str, *, max_memory: str | None = None, **options: Any) -> Retriever:
-    """Open an index for reading, with the model that filled it, or with the one that the user names.
-
-    `location`: the index, as the user types it; see `latelier.cli.locations.parse_location`. `**options`: ``model``,
-    ``device`` and ``backend``, as of `latelier.retrieve.Retriever.open`. Raises `LatelierError`: as `Retriever.open`
-    does; if there is no such collection; if one is given a memory budget.
-    """
+    """Open an index for reading, with the model that filled it, or with `options` of `Retriever.open`."""
     from latelier.retrieve import Retriever
 
     index = open_index(location, max_memory=max_memory)

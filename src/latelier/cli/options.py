@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from enum import Enum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -16,15 +15,7 @@ from latelier.indexes.base import Fusion, Mode, SearchOptions
 
 if TYPE_CHECKING:
     from latelier.indexes import Id, Index
-
-
-class Kind(str, Enum):
-    """Kinds of index in a folder."""
-
-    FLAT = "flat"
-    IVF = "ivf"
-
-
+Kind: TypeAlias = Literal["flat", "ivf"]
 QueryBackend: TypeAlias = Literal["auto", "onnx", "torch"]
 
 IndexArgument: TypeAlias = Annotated[

@@ -15,7 +15,6 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
@@ -24,7 +23,6 @@ from latelier.errors import LatelierError
 from latelier.utils.checks import cut, escape_json, printable
 
 if TYPE_CHECKING:
-    from latelier.indexes import TransferReport
     from latelier.retrieve import Explanation, Result
 
 # Width of a line if the output is not a terminal: long enough for a sentence, short enough to read.
@@ -37,14 +35,6 @@ def print_json(value: Any) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     plain = encoding.lower().replace("-", "") not in ("utf8", "utf8sig")
     typer.echo(escape_json(json.dumps(value, ensure_ascii=plain, indent=2)))
-
-
-def print_transfer(report: TransferReport, as_json: bool) -> None:
-    """Print what was moved, as one line or as JSON."""
-    if as_json:
-        print_json({**asdict(report), "kept": report.kept})
-    else:
-        typer.echo(printable(str(report)))
 
 
 def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from latelier.cli.options import DeviceOption
 
-
-class Start(str, Enum):
-    """How a dense model becomes a late-interaction model before training."""
-
-    DENSE = "dense"
-    COLBERT = "colbert"
+Start: TypeAlias = Literal["dense", "colbert"]
 
 
 def train(
@@ -30,7 +24,7 @@ def train(
     start: Annotated[
         Start,
         typer.Option(help="For a dense model: use its token vectors, or add markers, query expansion and a new head."),
-    ] = Start.DENSE,
+    ] = "dense",
     dims: Annotated[int | None, typer.Option(min=1, help="Dimensions per token; default: the model's own.")] = None,
     queries: Annotated[Path | None, typer.Option(help="File with query texts, if FILE holds ids.")] = None,
     documents: Annotated[Path | None, typer.Option(help="File with document texts, if FILE holds ids.")] = None,
@@ -78,7 +72,7 @@ def train(
     from latelier.training import train as run_training
 
     options = TrainingOptions(
-        start=start.value,
+        start=start,
         dims=dims,
         device=device,
         mine=mine,
