@@ -158,7 +158,7 @@ def _check_module(folder: Path, name: str) -> None:
     for path in folder.glob("*.json"):
         if path.name in _REFUSED:
             raise InvalidArgumentError(f"it has a {path.name}: an adapter or a processor, which names other models.")
-        if path.name.endswith("config.json"):
+        if path.name.endswith("config.json") and path.name != "data_config.json":  # no loader reads the training data's
             _check_settings(path.name, _read(path))
     if name in _WITH_WEIGHTS and not (folder / "model.safetensors").is_file():
         index = folder / "model.safetensors.index.json"
