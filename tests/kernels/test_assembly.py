@@ -85,11 +85,9 @@ FLOAT_LOOPS = [
     # instruction set, processor, how many multiplications, loads of rows and of query tokens
     ("avx512vnni", X86, "cascadelake", {r"vfmadd\d+ps %zmm": 64, "vbroadcastss": 32, "vmovups": 8}),
     ("avx2", X86, "haswell", {r"vfmadd\d+ps %ymm": 48, "vbroadcastss": 24, "vmovups": 8}),
-    ("avx2", X86, "znver3", {r"vfmadd\d+ps %ymm": 48, "vbroadcastss": 24, "vmovups": 8}),
     ("generic", X86, "x86-64", {"mulps": 32, "addps": 32}),
     # fmla takes one element of a register: no copies of it (dup, ld1r)
     ("dotprod", APPLE, "apple-m1", {r"fmla.*\[[0-3]\]": 64, "dup|ld1r": 0}),
-    ("neon", ARM, "neoverse-n1", {r"fmla.*\[[0-3]\]": 64, "dup|ld1r": 0}),
     ("neon", ARM, "cortex-a72", {r"fmla.*\[[0-3]\]": 64, "dup|ld1r": 0}),
 ]
 BYTE_LOOPS = [
@@ -97,10 +95,8 @@ BYTE_LOOPS = [
     ("avx512", X86, "skylake-avx512", {"vpmaddwd.*%zmm": 8, "vpaddd": 8, "vpmovsxbw": 2, "vpbroadcastq": 4}),
     ("avxvnni", X86, "alderlake", {r"\{vex\} vpdpbusd.*%ymm": 16, "vpbroadcastd": 8}),
     ("avx2", X86, "haswell", {"vpmaddwd.*%ymm": 8, "vpaddd": 8, "vpmovsxbw": 2, "vpbroadcastq": 4}),
-    ("avx2", X86, "znver3", {"vpmaddwd.*%ymm": 8, "vpaddd": 8, "vpmovsxbw": 2, "vpbroadcastq": 4}),
     ("generic", X86, "x86-64", {"pmaddwd": 8, "paddd": 8}),
     ("dotprod", APPLE, "apple-m1", {r"sdot.*\[[0-3]\]": 64, "eor": 4}),
-    ("dotprod", ARM, "neoverse-n1", {r"sdot.*\[[0-3]\]": 64, "eor": 4}),
 ]
 
 

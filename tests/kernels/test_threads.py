@@ -39,20 +39,6 @@ def test_what_a_thread_raises_is_raised(helper):
     assert len(seen) == 2
 
 
-def test_work_within_work_comes_to_an_end():
-    before, seen = torch.get_num_threads(), []
-    offsets = np.arange(0, 100_000, 1000)
-    torch.set_num_threads(2)
-    try:
-        for_ranges(
-            lambda *_: for_ranges(lambda first, last: seen.append(last - first), offsets, 1 << 16), offsets, 4096
-        )
-    finally:
-        torch.set_num_threads(before)
-    assert sum(seen) % 99 == 0
-    assert len(seen) > 99
-
-
 @pytest.fixture
 def _four_threads():
     before = torch.get_num_threads()

@@ -129,14 +129,6 @@ def test_many_queries_are_scored_in_several_passes():
     check_scores(colbert_scores(queries, documents), naive_matrix(queries, documents))
 
 
-def test_non_contiguous_input(backend):
-    queries = torch.randn(8, 4, 2).permute(2, 1, 0)
-    documents = torch.randn(3, 8, 10).transpose(1, 2)[:, ::2]
-    assert not queries.is_contiguous()
-    assert not documents.is_contiguous()
-    check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_numbers_that_are_negated_when_they_are_read(backend, dtype):
     """Views with the negative bit, whose memory holds the numbers without the sign."""
@@ -183,16 +175,6 @@ def test_pairwise_is_the_diagonal(backend):
 def test_mixed_dtypes_are_promoted(backend):
     queries, documents = ragged([3]), ragged([4, 2], seed=1, dtype=torch.bfloat16)
     check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
-
-
-def test_int8_embeddings_of_either_side_score_their_scaled_values_in_pairs(backend):
-    texts = [ragged([3, 2]), ragged([4, 1], seed=1)]
-    for side in (0, 1):
-        sides = [TokenEmbeddings.from_list(matrices) for matrices in texts]
-        sides[side] = sides[side].to("int8")
-        expected = np.diag(naive_matrix(list(sides[0]), list(sides[1])))
-        check_scores(colbert_scores_pairwise(*sides, backend=backend), expected)
-        check_scores(colbert_kd_scores(*sides, backend=backend), expected[:, None])
 
 
 @pytest.mark.parametrize("kernels", INSTRUCTION_SETS)

@@ -178,12 +178,6 @@ def test_autocast_decides_the_precision_as_for_a_matrix_product(device):
     assert queries.grad.dtype == torch.float32
 
 
-def test_nothing_is_kept_where_no_gradient_is_needed(device):
-    queries = torch.randn(1, 3, 16, device=device, requires_grad=True)
-    with torch.no_grad():
-        assert not score(colbert_scores, queries, queries, device).requires_grad
-
-
 def test_asking_for_it_on_the_cpu_says_what_it_runs_on():
     with pytest.raises(InvalidArgumentError, match=r"'fused' runs on CUDA, but the documents are on cpu; use 'auto'"):
         colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="fused")

@@ -33,10 +33,8 @@ NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
 class Documents(NamedTuple):
     """Documents to score, at their addresses in memory, which the caller keeps alive.
 
-    `addresses`: address of each document's rows ``(tokens, dim)``, ``(documents,)`` int64. `lengths`: number of rows of
-    each document, ``(documents,)`` int64. `kind`: what a row holds: `WORDS`, words of the same type as those of the
-    queries; or `FLOAT16` or `BFLOAT16`, which are widened to float32, the type of the queries then. `row_bytes`: bytes
-    per row.
+    `addresses`, `lengths`: of each document's rows, ``(documents,)`` int64. `kind`: what a row holds: `WORDS` of the
+    type of the queries' words; or `FLOAT16` or `BFLOAT16`, which are widened to float32. `numbers`: of a row.
     """
 
     addresses: np.ndarray
@@ -47,10 +45,7 @@ class Documents(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Queries to score.
-
-    `packed`: from `pack_queries`; `offsets`: ``(queries + 1,)`` int64.
-    """
+    """Queries to score: `packed` comes from `pack_queries`."""
 
     packed: np.ndarray
     offsets: np.ndarray
@@ -142,11 +137,10 @@ def score_range(
 ) -> None:
     """Score documents against queries.
 
-    `isa`: `InstructionSet.argument`. `documents`, `queries`: `Documents` and `Queries`, as plain tuples. `scores`:
-    ``(queries, n)`` float32, written in place. A document without tokens gets minus infinity from every query; a query
-    without tokens gets 0 from every other document. `positions`: ``(query_tokens, n)`` int32, written in place:
-    position of the best token in the document (the first of equal ones), -1 for a document without tokens; or
-    `NO_POSITIONS`. `column`: column of the first document in `scores` and `positions`.
+    `documents`, `queries`: `Documents` and `Queries`, as plain tuples. `scores`: ``(queries, n)`` float32, written from
+    `column` on: minus infinity for a document without tokens, 0 from a query without tokens. `positions`:
+    ``(query_tokens, n)`` int32, written: the best token in the document (the first of equal ones), -1 for a document
+    without tokens; or `NO_POSITIONS`.
     """
     addresses, lengths, kind, numbers, row_bytes = documents
     packed, query_offsets = queries
@@ -227,11 +221,10 @@ def add_query_gradients(
     first: int,
     last: int,
 ) -> None:
-    """Add up the gradients of the tokens of queries ``first`` to ``last - 1``.
+    """Add the gradients of the tokens of queries ``first`` to ``last - 1`` to `out`, ``(query_tokens, dim)`` float32.
 
-    `gradients`: gradients of the scores, ``(queries, documents)`` float32. `positions`: ``(query_tokens, documents)``
-    int32: each document's best token, -1 if it has no token. `documents`: `Packed`, as a plain tuple. `query_offsets`:
-    ``(queries + 1,)``. `out`: ``(query_tokens, dim)`` float32; the gradients are added to it.
+    `gradients`: of the scores, ``(queries, documents)`` float32. `positions`: ``(query_tokens, documents)`` int32: each
+    document's best token, -1 if it has no token. `documents`: `Packed`, as a plain tuple.
     """
     vectors, offsets = documents
     for q in range(first, last):
@@ -254,11 +247,9 @@ def add_document_gradients(
     first: int,
     last: int,
 ) -> None:
-    """Add up the gradients of the tokens of documents ``first`` to ``last - 1``.
+    """Add the gradients of the tokens of documents ``first`` to ``last - 1`` to `out`, see `add_query_gradients`.
 
-    `gradients`, `positions`: as in `add_query_gradients`. `queries`: `Packed`, as a plain tuple. `document_offsets`:
-    ``(documents + 1,)``. `out`: ``(document_tokens, dim)`` float32; the gradients are added to it. `first`, `last`: the
-    range of documents: no two ranges touch the same row of `out`.
+    No two ranges of documents touch the same row of `out`.
     """
     vectors, offsets = queries
     for d in range(first, last):

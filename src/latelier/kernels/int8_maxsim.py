@@ -56,13 +56,9 @@ def emit_maxima(
 ) -> list[ir.Value]:
     """Emit ``best[g, lane] = max(best[g, lane], scales[r] * <rows[r], groups[g, lane]>)`` for eight rows.
 
-    `isa`: the numba type of `InstructionSet.argument`. `places`: addresses of the rows ``(8, words * 4)``, as
-    `ByteProducts.multiply` takes them, of their scales ``(8,)`` float32 and of the maxima ``(groups, 16)``
-    float32. `groups`: addresses of sixteen packed query tokens ``(words, 16, 4)`` and of their starting sums ``(16,)``
-    int32. `words`: words of four bytes in a row. `meanwhile`: emits what else to do for each word, from the number of
-    the word. `lanes`: the query tokens from this one on are zeros, in each group. `widened`: whether the query tokens
-    are int16, which only instruction sets with wide rows multiply; otherwise int8. Returns: the sixteen scaled products
-    of each row: all rows of the first group, then of the next.
+    `places`: addresses of the rows ``(8, words * 4)``, of their scales ``(8,)`` float32 and of the maxima ``(groups,
+    16)`` float32; for the others see `ByteProducts.multiply`. Returns the sixteen scaled products of each row: all rows
+    of the first group, then of the next.
     """
     rows, scales, best = places
     multiply = instruction_set_of(isa).products.multiply
@@ -135,9 +131,8 @@ def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> 
 def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, scores: np.ndarray, column: int) -> None:
     """Score documents against queries.
 
-    `isa`: `InstructionSet.argument`; `documents`: `Documents`, as a plain tuple; `queries`: from `pack_queries`, as a
-    plain tuple; `scores`: ``(queries, n)`` float32, written in place; `column`: column of the first document in
-    `scores`.
+    `documents`: `Documents`, as a plain tuple; `queries`: from `pack_queries`, likewise; `scores`: ``(queries, n)``
+    float32, written from `column` on.
     """
     codes, scales, offsets = documents
     packed, start, query_scales, query_offsets = queries

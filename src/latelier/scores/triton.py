@@ -2,7 +2,7 @@
 
 A program of the forward kernel keeps the tokens of several queries on the chip and reads documents one after the
 other, so that each document is read once for all of them. Where a gradient is needed, it stores the position of each
-best token; the backward kernel adds the rows at those positions, as on the CPU (`kernels.maxsim_backward`).
+best token; the backward kernel adds the rows at those positions, as on the CPU (`kernels.float_maxsim`).
 
 Dot products are in the dtype of the vectors with float32 sums. float32 vectors are multiplied as float32 (three
 products of TF32 parts), or as TF32 where `torch.set_float32_matmul_precision` allows it. Offsets are 64-bit, so the

@@ -319,11 +319,3 @@ def test_scales_that_no_encoder_writes_count_as_zero(bits):
 
     damaged, finite = in_child(lambda: [bool(value) for value in use()])
     assert (damaged, finite) == (bits < 0xFF00, True)
-
-
-def test_queries_as_large_as_floats_can_be_find_documents(early):
-    index = indexes.IVF()
-    index.add(range(500), collection(500)[0])
-    query = np.full((4, 32), 3e38, dtype="float32")
-    for options in (NARROW, {}, {"rerank": 20}, {"effort": "exact"}):
-        assert len(index.search(query, k=5, **options)[0]) == 5

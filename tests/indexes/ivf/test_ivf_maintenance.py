@@ -102,17 +102,6 @@ def test_a_small_index_trains_anew_without_compaction_as_other_documents_are_add
     assert (statistics.latest_similarity < 0.9 * statistics.trained_similarity) is not bool(small)
 
 
-def test_another_dim_after_everything_was_removed(early):
-    documents, _ = collection(100)
-    index = indexes.IVF()
-    index.add(range(100), documents)
-    index.remove(range(100))
-    wide, queries = collection(40, dim=64)
-    index.add(range(40), wide)
-    assert index.dim == 64
-    assert recall(index, queries, k=3) == 1.0
-
-
 def test_ann_data_is_stored_verified_and_made_anew_where_it_is_damaged(early, tmp_path):
     documents, queries = collection(300)
     with indexes.IVF(tmp_path / "index", nbits=4) as index:

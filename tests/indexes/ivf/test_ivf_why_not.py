@@ -100,7 +100,7 @@ def test_imputed_sums_are_those_that_candidates_are_selected_by(filled):
                 ]
                 naive[document] += held[0] if held else 0
         assert (sums == naive).all()
-        scope, held = Scope(table, lists, np.zeros(0, "uint8"), table.living), np.count_nonzero(sums)
+        scope, held = Scope(table, lists, np.zeros(0, "uint8"), table.live), np.count_nonzero(sums)
         for k, share in ((5, 0.0), (5, 0.4), (held + 1, 0.4)):
             least = share * np.sort(sums)[-k] if k <= held else 1
             for some in (lists, lists.read_from_file()):

@@ -147,7 +147,7 @@ class DocumentTable:
 
     `numbers`: ``(documents,)`` int64, the row id of each document. `documents`: where each is in memory, and its number
     of tokens, 0 for a removed document that is in no segment any more. `alive`: ``(documents,)`` uint8, 1 for live
-    documents. `living`: their ordinals, ascending. `listed`: number of documents in the inverted lists; they have the
+    documents. `live`: their ordinals, ascending. `listed`: number of documents in the inverted lists; they have the
     ordinals below it. `unlisted`: ordinals of the live documents that are in no list, ascending. `tokens`: of all
     documents.
 
@@ -186,8 +186,8 @@ class DocumentTable:
             for column, values in zip(self.documents, codec.locate(segment), strict=True):
                 column[ordinals] = values
         self.alive = self.mask(parts)
-        self.living = np.flatnonzero(self.alive)
-        self.unlisted = self.living[np.searchsorted(self.living, self.listed) :]
+        self.live = np.flatnonzero(self.alive)
+        self.unlisted = self.live[np.searchsorted(self.live, self.listed) :]
         self.tokens = int(self.documents.lengths.sum())
         self._window = window
         self._read = frozenset(read)

@@ -46,26 +46,20 @@ __all__ = ["IVF"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When maintenance is due.
+    """When maintenance is due."""
 
-    `train_tokens`, `train_documents`: the first centroids are trained if ``tokens >= train_tokens`` and
-    ``documents >= train_documents``. Searches of fewer documents leave the lists out, see
-    `latelier.indexes.ivf.search`. `append_tokens`, `append_share`: documents are appended if
-    ``tokens in no list > max(append_tokens, append_share * tokens)``. `growth`, `growth_on_compaction`: centroids are
-    trained again if ``tokens >= growth * tokens at the last training``; in `compact`, and in an index of fewer than
-    `small` tokens, with the factor `growth_on_compaction`. `small`: below this number of tokens, every write checks all
-    the conditions of `compact`: training takes at most a second, and a small sample is less typical of what is added
-    later. `removed_share`: in `compact` and below `small` tokens, centroids are trained again if more than this share
-    of the listed documents was removed. `drift`: in `compact` and below `small` tokens, centroids are trained again if
-    ``latest_similarity < drift * trained_similarity``, see `TrainingStatistics`.
-    """
-
-    # At 2,000 documents of 100 tokens (128 dims, one thread with AVX-512), searches take 1.0 ms with lists and 1.5 ms
+    # The first centroids are trained from so many tokens and documents on; searches of fewer leave the lists out. At
+    # 2,000 documents of 100 tokens (128 dims, one thread with AVX-512), searches take 1.0 ms with lists and 1.5 ms
     # without, at 5,200 documents 1.1 and 2.9 ms. At 1,000 documents, of whatever length, the difference is below 20%.
     train_tokens: int = 1 << 17
     train_documents: int = 1000
+    # Documents are appended if tokens in no list > max(append_tokens, append_share * tokens).
     append_tokens: int = 1 << 15
     append_share: float = 1 / 32
+    # Centroids are trained again once the tokens have grown by this factor since the last training. In `compact`, and
+    # below `small` tokens at every write, since training takes at most a second there and a small sample is less
+    # typical of what is added later, also if they have grown by `growth_on_compaction`, if more than `removed_share` of
+    # the listed documents was removed, or if latest_similarity < drift * trained_similarity, see `TrainingStatistics`.
     growth: float = 4
     growth_on_compaction: float = 2
     small: int = 1 << 20
@@ -256,9 +250,9 @@ class IVF(StoredIndex):
         from latelier.indexes.ivf.search import Scope
 
         table, lists = self._load(snapshot)
-        if sum(len(part.positions) for part in parts) == len(table.living):
-            has_removed = len(table.living) < len(table.numbers)
-            return Scope(table, lists, table.alive if has_removed else np.zeros(0, "uint8"), table.living)
+        if sum(len(part.positions) for part in parts) == len(table.live):
+            has_removed = len(table.live) < len(table.numbers)
+            return Scope(table, lists, table.alive if has_removed else np.zeros(0, "uint8"), table.live)
         allowed = table.mask(parts)
         return Scope(table, lists, allowed, np.flatnonzero(allowed))
 
@@ -374,9 +368,9 @@ def due_maintenance(
     table: DocumentTable, lists: InvertedLists | None, thresholds: Thresholds, *, compacting: bool = False
 ) -> Maintenance:
     """Return the maintenance that is due after a commit; `compact` appends all, and has more reasons to train again."""
-    tokens = table.count_tokens(table.living)
+    tokens = table.count_tokens(table.live)
     if lists is None:
-        is_enough = tokens >= thresholds.train_tokens and len(table.living) >= thresholds.train_documents
+        is_enough = tokens >= thresholds.train_tokens and len(table.live) >= thresholds.train_documents
         return Maintenance.TRAIN if is_enough else Maintenance.NONE
     statistics = lists.centroids.statistics
     if tokens >= thresholds.growth * statistics.tokens:

@@ -102,7 +102,7 @@ _COPIED_LISTS = 32
 class InvertedLists:
     """Centroids, and the list of documents of each.
 
-    `centroids`: see `Centroids`. `numbers`: ``(documents,)`` int64: catalog numbers of the documents in the lists,
+    `centroids`: see `Centroids`. `numbers`: ``(documents,)`` int64: row ids of the documents in the lists,
     ascending. `offsets`: ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
     `documents`: ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else
     int32. `is_released`: whether a search copies the entries of the probed lists, and gives the mapped memory back.

@@ -130,7 +130,7 @@ def train_centroids(
 
 def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scratch | None = None) -> InvertedLists:
     """Return inverted lists of the live documents, for newly trained centroids; see `train_centroids`."""
-    ordinals = table.living[np.argsort(table.numbers[table.living], kind="stable")]
+    ordinals = table.live[np.argsort(table.numbers[table.live], kind="stable")]
     return build_lists(train_centroids(table, ordinals, memory, scratch), table, ordinals, scratch)
 
 
