@@ -73,8 +73,6 @@ LISTS = "inverted lists"
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
 _WINDOW_SHARE, _TRAINING_SHARE = 8, 3
-
-
 # Most bytes of the headers of the files of inverted lists, and of their statistics.
 _OVERHEAD = 4096
 
