@@ -25,7 +25,7 @@ test: $(VENV)/installed-dev ## run the tests and all examples (TESTS="..." some 
 test-all: $(VENV)/installed-dev $(VENV)/installed-all ## the same with every extra installed, and the slow tests too
 	@$(PYTEST) -m "" $(TESTS)
 
-soak: $(VENV)/installed-dev ## kill writers, damage files, and try hostile inputs by the thousands (SCALE=0.05 for a small dose)
+soak: $(VENV)/installed-dev ## kill, fork, damage files and fill disks by the thousands (SCALE=0.05 for a small dose)
 	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak --scale $${SCALE:-1} $(SOAK)
 
 lint: $(VENV)/installed-dev ## check style, formatting and the house rules

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from soak.cases import Part, Report, run_case
 from soak.workers import name_wrong, run_part
 
-PARTS = ("kills", "forks", "flips", "large", "catalogs", "filters", "commands", "calls")
+PARTS = ("kills", "forks", "flips", "large", "disks", "filters", "commands")
 _ROW = "{:10} {:>8} {:>8} {:>9} {:>6} {:>8}"
 
 
@@ -22,7 +22,7 @@ def main() -> int:
     """Run what the command line asks for; 1 if anything is wrong."""
     options = _options()
     tqdm.monitor_interval = 0  # its thread would be forked along
-    parts: list[Part] = [importlib.import_module(f"soak.{name}").PART for name in options.only or PARTS]
+    parts: list[Part] = [_part(name) for name in options.only or PARTS]
     with tempfile.TemporaryDirectory(prefix="latelier-soak-") as folder:
         if options.seed is not None:
             return _repeat(parts, options.seed, Path(folder))
@@ -38,6 +38,10 @@ def main() -> int:
     for part, report in wrong:
         print(name_wrong(part, report))
     return bool(wrong)
+
+
+def _part(name: str) -> Part:
+    return getattr(importlib.import_module(f"soak.{'flips' if name == 'large' else name}"), name.upper())
 
 
 def _options() -> argparse.Namespace:

@@ -84,4 +84,4 @@ def _outcome(result: Result) -> str:
     return "accepted" if result.exit_code == 0 else "refused"
 
 
-PART = Part("commands", 5000, prepare, case)
+COMMANDS = Part("commands", 5000, prepare, case)

@@ -61,4 +61,4 @@ def _living(source: Path) -> tuple[str, ...]:
     return tuple(map(str, _index(source).ids()))
 
 
-PART = Part("filters", 10_000, prepare, case)
+FILTERS = Part("filters", 10_000, prepare, case)

@@ -12,11 +12,9 @@ from kill_rounds import grow_early
 
 from latelier import indexes
 from latelier.errors import LatelierError
-from latelier.indexes.results import VerifyReport
-from latelier.indexes.store.checks import CATALOG
 from soak.cases import Part, Wrong, say
 from soak.damage import damage
-from soak.flip_sources import DIM, KINDS, LOGGED, STATES, answers, differing, make, of_ids
+from soak.flip_sources import DIM, KINDS, LOGGED, STATES, answers, differing, make, make_large, of_ids
 
 _FRESH = "fresh"
 
@@ -86,23 +84,25 @@ def _add(index: indexes.Index) -> None:
         raise Wrong("add returned, but the document is not there" if added else "add raised after it had committed")
 
 
-def _verify(index: indexes.Index) -> VerifyReport | None:
+def _verify(index: indexes.Index) -> indexes.VerifyReport | None:
     try:
         return index.verify()
     except LatelierError:
         return None
 
 
-def _compare(report: VerifyReport | None, found: dict[str, Any], good: list[dict[str, Any]], when: str) -> None:
+def _compare(report: indexes.VerifyReport | None, found: dict[str, Any], good: list[dict[str, Any]], when: str) -> None:
     if report is not None and report.is_whole:
         wrong = min((differing(found, state, ignore=_FRESH if when else None) for state in good), key=len)
         if wrong:
             raise Wrong(f"verify says whole{when}, but other answers: {', '.join(wrong)}")
 
 
-def _check_survivors(index: indexes.Index, report: VerifyReport | None, good: list[dict[str, Any]], when: str) -> None:
+def _check_survivors(
+    index: indexes.Index, report: indexes.VerifyReport | None, good: list[dict[str, Any]], when: str
+) -> None:
     """Ask about the documents that a damage of segments has left whole."""
-    if report is None or report.is_whole or any(damage.file.startswith(CATALOG) for damage in report.damages):
+    if report is None or report.is_whole or any(damage.file.startswith("catalog.sqlite") for damage in report.damages):
         return
     if len(good) > 1:
         return  # which commit it is that is damaged is not known
@@ -117,4 +117,9 @@ def _check_survivors(index: indexes.Index, report: VerifyReport | None, good: li
         raise Wrong(f"other answers about documents that verify calls whole{when}: {', '.join(wrong)}")
 
 
-PART = Part("flips", 6000, make, case)
+def large_case(source: Path, scratch: Path, seed: int) -> str:
+    """Damage a copy of an index that is large enough for ANN data without any patching."""
+    return damaged(source, scratch, random.Random(seed), "large")
+
+
+FLIPS, LARGE = Part("flips", 6000, make, case), Part("large", 40, make_large, large_case, seconds=300.0)

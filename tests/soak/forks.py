@@ -23,4 +23,4 @@ def case(source: Path, scratch: Path, seed: int) -> str:
     return "refused" if outcome.child == "refused" else "accepted"
 
 
-PART = Part("forks", 300, prepare, case, seconds=90.0)
+FORKS = Part("forks", 1000, prepare, case, seconds=90.0)

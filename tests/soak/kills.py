@@ -8,7 +8,7 @@ from kill_rounds import KINDS, grow_early, kill_rounds
 from latelier.indexes.ivf.index import compile_kernels
 from soak.cases import Part
 
-KILLS = 10
+ROUNDS = 10
 
 
 def prepare(source: Path) -> None:
@@ -22,8 +22,8 @@ def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
     compile_kernels()  # loads them, for the children
     kind = list(KINDS.values())[seed % len(KINDS)]
     kind(scratch / "index").close()
-    kill_rounds(scratch / "index", seed, KILLS)
-    return Counter(accepted=KILLS)
+    kill_rounds(scratch / "index", seed, ROUNDS)
+    return Counter(accepted=ROUNDS)
 
 
-PART = Part("kills", 100, prepare, case)
+KILLS = Part("kills", 100, prepare, case)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL"
 
 TESTS = Path(__file__).parents[1]
 # The part "large" is that of flips on another index, which takes long to make.
-PARTS = ("kills", "forks", "flips", "catalogs", "filters", "commands", "calls")
+PARTS = ("kills", "forks", "flips", "disks", "filters", "commands")
 
 
 def run_soak(*arguments):
