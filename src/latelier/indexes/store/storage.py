@@ -45,7 +45,7 @@ from latelier.indexes.store.connections import (
 )
 from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import is_merged, keyword_damage, make_keywords, rank_by_keywords
-from latelier.indexes.store.maintenance import Compaction, delete_garbage, verify
+from latelier.indexes.store.maintenance import delete_garbage, merged_segments, verify
 from latelier.indexes.store.rows import find_numbers, find_records, has_texts, known_fields
 from latelier.indexes.store.segments import Arrays, FileStore, Layout, MemoryStore, SegmentStore
 from latelier.indexes.store.snapshot import Snapshot, load_snapshot
@@ -244,16 +244,17 @@ class Storage:
         each step of making a keyword index; `keywords`, `tokenizer`: see `Transaction.compact_keywords`.
         """
         with self.transaction() as transaction:
-            compaction = Compaction(self.snapshot(), self._store, max_tokens, self.scratch)
+            damages: list[str] = []
+            merged_ones = merged_segments(self.snapshot(), self._store, max_tokens, self.scratch, damages)
             if keywords is not None or not self.ask(is_merged):
                 transaction.compact_keywords(keywords, tokenizer, progress)
-            for rows, merged in transaction.prepare(compaction.merged()):
+            for rows, merged in transaction.prepare(merged_ones):
                 transaction.replace(rows, merged)
                 progress(len(merged))
         # If another writer holds the write lock for too long, the next compaction deletes the garbage.
         with suppress(StorageError):
             delete_garbage(self._pool, self._store)
-        return compaction.damages
+        return damages
 
     def write_ann_data(self, arrays: Arrays | None) -> None:
         """Replace the ANN data, which may have been made from an older commit; ``None`` deletes it."""
