@@ -105,21 +105,6 @@ def test_no_write_gives_damaged_bytes_a_new_checksum(tmp_path, kind, name):
         assert index.verify().is_whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_committed_is_no_error_where_another_segment_is_damaged(tmp_path, kind, recwarn):
-    folder = make(tmp_path / "index", kind)
-    path = file_of(folder, "a", "documents.npy")
-    os.truncate(path, path.stat().st_size - 8)
-    with indexes.open(folder) as index:
-        index.add("y", matrices([1])[0])
-        index.update(["y"], matrices([2]))
-        index.remove("x")
-        assert index.ids() == [*IDS, "y"]
-    warned = [str(warning.message) for warning in recwarn if warning.category is IndexDamageWarning]
-    assert bool(warned) == (kind is indexes.IVF)
-    assert all("the documents are stored" in message for message in warned)
-
-
 def test_a_copy_without_the_log_is_no_new_index(tmp_path):
     with indexes.Flat(tmp_path / "index") as index:
         index.add(IDS, matrices([3, 3, 3, 3]))
@@ -503,50 +488,3 @@ def test_a_full_disk_leaves_the_index_as_it_was(tmp_path, size):
         assert len(list((folder / "segments").iterdir())) == 1
         index.add("c", np.ones((2**18, 4)))
         assert len(index) == 3
-
-
-@posix
-def test_a_full_disk_while_the_keyword_index_is_made_is_not_called_damage(tmp_path):
-    import resource
-
-    folder = make(tmp_path / "index")
-
-    def make_keywords():
-        with indexes.open(folder) as index:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14))
-            with pytest.raises(StorageError, match="SQLite failed on the catalog of the index"):
-                index.compact(keywords=True)
-            return len(index.search(texts="a", mode="keywords")[0])
-
-    assert in_child(make_keywords) == 1
-    with indexes.open(folder) as index:
-        assert index.verify().is_whole
-
-
-@posix
-def test_too_many_open_files_are_no_damage(tmp_path):
-    folder = tmp_path / "index"
-    with indexes.Flat(folder) as index:
-        index._segment_bytes = 3 << 20
-        for i in range(6):  # segments that are mapped, each with a file descriptor
-            index.add(range(10 * i, 10 * i + 10), matrices([1000] * 10, dim=64, seed=i))
-
-    def use():
-        import resource
-
-        with indexes.open(folder) as index:
-            len(index)
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())) + 1, hard))
-            try:
-                index.search(matrices([3], dim=64))
-                refused = None
-            except StorageError as error:
-                refused = str(error)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            return [refused, len(index.search(matrices([3], dim=64))[0])]
-
-    refused, found = in_child(use)
-    assert refused is not None
-    assert "damaged" not in refused
-    assert found == 10

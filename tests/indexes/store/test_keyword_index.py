@@ -70,11 +70,6 @@ def test_a_text_of_capitals_that_sqlite_does_not_know_is_found_by_itself(tokeniz
         assert found(index, text) == ["own"]
 
 
-def test_words_that_differ_by_case_count_once(shared):
-    [once], [twice] = (shared.search(None, 1, mode="keywords", texts=text)[0] for text in ("run", "RUN Run run"))
-    assert once == twice
-
-
 HOSTILE = [
     '"',
     '""',
@@ -152,23 +147,6 @@ def test_damage_that_sqlite_notices_names_the_cure(folder, damage):
             with pytest.raises(CorruptedIndexError, match="keyword index is damaged"):
                 call()
         assert len(index) == len(TEXTS)
-
-
-def test_damage_that_fts5_notices_when_it_writes_names_the_cure(folder):
-    def add(name):
-        for number in range(20):  # FTS5 merges its segments, and reads them for that
-            index.add(f"{name}{number}", np.eye(2), "run again")
-
-    with indexes.open(folder) as index:
-        add("a")
-    change(folder, "UPDATE keyword_data SET block = substr(block, 1, 20) WHERE id > 10")
-    with indexes.open(folder) as index:
-        before = contents(index)
-        with pytest.raises(CorruptedIndexError, match=r"compact\(keywords=True\)"):
-            add("b")
-        index.compact(keywords=True)
-        assert contents(index)[: len(before)] == before
-        assert len(found(index, "again", k=99)) == len(index) - len(TEXTS)
 
 
 def test_scores_that_are_no_positive_numbers_are_damage(folder):

@@ -132,17 +132,6 @@ def test_closing_lets_calls_of_other_threads_finish_or_says_that_it_is_closed(in
     )
 
 
-def test_an_index_in_memory_that_is_closed_within_a_write_says_so():
-    index = indexes.Flat()
-
-    def stream():
-        yield ONE
-        index.close()
-
-    with pytest.raises(InvalidArgumentError, match="the index in memory is closed"):
-        index.add(["a"], stream())
-
-
 def test_a_second_writer_waits_and_then_says_so(disk_index, monkeypatch):
     monkeypatch.setattr(sqlite, "WAIT_SECONDS", 0.4)
     with indexes.open(disk_index.path) as other:

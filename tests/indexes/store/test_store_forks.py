@@ -88,27 +88,6 @@ def _run(argument):
     return _job(argument)
 
 
-class Scores(torch.utils.data.Dataset):
-    """What a data set that mines in an index does."""
-
-    def __init__(self, index):
-        self.index = index
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        return self.index.search(ONE, k=1)[0][0].score
-
-
-def test_data_loader_workers_search_an_index_that_was_open(index):
-    index.add("a", ONE)
-    loader = torch.utils.data.DataLoader(Scores(index), num_workers=2, multiprocessing_context="fork", timeout=60)
-    assert np.concatenate([batch.numpy() for batch in loader]) == pytest.approx([4.0] * 4, rel=1e-2)
-    index.add("b", ONE)
-    assert index.ids() == ["a", "b"]
-
-
 def test_an_index_in_memory_is_a_copy_of_its_own_in_the_child():
     index = indexes.IVF()
     index.add("a", ONE)

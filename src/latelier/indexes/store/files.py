@@ -141,11 +141,6 @@ class Scratch:
     `folder`: folder of the temporary files; ``None`` keeps all arrays in memory. `most`: arrays with more bytes are in
     a file; ``None`` keeps all arrays in memory. `block`: bytes that a writer may hold in memory of each array that it
     reads or makes.
-
-    Examples
-    --------
-    >>> Scratch().empty((2, 3), "int32").shape
-    (2, 3)
     """
 
     def __init__(self, folder: Path | None = None, most: int | None = None) -> None:
@@ -153,10 +148,7 @@ class Scratch:
         self.block = sys.maxsize if folder is None or most is None else max(1 << 10, most)
 
     def empty(self, shape: int | Sequence[int], dtype: np.dtype | str) -> np.ndarray:
-        """Return an array whose values are arbitrary.
-
-        Raises `StorageError` if the disk has no room for it.
-        """
+        """Return an array whose values are arbitrary."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._folder is None or self._most is None or size <= self._most:

@@ -180,13 +180,13 @@ def all_ids(connection: sqlite3.Connection, prefix: str | None = None) -> list[I
 
 
 def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[Id]:
-    """Return the ids of the documents with the numbers `first` to `last`."""
+    """Return the ids of the documents with the row ids `first` to `last`."""
     rows = connection.execute("SELECT id FROM document WHERE number BETWEEN ? AND ? ORDER BY number", (first, last))
     return _check_ids(rows)
 
 
 def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
-    """Return the numbers of documents by id; ids that are not in the index are left out."""
+    """Return the row ids of documents by id; ids that are not in the index are left out."""
     found: dict[Id, int] = {}
     if not connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0]:
         return found  # looking for ids in an empty table takes as long as in others
@@ -198,7 +198,7 @@ def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
 
 
 def find_prefixed(connection: sqlite3.Connection, prefix: str) -> dict[Id, int]:
-    """Return the numbers of documents by id, for the ids that are strings and begin with a prefix, ascending.
+    """Return the row ids of documents by id, for the ids that are strings and begin with a prefix, ascending.
 
     SQLite compares strings by their UTF-8 bytes, in the order of the code points, so these ids are a range of the
     index on the column; integers come before all strings.
