@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.cli.info import print_facts
 from latelier.cli.locations import QdrantLocation, named_locations, open_named, parse_location
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
@@ -57,14 +56,6 @@ def test_to_qdrant_and_back(run, folder, tmp_path):
         assert hits(there, query) == hits(flat, query)
         assert [hit.id for hit in back.search(query)[0]] == [hit.id for hit in flat.search(query)[0]]
         assert [hit.id for hit in there.search(mode="keywords", texts="earth")[0]] == ["moon"]
-    facts = json.loads(run("info", collection, "--json").stdout)
-    assert (facts["index"], facts["kind"], facts["documents"]) == (collection, "Qdrant", 3)
-    other = json.loads(run("info", folder, "--json").stdout)
-    same = ("tokens", "removed", "texts", "metadata", "keywords", "model", "dim")
-    assert {name: facts[name] for name in same} == {name: other[name] for name in same}
-    stored = tmp_path / "collections/collection/papers/storage.sqlite"
-    assert facts["bytes"] == stored.stat().st_size
-    assert facts["bytes_per_token"] == round(facts["bytes"] / facts["tokens"])
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +70,6 @@ def collection(run, folder, tmp_path_factory):
     "arguments",
     [
         ("search", "unhealthy fruit", "--explain", "--device", "cpu"),
-        ("search", "bananas", "--mode", "keywords"),
         ("search", "the moon", "--mode", "rerank", "--filter", "year > ?", "--parameter", 2020, "--device", "cpu"),
         ("explain", "unhealthy fruit", "fruit", "--device", "cpu"),
     ],
@@ -93,15 +83,15 @@ def test_commands_search_a_collection_with_the_model_that_filled_it(run, folder,
         return
     assert [hit["id"] for hit in found["results"]] == [hit["id"] for hit in expected["results"]]
     assert found["results"][0]["text"] == expected["results"][0]["text"]
-    words = [
-        [[word["matched"] for word in hit.get("words", [])] for hit in each["results"]] for each in (expected, found)
-    ]
-    assert words[0] == words[1]
 
 
-def test_other_commands_read_a_collection(run, collection, tmp_path):
+def test_other_commands_read_a_collection(run, folder, collection, tmp_path):
     report = json.loads(run("why-not", collection, "fruit", "moon", "-k", 1, "--device", "cpu", "--json").stdout)
     assert report["causes"][0]["kind"] == "scored_lower"
+    found, other = (json.loads(run("info", each, "--json").stdout) for each in (collection, folder))
+    same = ("documents", "tokens", "removed", "texts", "metadata", "keywords", "model", "dim")
+    assert {name: found[name] for name in same} == {name: other[name] for name in same}
+    assert (found["kind"], found["bytes_per_token"]) == ("Qdrant", round(found["bytes"] / found["tokens"]))
     facts = json.loads(run("check", collection, "-k", 2, "--json").stdout)
     assert (facts["kind"], facts["recall"]["recall"], facts["integrity"]["files"]) == ("Qdrant", 1.0, 3)
     result = run("search", collection, "fruit", "--max-memory", "1GB")
@@ -140,7 +130,7 @@ def test_indexes_of_a_server_have_the_names_of_their_collections(run, collection
             answer = client.post("/v1/indexes/records/search", json=body).json()
             assert answer["results"][0][0]["id"] == "fruit"
             assert client.get("/v1/indexes").json()[0]["kind"] == "Qdrant"
-    with pytest.raises(InvalidArgumentError, match=r"two indexes named 'records'; name one of them: NAME=qdrant:b#rec"):
+    with pytest.raises(InvalidArgumentError, match="two indexes named 'records'"):
         named_locations(["a/records", "qdrant:b#records"])
     assert named_locations(["papers=qdrant:b#records", "qdrant:a=b"]) == {
         "papers": parse_location("qdrant:b#records"),
@@ -148,20 +138,6 @@ def test_indexes_of_a_server_have_the_names_of_their_collections(run, collection
     }
     result = run("serve", collection, "--read-only")
     assert (result.exit_code, "--read-token without --write-token" in result.stderr) == (1, True)
-
-
-def test_sizes_that_a_server_does_not_tell_are_unknown(capsys):
-    print_facts({"bytes": None, "bytes_per_token": 0, "tokens": 5, "keywords": None})
-    assert capsys.readouterr().out.split() == [
-        "bytes",
-        "unknown",
-        "bytes_per_token",
-        "0",
-        "tokens",
-        "5",
-        "keywords",
-        "-",
-    ]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
@@ -210,13 +186,6 @@ def test_options_of_other_targets(option, run, folder, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_kind_qdrant_says_how_a_collection_is_named(run, folder, tmp_path):
-    result = run("copy", folder, tmp_path / "new", "--kind", "qdrant")
-    assert result.exit_code == 2
-    assert "named by the target itself: qdrant:FOLDER" in " ".join(result.stderr.split())
-    assert not (tmp_path / "new").exists()
-
-
 def test_sources_that_are_not_there(run, folder, tmp_path):
     result = run("copy", f"qdrant:{tmp_path / 'absent'}", tmp_path / "new")
     assert (result.exit_code, (tmp_path / "absent").exists()) == (1, False)
@@ -244,13 +213,6 @@ def test_a_server_that_does_not_answer(run, folder, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_without_the_extra(run, folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "qdrant_client", None)
-    result = run("copy", folder, f"qdrant:{tmp_path / 'new'}")
-    assert result.exit_code == 1
-    assert 'pip install "latelier[qdrant]"' in result.stderr
-
-
 def test_the_parts_of_a_location():
     url = "qdrant+https://host.example/behind/a/proxy/my%20papers"
     assert parse_location(url) == QdrantLocation(None, "https://host.example/behind/a/proxy", "my papers")
@@ -262,13 +224,10 @@ def test_the_parts_of_a_location():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("s3://bucket/index", r"'s3' is not a scheme of indexes; give a folder, qdrant:FOLDER"),
-        ("http://localhost:6333/papers", "'http' is not a scheme"),
+        ("s3://bucket/index", "'s3' is not a scheme"),
         ("qdrant+ftp://localhost/papers", r"'qdrant\+ftp' is not a scheme"),
         ("qdrant://localhost:6333/papers", r"give qdrant:FOLDER, qdrant\+http"),
-        ("qdrant:", "give qdrant:FOLDER"),
         ("qdrant+http://localhost:6333", "without a collection or a host"),
-        ("qdrant+http:///papers", "without a collection or a host"),
         ("qdrant+http://localhost:port/papers", "Port could not be cast to integer"),
     ],
 )

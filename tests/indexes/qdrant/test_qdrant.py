@@ -38,12 +38,12 @@ def test_a_folder_reopens_as_it_was(tmp_path):
         assert index.search(matrices([2], seed=1), mode="hybrid", texts="wings") == hits
         index.add("d", matrices([1]))
         assert index.ids() == ["a", 1, "1", "d"]
-        with pytest.raises(StorageError, match="is open already, in this process or in another one"):
+        with pytest.raises(StorageError, match="is open already"):
             indexes.Qdrant(tmp_path / "index")
     for wrong in ({"dtype": "float32"}, {"first_stage": MeanVectors()}, {"keywords": False}, {"tokenizer": "porter"}):
         with pytest.raises(InvalidArgumentError, match="the collection 'mine' has"):
             indexes.Qdrant(tmp_path / "index", collection="mine", **wrong)
-    with pytest.raises(IndexFormatError, match=r"Qdrant's local mode: open it with indexes.Qdrant"):
+    with pytest.raises(IndexFormatError, match=r"open it with indexes.Qdrant"):
         indexes.open(tmp_path / "index")
 
 
@@ -52,7 +52,7 @@ def test_collections_of_others_stay_as_they_are(tmp_path):
     client.create_collection("latelier", models.VectorParams(size=2, distance=models.Distance.COSINE))
     client.upsert("latelier", [models.PointStruct(id=1, vector=[1.0, 0.0])])
     client.close()
-    with pytest.raises(IndexFormatError, match=r"'latelier' in .* is not an index of latelier.*left as it is; choose"):
+    with pytest.raises(IndexFormatError, match=r"'latelier' in .* is not an index of latelier"):
         indexes.Qdrant(tmp_path / "index")
     with indexes.Qdrant(tmp_path / "index", collection="other") as index:
         index.add("a", np.eye(2))
@@ -60,7 +60,7 @@ def test_collections_of_others_stay_as_they_are(tmp_path):
     assert client.count("latelier").count == 1
     client.update_collection("other", metadata={"latelier": '{"format": 2}'})
     client.close()
-    with pytest.raises(IndexFormatError, match=r"its format is 2, and this version .* knows up to 1.*upgrade"):
+    with pytest.raises(IndexFormatError, match=r"its format is 2, .* knows up to 1"):
         indexes.Qdrant(tmp_path / "index", collection="other")
 
 
@@ -127,7 +127,7 @@ def test_large_writes_are_sent_batch_by_batch(monkeypatch):
 
 def test_documents_beyond_the_limit_of_qdrant_are_refused():
     index = indexes.Qdrant()
-    with pytest.raises(EmbeddingsError, match=r"'b' has 1,024 tokens of dim 1024; Qdrant stores fewer than 1,048,576"):
+    with pytest.raises(EmbeddingsError, match="'b' has 1,024 tokens of dim 1024"):
         index.add(["a", "b"], [np.ones((1, 1024)), np.ones((1024, 1024))])
     assert len(index) == 0
 
@@ -188,16 +188,14 @@ def test_points_of_other_programs_are_named():
     with index._connection.use() as client:
         client.upsert("latelier", [point])
     for call in (index.ids, index.statistics, lambda: index.search(np.eye(2))):
-        with pytest.raises(CorruptedIndexError, match=r"the point 7 of the collection has no payload key .*verify\(\)"):
+        with pytest.raises(CorruptedIndexError, match=r"the point 7 .* no payload key .*verify\(\)"):
             call()
     assert [damage.file for damage in index.verify().damages] == ["point 7"]
     with index._connection.use() as client:
         client.delete("latelier", [7])
         client.delete_vectors("latelier", ["tokens"], [point_id("b")])
     assert index.ids() == ["a", "b"]
-    with pytest.raises(
-        CorruptedIndexError, match=f"the point {point_id('b')} of the collection has no vectors 'tokens'"
-    ):
+    with pytest.raises(CorruptedIndexError, match="has no vectors 'tokens'"):
         index.get_embeddings(["a", "b"])
 
 
@@ -215,7 +213,7 @@ def server():
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (401, "refuses this access .*Must provide an API key.*give an api_key that may read and write"),
+        (401, "Must provide an API key.*give an api_key"),
         (403, "refuses this access"),
         (504, "has not answered in time .*; raise timeout="),
         (500, "reports an error: UnexpectedResponse"),
@@ -237,7 +235,7 @@ def test_a_filter_that_takes_too_long_is_named(server):
 
 
 def test_no_server():
-    with pytest.raises(StorageError, match=r"no Qdrant server answers at http://127.0.0.1:9 .*check the url"):
+    with pytest.raises(StorageError, match=r"answers at http://127.0.0.1:9 .*check the url"):
         indexes.Qdrant(url="http://127.0.0.1:9")
 
 
@@ -264,10 +262,10 @@ def test_what_others_change_is_read_again():
 def test_folders_that_hold_something_else_stay_as_they_are(tmp_path):
     indexes.Flat(tmp_path / "flat").close()
     before = sorted((tmp_path / "flat").iterdir())
-    with pytest.raises(IndexFormatError, match=r"is not a folder of Qdrant's local mode: it holds catalog\.sqlite"):
+    with pytest.raises(IndexFormatError, match=r"local mode: it holds catalog\.sqlite"):
         indexes.Qdrant(tmp_path / "flat")
     assert sorted((tmp_path / "flat").iterdir()) == before
-    with pytest.raises(IndexFormatError, match="is a file; Qdrant's local mode needs a folder"):
+    with pytest.raises(IndexFormatError, match="is a file"):
         indexes.Qdrant(tmp_path / "flat/catalog.sqlite")
 
 
