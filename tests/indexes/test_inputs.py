@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 from latelier.indexes import documents as inputs
-from latelier.indexes.documents import DocumentBatches
+from latelier.indexes.documents import DocumentBatches, GivenDocuments
 
 DIM = 4
 
@@ -50,7 +50,7 @@ def test_batches_hold_the_documents_in_their_order(documents, threads, batch_byt
     torch.set_num_threads(threads)
     matrices = tokens_of([length for _, length in documents])
     items = [KINDS[kind](matrix) for (kind, _), matrix in zip(documents, matrices, strict=True)]
-    batches = DocumentBatches(range(len(items)), iter(items), None, None, batch_bytes=batch_bytes)
+    batches = DocumentBatches(GivenDocuments(range(len(items)), iter(items)), batch_bytes=batch_bytes)
     read = list(batches.read(None, lambda embeddings, _: {"sums": embeddings.vectors.sum(axis=1)}))
     assert [id for batch in read for id in batch.documents.ids] == list(range(len(items)))
     assert [length for batch in read for length in batch.lengths] == [length for _, length in documents]
@@ -72,7 +72,7 @@ def test_no_more_is_read_ahead_than_a_batch_whatever_holds_the_numbers(kind):
             read.append(i)
             yield kinds[kind](matrix)
 
-    batches = DocumentBatches(range(100), documents(), None, None, batch_bytes=16_000)
+    batches = DocumentBatches(GivenDocuments(range(100), documents()), batch_bytes=16_000)
     first = next(batches.read(None, lambda embeddings, _: {"vectors": embeddings.vectors}))
     assert len(first.lengths) == len(read) == 5
 
@@ -81,7 +81,7 @@ def test_no_more_is_read_ahead_than_a_batch_whatever_holds_the_numbers(kind):
 def test_embeddings_that_change_while_they_are_read_are_refused(threads):
     torch.set_num_threads(threads)
     matrices = [*tokens_of([2] * 20), Convertible(np.ones((2, DIM), "float32"), shape=(3, DIM))]
-    batches = DocumentBatches(range(21), matrices, None, None)
+    batches = DocumentBatches(GivenDocuments(range(21), matrices))
     with pytest.raises(EmbeddingsError, match=r"documents \d+ to 20 have \d+ tokens, and had \d+ before; do not"):
         list(batches.read(None, lambda embeddings, _: {"vectors": embeddings.vectors}))
 
@@ -89,7 +89,7 @@ def test_embeddings_that_change_while_they_are_read_are_refused(threads):
 @pytest.mark.parametrize("shows", [True, False])
 def test_vectors_are_looked_at_unless_their_arrays_show_that_they_are_finite(shows):
     bad = np.array([[1.0, np.nan]], "float32")
-    batches = DocumentBatches(["a", "b"], [np.ones((1, 2), "float32"), bad], None, None)
+    batches = DocumentBatches(GivenDocuments(["a", "b"], [np.ones((1, 2), "float32"), bad]))
 
     def read():
         return list(batches.read(2, lambda embeddings, _: {"vectors": embeddings.vectors}, lambda _: shows))
@@ -104,7 +104,7 @@ def test_vectors_are_looked_at_unless_their_arrays_show_that_they_are_finite(sho
 def test_no_memory_is_taken_for_what_is_refused(monkeypatch):
     taken = []
     monkeypatch.setattr(inputs, "_provide", taken.append)
-    batches = DocumentBatches(["a", "b"], [np.ones((2, DIM)), np.zeros(1 << 20)], None, None)
+    batches = DocumentBatches(GivenDocuments(["a", "b"], [np.ones((2, DIM)), np.zeros(1 << 20)]))
     with pytest.raises(EmbeddingsError, match=r"document 'b' has embeddings of shape \(1048576,\)"):
         list(batches.read(None, lambda embeddings, _: {"codes": embeddings.vectors}))
     assert taken == []

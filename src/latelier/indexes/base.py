@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.documents import GivenDocuments
 from latelier.indexes.exact import measure_recall
 from latelier.indexes.options import (
     Effort,
@@ -123,7 +124,8 @@ class Index(NotCopied, ABC):
         InvalidArgumentError
             If the arguments differ in length, or an id, a text or metadata cannot be stored.
         """
-        self._write((ids, embeddings, texts, metadata), replace=False, prefixes=[], show_progress=show_progress)
+        given = GivenDocuments(ids, embeddings, texts, metadata)
+        self._write(given, replace=False, prefixes=[], show_progress=show_progress)
 
     def update(
         self,
@@ -154,12 +156,11 @@ class Index(NotCopied, ABC):
             If an id is given twice in this call.
         """
         prefixes = as_prefixes(remove_prefixes)
-        self._write((ids, embeddings, texts, metadata), replace=True, prefixes=prefixes, show_progress=show_progress)
+        given = GivenDocuments(ids, embeddings, texts, metadata)
+        self._write(given, replace=True, prefixes=prefixes, show_progress=show_progress)
 
-    def _write(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
-    ) -> None:
-        """Store documents, given as ids, embeddings, texts and metadata; see `add` and, for the others, `update`."""
+    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
+        """Store documents; see `add` and, for the others, `update`."""
         raise NotImplementedError(f"{type(self).__name__} implements neither `_write` nor `add` and `update`.")
 
     @abstractmethod

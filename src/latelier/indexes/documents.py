@@ -25,8 +25,6 @@ from latelier.kernels.threads import allowed_threads, map_each
 from latelier.utils.misc import progress_bar
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
-__all__ = ["DocumentBatch", "DocumentBatches", "Encode", "check_finite", "pack", "prepare_queries"]
-
 
 def pack(
     items: Sequence[Any] | TokenEmbeddings, name: Callable[[int], str], dtype: str, dim: int | None
@@ -161,6 +159,15 @@ class DocumentBatch(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
+class GivenDocuments(NamedTuple):
+    """Documents as a user gives them, or some of them as lists."""
+
+    ids: Any
+    embeddings: Any
+    texts: Any = None
+    metadata: Any = None
+
+
 class DocumentBatches:
     """The documents of one `add` or `update`, read batch by batch.
 
@@ -170,15 +177,13 @@ class DocumentBatches:
 
     def __init__(
         self,
-        ids: Any,
-        embeddings: Any,
-        texts: Any,
-        metadata: Any,
+        given: GivenDocuments,
         *,
         dtype: str = "float32",
         batch_bytes: int = 256 << 20,
         show_progress: bool = False,
     ) -> None:
+        ids, embeddings, texts, metadata = given
         _check_not_padded(embeddings)
         for name, values in (("ids", ids), ("texts", texts), ("metadata", metadata)):
             if is_array(values) and values.ndim == 0:
@@ -239,24 +244,15 @@ class DocumentBatches:
         if documents:
             yield batch()
 
-    def _given(self) -> Iterator[_Given]:
+    def _given(self) -> Iterator[GivenDocuments]:
         """Yield some documents at a time."""
         count = 0
         for items in _split(self._embeddings, self._batch_bytes, min(allowed_threads(), _READ_THREADS)):
             ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
             count += len(items)
-            yield _Given(ids, texts, metadata, items)
+            yield GivenDocuments(ids, items, texts, metadata)
         for column in self._columns:
             column.expect_end(count)
-
-
-class _Given(NamedTuple):
-    """Some documents, as the user gave them."""
-
-    ids: list[Any]
-    texts: list[Any]
-    metadata: list[Any]
-    embeddings: Any
 
 
 class _Part(NamedTuple):
@@ -275,7 +271,7 @@ class _Reader(NamedTuple):
     encode: Encode
     are_finite: _AreFinite
 
-    def read(self, given: _Given, arrays: _TokenArrays, batch_bytes: int, left: int | None) -> list[_Part]:
+    def read(self, given: GivenDocuments, arrays: _TokenArrays, batch_bytes: int, left: int | None) -> list[_Part]:
         """Read documents in parts, each by one thread, which writes its token arrays to their place in `arrays`.
 
         `batch_bytes`: the size of the vectors with which a batch ends. `left`: the number of these documents and those
@@ -285,7 +281,7 @@ class _Reader(NamedTuple):
         # are not worth a thread.
         count = max(1, min(4 * allowed_threads(), len(given.ids) // 4))
         cuts = np.linspace(0, len(given.ids), count + 1).astype("int64").tolist()
-        parts = [_Given(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
+        parts = [GivenDocuments(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
         layout = self.encode(TokenEmbeddings(np.empty((0, self.dim), self.dtype), [0]), None)
         row_bytes = np.dtype(self.dtype).itemsize * self.dim
         full = (batch_bytes + min(_READ_BYTES * _READ_THREADS, batch_bytes)) // row_bytes
@@ -294,7 +290,7 @@ class _Reader(NamedTuple):
         places = arrays.reserve(layout, tokens, expected, full)
         return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
 
-    def _read_part(self, given: _Given, place: dict[str, np.ndarray]) -> _Part:
+    def _read_part(self, given: GivenDocuments, place: dict[str, np.ndarray]) -> _Part:
         ids = list(map(as_id, given.ids))
         name = _name_by(ids)
         packed = pack(given.embeddings, name, self.dtype, self.dim)
@@ -322,7 +318,7 @@ class _Reader(NamedTuple):
         return _Part(documents, packed.lengths, packed.vectors.nbytes + documents.nbytes)
 
 
-def _first_dim(given: _Given, dtype: str) -> int:
+def _first_dim(given: GivenDocuments, dtype: str) -> int:
     """Return the dim of the first document."""
     return pack(given.embeddings[:1], _name_by([as_id(given.ids[0])]), dtype, None).dim
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
-from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
+from latelier.indexes.base import PathLike
 from latelier.indexes.exact import BlockSize, score_blocks
+from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.store.files import AROUND, release_memory
 from latelier.indexes.store.segments import Part, TokenArray
 from latelier.indexes.store.snapshot import Snapshot
@@ -23,15 +23,11 @@ from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.kernels.threads import KernelWarmUp
 from latelier.scores.maxsim import maxsim, maxsim_numpy
 from latelier.scores.topk import TopK
-from latelier.utils.checks import check_choice
 from latelier.utils.ragged import lengths_to_offsets
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Flat"]
-
-_DTYPES = ("float32", "float16")
 # A block of vectors, and its scores, take this share of the working memory.
 _BLOCK_SHARE = 4
 
@@ -84,7 +80,7 @@ class Flat(StoredIndex):
     """
 
     kind = "flat"
-    _choices: ClassVar = {"dtype": _DTYPES}
+    _choices: ClassVar = {"dtype": ("float32", "float16")}
     _document_bytes = 48  # its row id and its offsets in the segment, and its position in a snapshot
     # About a second of multiplications by numpy, which is as fast as the kernels for large matrices.
     _warm_up: ClassVar = KernelWarmUp(most_work=1 << 33)
@@ -102,17 +98,15 @@ class Flat(StoredIndex):
         tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        check_choice("dtype", dtype, _DTYPES, optional=True)
-        own = {"dtype": dtype or "float32"}
         super().__init__(
-            path, own, read_only=read_only, max_memory=max_memory, keywords=keywords, tokenizer=tokenizer, device=device
+            path,
+            {"dtype": dtype},
+            read_only=read_only,
+            max_memory=max_memory,
+            keywords=keywords,
+            tokenizer=tokenizer,
+            device=device,
         )
-        if dtype not in (None, self.dtype):
-            self.close()
-            raise InvalidArgumentError(
-                f"received dtype={dtype!r}, but the index in {path} has {self.dtype}, which cannot be changed; leave "
-                "dtype out, or make a new index."
-            )
 
     @property
     def dtype(self) -> str:

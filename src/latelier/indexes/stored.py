@@ -1,8 +1,8 @@
-"""StoredIndex.
+"""An index in this library's own storage, and its memory budget.
 
 A budget covers the resident memory that an index adds to its process: anonymous memory, and the pages of its files that
 are mapped. It does not cover imported libraries, models, a GPU, or what the caller holds: embeddings handed in, and
-results. Neither does it change what a search finds: arrays that do not fit are read from their files, row by row.
+results. Neither does it change what a search finds: of arrays that do not fit, mapped memory is given back after use.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Index, PathLike, SearchOptions, Tokenizer
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, prepare_queries
+from latelier.indexes.base import Index, PathLike
+from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, prepare_queries
 from latelier.indexes.hybrid import check_queries, combine_sides, hits_of
+from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.results import (
     Hit,
     Id,
@@ -43,15 +44,13 @@ from latelier.indexes.values import as_id, as_ids, as_prefixes, is_single_id
 from latelier.kernels.threads import thread_count
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device
-from latelier.utils.checks import format_bytes, parse_bytes
+from latelier.utils.checks import check_choice, format_bytes, parse_bytes
 from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
     import torch
 
     from latelier.indexes.gpu import GpuSearch
-
-__all__ = ["MemoryReport", "StoredIndex", "least_working_memory", "plan_memory"]
 
 # Memory of temporary arrays that every write and search needs, and of each thread that computes: a thread unpacks up to
 # 32,768 tokens at a time.
@@ -176,122 +175,44 @@ class StoredIndex(Index):
     def __init__(
         self,
         path: PathLike | None,
-        configuration: Mapping[str, Any],
+        chosen: Mapping[str, Any],
         *,
         read_only: bool,
         max_memory: int | str | None,
-        keywords: bool | None = None,
-        tokenizer: Tokenizer | None = None,
-        device: str | torch.device | None = None,
+        keywords: bool | None,
+        tokenizer: Tokenizer | None,
+        device: str | torch.device | None,
     ) -> None:
+        """Open or make an index; `chosen`: a value for each of `_choices`, None for that of the index or the first."""
+        for name, value in chosen.items():
+            check_choice(name, value, self._choices[name], optional=True)
         if path is None and read_only:
             raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         self.path = None if path is None else as_folder(path)
         self._max_memory = parse_bytes("max_memory", max_memory)
         self._gpu: GpuSearch | None = None
         resolved = None if device is None else resolve_device(device)  # before a folder is made
-        configuration = {"kind": self.kind, **configuration}
+        of_new = {
+            name: known[0 if (value := chosen[name]) is None else known.index(value)]
+            for name, known in self._choices.items()
+        }
         given = check_options(keywords, tokenizer)
-        self._storage = Storage(self.path, configuration, self._layout, tokenizer=given, read_only=read_only)
-        for name, choices in self._choices.items():
-            stored = self._storage.configuration.get(name)
-            if stored not in choices:
-                self._storage.close()
-                known = ", ".join(map(repr, choices))
-                raise IndexFormatError(f"the index in {path} has {name}={stored!r}; this version knows {known}.")
-        if self._max_memory is not None:
-            try:
+        self._storage = Storage(
+            self.path, {"kind": self.kind, **of_new}, self._layout, tokenizer=given, read_only=read_only
+        )
+        try:
+            self._check_chosen(chosen)
+            if self._max_memory is not None:
                 self._storage.scratch = Scratch(self.path, self.memory.working // _SCRATCH_SHARE)
-            except BaseException:
-                self._storage.close()
-                raise
-        if keywords is not None or tokenizer is not None:
-            self._check_tokenizer(keywords, tokenizer)
+            if keywords is not None or tokenizer is not None:
+                check_expected(f"the index in {self.path}", self.tokenizer, keywords, tokenizer)
+        except BaseException:
+            self._storage.close()
+            raise
         if resolved is not None and resolved.type != "cpu":
             from latelier.indexes.gpu import GpuSearch
 
             self._gpu = GpuSearch(resolved, self._decode, self._gpu_dtype)
-
-    # Methods that subclasses provide.
-
-    @property
-    @abstractmethod
-    def dtype(self) -> str:
-        """Floating type of the vectors that `encode` gets and `get_embeddings` returns."""
-
-    @abstractmethod
-    def _layout(self, dim: int) -> dict[str, TokenArray]:
-        """Return the dtype and the shape per token of each array that `encode` returns."""
-
-    @abstractmethod
-    def encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
-        """Return the token arrays of some documents, each with one row per token; they may be written to `into`."""
-
-    def _are_finite(self, arrays: Arrays) -> bool:
-        """Whether token arrays show that all vectors were finite; if not, the vectors themselves are checked."""
-        return False
-
-    @abstractmethod
-    def _decode(self, part: Part) -> TokenEmbeddings:
-        """Return the vectors of stored documents."""
-
-    @abstractmethod
-    def _search(
-        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
-    ) -> None:
-        """Search the documents in `parts`, and add those with the highest scores to `best`."""
-
-    def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
-        """Return the bytes that so many documents take in memory, and those of each array, most read ones first."""
-        layout = self._layout(dim).items()
-        arrays = {name: tokens * array.dtype.itemsize * math.prod(array.shape) for name, array in layout}
-        return self._document_bytes * documents, arrays
-
-    def _planned(self, snapshot: Snapshot) -> MemoryReport:
-        """Divide the memory budget among what a snapshot holds, removed documents included."""
-        rows = [state.row for state in snapshot.segments]
-        documents, tokens = sum(row.documents for row in rows), sum(row.tokens for row in rows)
-        sizes = self._sizes(documents, tokens, snapshot.dim or 0)
-        return plan_memory(self._max_memory, *sizes, in_memory=self.path is None)
-
-    def after_write(self) -> None:
-        """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
-
-    @property
-    def _gpu_dtype(self) -> str:
-        """Floating type of the vectors that a GPU holds."""
-        return str(self.dtype)
-
-    def _describe(self) -> str:
-        """Return the description of the stored numbers in `repr`."""
-        return self.dtype
-
-    # The steps of writes and searches, for an index whose documents are divided among several such as this.
-
-    @property
-    def storage(self) -> Storage:
-        """Where the documents are stored."""
-        return self._storage
-
-    @property
-    def batch_bytes(self) -> int:
-        """Size of the vectors that a write holds in memory at a time, in bytes."""
-        if self._max_memory is None:
-            return self._segment_bytes
-        return min(self._segment_bytes, self.memory.working // _BATCH_SHARE)
-
-    def insert(
-        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, numbers: np.ndarray | None = None
-    ) -> None:
-        """Insert documents in a transaction; see `Transaction.insert`."""
-        most = self._max_segment_tokens(batch.dim)
-        transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
-
-    def search_by_kernels(self) -> None:
-        """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
-        return
-
-    # Public methods.
 
     @property
     def read_only(self) -> bool:
@@ -487,20 +408,14 @@ class StoredIndex(Index):
             f"{self._describe()}, {where})"
         )
 
-    # Implementation.
-
-    def _write(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
-    ) -> None:
+    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Store documents in one transaction, and run maintenance."""
         self._insert(given, replace=replace, prefixes=prefixes, show_progress=show_progress)
         self.after_write()
 
-    def _insert(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
-    ) -> None:
+    def _insert(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
-        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
+        batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
         rows = [state.row for state in self._storage.snapshot().segments] if self._max_memory is not None else []
         documents, tokens = sum(row.documents for row in rows), sum(row.tokens for row in rows)
         with self._storage.transaction() as transaction:
@@ -514,14 +429,98 @@ class StoredIndex(Index):
                 self.insert(transaction, batch, replace=replace)
             transaction.remove_prefixed(prefixes)  # if there is nothing to insert
 
-    def _check_tokenizer(self, keywords: bool | None, tokenizer: str | None) -> None:
-        """Close the index and raise an error if its keyword index is not what a user expects."""
-        try:
-            check_expected(f"the index in {self.path}", self.tokenizer, keywords, tokenizer)
-        except InvalidArgumentError:
-            self.close()
-            raise
-
     def _max_segment_tokens(self, dim: int) -> int:
         """Return the maximum number of tokens of a merged segment."""
         return self._segment_bytes // np.dtype(self.dtype).itemsize // dim
+
+    def _check_chosen(self, chosen: Mapping[str, Any]) -> None:
+        """Raise an error if the index is not what a user expects, or what this version knows."""
+        for name, value in chosen.items():
+            stored, known = self._storage.configuration.get(name), self._choices[name]
+            if stored not in known:
+                raise IndexFormatError(
+                    f"the index in {self.path} has {name}={stored!r}; this version knows {', '.join(map(repr, known))}."
+                )
+            if value not in (None, stored):
+                raise InvalidArgumentError(
+                    f"received {name}={value!r}, but the index in {self.path} has {stored}, which cannot be changed; "
+                    f"leave {name} out, or make a new index."
+                )
+
+    def _planned(self, snapshot: Snapshot) -> MemoryReport:
+        """Divide the memory budget among what a snapshot holds, removed documents included."""
+        rows = [state.row for state in snapshot.segments]
+        documents, tokens = sum(row.documents for row in rows), sum(row.tokens for row in rows)
+        sizes = self._sizes(documents, tokens, snapshot.dim or 0)
+        return plan_memory(self._max_memory, *sizes, in_memory=self.path is None)
+
+    # For shards, which write in the transactions of another index.
+
+    @property
+    def storage(self) -> Storage:
+        """Where the documents are stored."""
+        return self._storage
+
+    @property
+    def batch_bytes(self) -> int:
+        """Size of the vectors that a write holds in memory at a time, in bytes."""
+        if self._max_memory is None:
+            return self._segment_bytes
+        return min(self._segment_bytes, self.memory.working // _BATCH_SHARE)
+
+    def insert(
+        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, numbers: np.ndarray | None = None
+    ) -> None:
+        """Insert documents in a transaction; see `Transaction.insert`."""
+        most = self._max_segment_tokens(batch.dim)
+        transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
+
+    def search_by_kernels(self) -> None:
+        """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
+
+    # What subclasses provide.
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str:
+        """Floating type of the vectors that `encode` gets and `get_embeddings` returns."""
+
+    @abstractmethod
+    def _layout(self, dim: int) -> dict[str, TokenArray]:
+        """Return the dtype and the shape per token of each array that `encode` returns."""
+
+    @abstractmethod
+    def encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
+        """Return the token arrays of some documents, each with one row per token; they may be written to `into`."""
+
+    def _are_finite(self, arrays: Arrays) -> bool:
+        """Whether token arrays show that all vectors were finite; if not, the vectors themselves are checked."""
+        return False
+
+    @abstractmethod
+    def _decode(self, part: Part) -> TokenEmbeddings:
+        """Return the vectors of stored documents."""
+
+    @abstractmethod
+    def _search(
+        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
+    ) -> None:
+        """Search the documents in `parts`, and add those with the highest scores to `best`."""
+
+    def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
+        """Return the bytes that so many documents take in memory, and those of each array, most read ones first."""
+        layout = self._layout(dim).items()
+        arrays = {name: tokens * array.dtype.itemsize * math.prod(array.shape) for name, array in layout}
+        return self._document_bytes * documents, arrays
+
+    def after_write(self) -> None:
+        """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
+
+    @property
+    def _gpu_dtype(self) -> str:
+        """Floating type of the vectors that a GPU holds."""
+        return str(self.dtype)
+
+    def _describe(self) -> str:
+        """Return the description of the stored numbers in `repr`."""
+        return self.dtype

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, LatelierError
-from latelier.indexes.base import PathLike, SearchOptions, Tokenizer
+from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
+from latelier.indexes.base import PathLike
 from latelier.indexes.ivf.codec import Codec, DocumentTable, are_finite
 from latelier.indexes.ivf.layout import BITS, GROUP, byte_width, coarse_count, list_count
+from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.results import Id, StageLoss, warn_of_damage
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment, TokenArray
@@ -32,7 +33,6 @@ from latelier.indexes.store.snapshot import Snapshot
 from latelier.indexes.stored import StoredIndex
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
-from latelier.utils.checks import check_choice
 from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
@@ -147,20 +147,18 @@ class IVF(StoredIndex):
         tokenizer: Tokenizer | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        check_choice("nbits", nbits, BITS, optional=True)
-        own = {"nbits": int(nbits or 8)}
         super().__init__(
-            path, own, read_only=read_only, max_memory=max_memory, keywords=keywords, tokenizer=tokenizer, device=device
+            path,
+            {"nbits": nbits},
+            read_only=read_only,
+            max_memory=max_memory,
+            keywords=keywords,
+            tokenizer=tokenizer,
+            device=device,
         )
         self._loaded: _Loaded | None = None
         self._loading = connections.Lock()
         self._has_warned = False
-        if nbits not in (None, self.nbits):
-            self.close()
-            raise InvalidArgumentError(
-                f"received nbits={nbits!r}, but the index in {path} has {self.nbits}, which cannot be changed; leave "
-                "nbits out, or make a new index."
-            )
 
     @property
     def nbits(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Index, PathLike, SearchOptions, Tokenizer
-from latelier.indexes.documents import DocumentBatch, DocumentBatches
+from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments
 from latelier.indexes.filters.parse import RESERVED
 from latelier.indexes.filters.sql import read_filter
 from latelier.indexes.hybrid import check_queries
@@ -339,11 +339,9 @@ class Qdrant(Index):
 
     # Implementation.
 
-    def _write(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
-    ) -> None:
+    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         self._collection.read()  # others may have changed its dim or its tokenizer, or deleted it
-        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
+        batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         seen: set[Id] = set()
         stored = sequence = 0
         try:

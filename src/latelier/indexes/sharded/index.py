@@ -22,7 +22,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Index, PathLike, SearchKeywords, SearchOptions, Tokenizer, check_texts
-from latelier.indexes.documents import DocumentBatches
+from latelier.indexes.documents import DocumentBatches, GivenDocuments
 from latelier.indexes.filters.parse import new_fields
 from latelier.indexes.hybrid import check_queries, combine_sides
 from latelier.indexes.ivf.layout import BITS
@@ -249,10 +249,8 @@ class Sharded(Index):
 
     # Writing.
 
-    def _write(
-        self, given: tuple[Any, Any, Any, Any], *, replace: bool, prefixes: Sequence[str], show_progress: bool
-    ) -> None:
-        batches = DocumentBatches(*given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
+    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
+        batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         with self._writing() as (states, fields):
             dim = next((state.dim for state in states if state.dim is not None), None)
             next_row_id = max(state.next_row_id for state in states)
