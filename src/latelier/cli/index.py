@@ -40,77 +40,97 @@ ShardsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Divide a new index among N shards, a process each (extra: ray)."),
 ]
+SourceArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
+]
+FolderOption: TypeAlias = Annotated[
+    Path,
+    typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
+]
+ModelOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
+]
+NewKindOption: TypeAlias = Annotated[
+    Kind | None,
+    typer.Option(help="Kind of a new index: flat (default) is exact; ivf is approximate, for many documents."),
+]
+FormatOption: TypeAlias = Annotated[
+    DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
+]
+IdOption: TypeAlias = Annotated[str | None, typer.Option(metavar="FIELD", help="Field of the id; default: id or _id.")]
+TextOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="FIELD,...", help="Fields of the text, joined by line ends; default: text.")
+]
+TitleOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="FIELD", help="Field of the title, put before the text; default: title.")
+]
+MetadataOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="FIELD,...", help="Fields of the metadata; default: all others.")
+]
+GlobOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of text and Markdown; repeatable."),
+]
+PassagesOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
+]
+OverlapOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
+]
+PoolFactorOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Pool about N token vectors of a document into one.")
+]
+PrecisionOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8.")
+]
+UpdateOption: TypeAlias = Annotated[
+    bool, typer.Option("--update", help="Replace documents whose id is in the index, if they have changed.")
+]
+ResumeOption: TypeAlias = Annotated[
+    bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
+]
+WorkersOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
+]
+BackendOption: TypeAlias = Annotated[
+    Backend | None,
+    typer.Option(help="What encodes on a CPU: torch (default), onnx, or auto: onnx where it can."),
+]
+ComputeDtypeOption: TypeAlias = Annotated[
+    ComputeDtype,
+    typer.Option(help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index."),
+]
+BatchSizeOption: TypeAlias = Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")]
 
 
 def index(
     context: typer.Context,
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
-    ],
-    folder: Annotated[
-        Path,
-        typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
-    ],
+    source: SourceArgument,
+    folder: FolderOption,
     *,
-    model: Annotated[
-        str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
-    ] = None,
-    kind: Annotated[
-        Kind | None,
-        typer.Option(help="Kind of a new index: flat (default) is exact; ivf is approximate, for many documents."),
-    ] = None,
-    format: Annotated[
-        DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
-    ] = "auto",
-    id: Annotated[str | None, typer.Option(metavar="FIELD", help="Field of the id; default: id or _id.")] = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="FIELD,...", help="Fields of the text, joined by line ends; default: text.")
-    ] = None,
-    title: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Field of the title, put before the text; default: title.")
-    ] = None,
-    metadata: Annotated[
-        str | None, typer.Option(metavar="FIELD,...", help="Fields of the metadata; default: all others.")
-    ] = None,
-    glob: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of text and Markdown; repeatable."),
-    ] = None,
-    passages: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
-    ] = None,
-    overlap: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
-    ] = None,
-    pool_factor: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Pool about N token vectors of a document into one.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8.")
-    ] = None,
-    update: Annotated[
-        bool, typer.Option("--update", help="Replace documents whose id is in the index, if they have changed.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
-    ] = False,
+    model: ModelOption = None,
+    kind: NewKindOption = None,
+    format: FormatOption = "auto",
+    id: IdOption = None,
+    text: TextOption = None,
+    title: TitleOption = None,
+    metadata: MetadataOption = None,
+    glob: GlobOption = None,
+    passages: PassagesOption = None,
+    overlap: OverlapOption = None,
+    pool_factor: PoolFactorOption = None,
+    precision: PrecisionOption = None,
+    update: UpdateOption = False,
+    resume: ResumeOption = False,
     device: DeviceOption = None,
     shards: ShardsOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
-    ] = None,
-    backend: Annotated[
-        Backend | None,
-        typer.Option(help="What encodes on a CPU: torch (default), onnx, or auto: onnx where it can."),
-    ] = None,
-    compute_dtype: Annotated[
-        ComputeDtype,
-        typer.Option(help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index."),
-    ] = "auto",
+    workers: WorkersOption = None,
+    backend: BackendOption = None,
+    compute_dtype: ComputeDtypeOption = "auto",
     max_memory: MemoryOption = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")] = 32,
+    batch_size: BatchSizeOption = 32,
     json_output: JsonOption = False,
 ) -> None:
     """Encode documents and add them to an index.
