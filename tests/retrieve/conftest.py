@@ -18,6 +18,12 @@ def model(minilm):
     return load(minilm, device="cpu")
 
 
+@pytest.fixture(scope="session")
+def small(tiny):
+    """A model that knows nothing, for tests of what is stored: it encodes in a tenth of the time."""
+    return load(tiny, device="cpu")
+
+
 def fill(model):
     retriever = Retriever(model)
     retriever.add(RECORDS)
@@ -34,3 +40,11 @@ def retriever(model):
 def shared_retriever(model):
     """The same for tests that leave it as it is: encoding the records takes longer than what they do."""
     return fill(model)
+
+
+@pytest.fixture(scope="session")
+def stored():
+    """Return the documents of a retriever by the ids that the user gave them, whole or put together from passages."""
+    from latelier.retrieve.passages import StoredDocuments
+
+    return lambda retriever: StoredDocuments(retriever.index)

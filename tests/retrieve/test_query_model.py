@@ -27,8 +27,8 @@ def exported(tiny, tmp_path_factory):
         model = shutil.copytree(tiny, home / "model")
         with Retriever(model, home / "index", device="cpu", model_options={"max_length_document": 12}) as retriever:
             retriever.add(TEXTS)
-            encoder = retriever.export_encoder()
-            assert encoder == encoder_folder(ModelIdentity.stored_in(retriever.index))
+            folder = retriever.export_encoder()
+            assert list((home / "cache" / "encoders").iterdir()) == [folder]
         yield home
 
 
@@ -38,10 +38,6 @@ def home(exported, tmp_path, monkeypatch):
     home = shutil.copytree(exported, tmp_path / "home")
     monkeypatch.setenv("LATELIER_CACHE", str(home / "cache"))
     return home
-
-
-def is_loaded(retriever):
-    return retriever._model._loaded is not None
 
 
 def test_results_are_those_of_the_model(exported):
@@ -57,14 +53,13 @@ def test_results_are_those_of_the_model(exported):
             assert (one.special, repr(one)) == (other.special, repr(other))
             assert (one.query_ranges, one.document_ranges) == (other.query_ranges, other.document_ranges)
             assert [span[:2] for span in one.spans] == [span[:2] for span in other.spans]
-        assert (is_loaded(quick), is_loaded(slow)) == (False, True)
+        assert (quick.query_model.encoder is None, slow.query_model.encoder is None) == (False, True)
         assert repr(quick) == repr(slow)
 
 
 def test_documents_are_added_by_the_model_itself_while_its_weights_are_the_same(home):
     with Retriever.open(home / "index") as retriever:
         retriever.add([("new", "pears and moons")])
-        assert is_loaded(retriever)
         assert retriever.search("pears and moons", k=1)[0].id == "new"
     with indexes.open(home / "index") as index:
         identity = ModelIdentity.stored_in(index)
@@ -76,38 +71,30 @@ def test_documents_are_added_by_the_model_itself_while_its_weights_are_the_same(
             retriever.add(["another"])
 
 
-def test_an_encoder_is_found_by_name_options_and_fingerprint(home):
+@pytest.mark.parametrize(
+    "change", [{"name": "a/model"}, {"options": {"max_length_query": 30}}, {"fingerprint": [0.5] * 48}]
+)
+def test_an_encoder_is_found_by_name_options_and_fingerprint(home, change):
+    # What lies in the folder of an index, which may be anybody's, is not opened.
+    [encoder] = (home / "cache" / "encoders").iterdir()
+    shutil.copytree(encoder, home / "index" / "encoder")
     with indexes.open(home / "index") as index:
-        identity = ModelIdentity.stored_in(index)
-        options = {**identity.options, "max_length_query": 30}
-        for other in ({"name": "a/model"}, {"options": options}, {"fingerprint": identity.fingerprint[::-1]}):
-            assert not encoder_folder(identity._replace(**other)).exists()
-        # What lies in the folder of an index, which may be anybody's, is not opened.
-        shutil.copytree(encoder_folder(identity), home / "index" / "encoder")
-        index.settings["retriever"] = {**index.settings["retriever"], "options": options}
-    with Retriever.open(home / "index") as retriever:
-        assert retriever._model.encoder is None
+        index.settings["retriever"] = {**index.settings["retriever"], **change}
     with pytest.raises(InvalidArgumentError, match="this machine has no exported encoder of the model"):
         Retriever.open(home / "index", backend="onnx")
 
 
-def test_damaged_exports_are_not_used(home):
-    [folder] = (home / "cache" / "encoders").iterdir()
-    (folder / "encoder.onnx").write_bytes(b"")
-    with Retriever.open(home / "index") as retriever:
-        assert retriever._model.encoder is None
-        assert len(retriever.search("pears")) == len(TEXTS)
-        retriever.export_encoder()
-    with Retriever.open(home / "index", backend="onnx") as retriever:  # the damaged export was replaced
-        assert len(retriever.search("pears")) == len(TEXTS)
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
-def test_exports_that_others_can_write_are_not_used(home):
+@pytest.mark.parametrize("fault", ["damaged", "writable"])
+def test_exports_that_are_damaged_or_that_others_can_write_are_replaced(home, fault):
     [folder] = (home / "cache" / "encoders").iterdir()
-    (folder / "encoder.onnx").chmod(0o666)
+    if fault == "damaged":
+        (folder / "encoder.onnx").write_bytes(b"")
+    else:
+        (folder / "encoder.onnx").chmod(0o666)
     with Retriever.open(home / "index") as retriever:
-        assert retriever._model.encoder is None
+        assert retriever.query_model.encoder is None
+        assert len(retriever.search("pears")) == len(TEXTS)
         retriever.export_encoder()
     with Retriever.open(home / "index", backend="onnx") as retriever:
         assert len(retriever.search("pears")) == len(TEXTS)

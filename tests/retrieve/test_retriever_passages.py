@@ -12,17 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, IndexFormatError, InvalidArgumentError, UnknownIdError
-from latelier.models import load
 from latelier.retrieve import Passages, Retriever
-from latelier.retrieve.passages import StoredDocuments
 from naive import naive_maxsim
 
 WORDS = ["pears", "ripen", "in", "autumn", "and", "figs", "dry", "on", "the", "roof", "while", "moon", "is", "far"]
-
-
-@pytest.fixture(scope="session")
-def small(tiny):
-    return load(tiny, device="cpu")
 
 
 def long_text(seed, words=120):
@@ -84,15 +77,15 @@ def test_a_run_cannot_tell_1_from_its_text(filled):
         filled.run({"q": "figs"})
 
 
-def test_an_id_that_spells_a_passage_is_a_document_of_its_own(filled):
-    hostile = StoredDocuments(filled.index).parts("a")[0]
-    assert StoredDocuments(filled.index).parts(hostile) == []
+def test_an_id_that_spells_a_passage_is_a_document_of_its_own(filled, stored):
+    hostile = stored(filled).parts("a")[0]
+    assert stored(filled).parts(hostile) == []
     with pytest.raises(UnknownIdError, match="no document has the id"):
         filled.remove(hostile)
     filled.add([(hostile, "hostile")])
-    before = StoredDocuments(filled.index).parts("a")
+    before = stored(filled).parts("a")
     filled.remove([hostile])
-    assert StoredDocuments(filled.index).parts("a") == before
+    assert stored(filled).parts("a") == before
 
 
 def test_many_passages_of_one_document_do_not_hide_the_others(small):
@@ -102,35 +95,35 @@ def test_many_passages_of_one_document_do_not_hide_the_others(small):
     assert [result.id for result in retriever.search(["the same words", "again"], k=2)[0]] == ["long", "far"]
 
 
-def test_passages_joined_by_their_offsets_are_the_text(filled):
+def test_passages_joined_by_their_offsets_are_the_text(filled, stored):
     for id, text in TEXTS.items():
-        parts = [json.loads(part) for part in StoredDocuments(filled.index).parts(id)]
+        parts = [json.loads(part) for part in stored(filled).parts(id)]
         assert [part[1] for part in parts] == list(range(len(parts)))
         covered = sorted({at for _, _, start, end in parts for at in range(start, end)})
         assert "".join(text[at] for at in covered).replace(" ", "") == text.replace(" ", "")
-        tokens = [len(filled.index.get_embeddings([part])[0]) for part in StoredDocuments(filled.index).parts(id)]
+        tokens = [len(filled.index.get_embeddings([part])[0]) for part in stored(filled).parts(id)]
         assert max(tokens) <= 32
-    assert (len(filled), len(StoredDocuments(filled.index))) == (4, 4)
+    assert (len(filled), len(stored(filled))) == (4, 4)
 
 
-def test_documents_are_removed_updated_and_skipped_as_a_whole(filled):
+def test_documents_are_removed_updated_and_skipped_as_a_whole(filled, stored):
     with pytest.raises(DuplicateIdError, match="'a' is in the index already"):
         filled.add([("a", "again")])
     filled.add([("a", "again"), ("c", "new")], skip_existing=True)
-    assert StoredDocuments(filled.index).ids() == ["a", "b", 1, "1", "c"]
+    assert stored(filled).ids() == ["a", "b", 1, "1", "c"]
     with pytest.raises(UnknownIdError, match="'absent'"):
         filled.remove(["a", "absent"])
     assert len(filled) == 5
     filled.remove(["a", 1])
-    assert StoredDocuments(filled.index).ids() == ["b", "1", "c"]
+    assert stored(filled).ids() == ["b", "1", "c"]
     filled.update([("1", "one passage now")])
     assert filled.index.ids('["1",') == ['["1",0,0,15]']
     filled.add(["without an id"])
-    assert StoredDocuments(filled.index).ids()[-1] == 0
+    assert stored(filled).ids()[-1] == 0
 
 
 @pytest.mark.parametrize("passages", [False, 32])
-def test_unchanged_documents_are_left_as_they_are(small, passages):
+def test_unchanged_documents_are_left_as_they_are(small, passages, stored):
     retriever = Retriever(small)
     records = [{"id": id, "title": "T", "text": text, "n": {"list": [1, 2.5]}} for id, text in TEXTS.items()]
     retriever.add(records, passages=passages)
@@ -144,9 +137,9 @@ def test_unchanged_documents_are_left_as_they_are(small, passages):
     for id, change in changes:
         records = [{**record, **(change if record["id"] == id else {})} for record in records]
         retriever.update(records, skip_unchanged=True)
-        stored = StoredDocuments(retriever.index)
-        assert stored.ids()[-1] == id  # it was written again, the others were not
-        record = retriever.index.get(stored.parts(id)[0])
+        documents = stored(retriever)
+        assert documents.ids()[-1] == id  # it was written again, the others were not
+        record = retriever.index.get(documents.parts(id)[0])
         expected = next(each for each in records if each["id"] == id)
         assert (json.dumps(record.metadata), record.text[:1]) == (json.dumps({"n": expected["n"]}), expected["title"])
 
@@ -157,13 +150,13 @@ def test_filters_see_the_metadata_of_the_user(filled):
     assert filled.search("pears", filter="n = 0")[0].metadata == {"n": 0}
 
 
-def test_a_title_stands_before_each_passage(small):
+def test_a_title_stands_before_each_passage(small, stored):
     retriever = Retriever(small)
     text = long_text(5)
     retriever.add(
         [{"id": "t", "title": "On the moon", "text": text}, {"id": "only", "title": "Alone", "text": " "}], passages=32
     )
-    ids = StoredDocuments(retriever.index).parts("t")
+    ids = stored(retriever).parts("t")
     assert len(ids) > 3
     for record in retriever.index.get(ids):
         _, _, start, end = json.loads(record.id)
@@ -171,7 +164,7 @@ def test_a_title_stands_before_each_passage(small):
         assert len(retriever.index.get_embeddings([record.id])[0]) <= 32
     assert retriever.search("Alone", k=1)[0][2:] == ("Alone", {}, 0, 0)
     retriever.add([{"id": "long", "title": "word " * 100, "text": text}])
-    ids = StoredDocuments(retriever.index).parts("long")
+    ids = stored(retriever).parts("long")
     assert max(len(retriever.index.get_embeddings([id])[0]) for id in ids) <= 32
 
 
@@ -197,20 +190,20 @@ def test_an_index_keeps_its_passages(small, tmp_path):
     assert "documents" not in whole.index.settings
 
 
-def test_a_document_of_more_passages_than_a_chunk_is_one_commit(small, tmp_path):
+def test_a_document_of_more_passages_than_a_chunk_is_one_commit(small, tmp_path, stored):
     with Retriever(small, tmp_path / "index") as retriever:
         before = retriever.index.settings
         retriever.add([("a", "x"), ("long", long_text(1, 400)), ("b", "y")], passages=16, chunk_size=5)
         assert before["documents"] == {"passages": {"max_tokens": 16, "overlap": 2}, "pool_factor": 1}
-        assert StoredDocuments(retriever.index).ids() == ["a", "long", "b"]
-        assert len(StoredDocuments(retriever.index).parts("long")) > 20
+        assert stored(retriever).ids() == ["a", "long", "b"]
+        assert len(stored(retriever).parts("long")) > 20
 
 
-def test_ids_of_others_in_an_index_of_passages_are_documents(filled, small):
+def test_ids_of_others_in_an_index_of_passages_are_documents(filled, small, stored):
     vectors = small.encode_document(["a stranger"])
     filled.index.add(["stranger"], vectors, texts=["a stranger"])
     assert filled.search("a stranger", k=1)[0].id == "stranger"
-    assert "stranger" in StoredDocuments(filled.index).ids()
+    assert "stranger" in stored(filled).ids()
     filled.remove("stranger")
     assert len(filled) == 4
 
@@ -250,7 +243,7 @@ def test_an_explanation_is_of_the_best_passage(filled):
 class Histories(RuleBasedStateMachine):
     """A retriever of passages beside a dict from id to text."""
 
-    model = None
+    model = stored = None
     compared = 0  # documents that were compared with the dict
 
     @initialize()
@@ -292,19 +285,21 @@ class Histories(RuleBasedStateMachine):
     def holds_the_texts(self):
         if not hasattr(self, "texts"):
             return
-        stored = StoredDocuments(self.retriever.index)
-        assert stored.ids() == list(self.texts)
+        documents = self.stored(self.retriever)
+        assert documents.ids() == list(self.texts)
         for id, text in self.texts.items():
-            parts = self.retriever.index.get(stored.parts(id))
+            parts = self.retriever.index.get(documents.parts(id))
             assert all(json.loads(part.id)[0] == id for part in parts)
             assert all(part.text == text[slice(*json.loads(part.id)[2:])] for part in parts)
             assert json.loads(parts[-1].id)[3] == len(text)
             Histories.compared += 1
 
 
-def test_histories_leave_what_a_dict_would_hold(small):
+def test_histories_leave_what_a_dict_would_hold(small, stored):
     class WithModel(Histories):
         model = small
+
+    WithModel.stored = staticmethod(stored)
 
     case = WithModel.TestCase
     case.settings = settings(max_examples=8, stateful_step_count=8, suppress_health_check=list(HealthCheck))
@@ -312,15 +307,7 @@ def test_histories_leave_what_a_dict_would_hold(small):
     assert Histories.compared > 0
 
 
-def test_why_not_is_answered_for_the_best_passage(filled):
-    last = filled.search("figs on the roof", k=4)[-1].id
-    report = filled.why_not("figs on the roof", last, k=1)
-    assert (report.id, report.is_found) == (last, False)
-    assert report.changes[0].arguments == {"k": 4}
-    assert "stored as passages" in report.unexamined[-1]
-
-
-def test_documents_are_read_whole_whatever_they_were_cut_into(small):
+def test_documents_are_read_whole_whatever_they_were_cut_into(small, stored):
     texts = {"a": long_text(1), "gaps": "First part.\n\n  " * 40 + "End.", 1: "Short.", "#": "# Figs\n" + long_text(5)}
     for overlap in (0, 8):
         passages = Passages(24, overlap)
@@ -328,13 +315,13 @@ def test_documents_are_read_whole_whatever_they_were_cut_into(small):
         retriever.add(
             [{"id": id, "text": text, "title": "Figs", "n": id} for id, text in texts.items()], passages=passages
         )
-        stored = StoredDocuments(retriever.index)
-        assert len(stored.parts("a")) > 2
+        documents = stored(retriever)
+        assert len(documents.parts("a")) > 2
         for id, text in texts.items():
-            (record,) = stored.get(id)
+            (record,) = documents.get(id)
             expected = text if id == "#" else f"Figs {text}"
             assert (record.id, record.metadata, record.text.split()) == (id, {"n": id}, expected.split())
             assert len(record.text) == len(expected)
-        assert [record.id for record in stored.get([1, "a", 1])] == [1, "a", 1]
+        assert [record.id for record in documents.get([1, "a", 1])] == [1, "a", 1]
         with pytest.raises(UnknownIdError, match="'none'"):
-            stored.get(["a", "none"])
+            documents.get(["a", "none"])

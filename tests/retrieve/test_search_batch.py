@@ -1,4 +1,4 @@
-"""A batch of searches: each gets what it gets alone, and all of them are one call of the model."""
+"""The modes of a search, and batches of searches: each gets what it gets alone, with one call of the model for all."""
 
 import re
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from latelier import indexes
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.retrieve import Retriever
 from latelier.retrieve.retriever import Search, search_batch
@@ -86,6 +87,30 @@ def test_stages_are_measured_in_their_order_and_keywords_need_no_encoding(shared
     assert stages == ["encode", "search", "read", "search", "read"]
 
 
-def test_a_batch_of_errors_reads_nothing(shared_retriever):
-    found = search_batch(shared_retriever, FAULTY)
-    assert all(isinstance(error, LatelierError) for error in found)
+def test_each_mode_finds_its_own(shared_retriever):
+    """ "integers" is a word of one document; no word of "unhealthy fruit" is in any."""
+    best = {mode: shared_retriever.search("unhealthy fruit", mode=mode) for mode in ("vectors", "hybrid")}
+    assert [results[0].id for results in best.values()] == ["fruit", "fruit"]
+    assert shared_retriever.search("unhealthy fruit", mode="keywords") == []
+    for mode in ("keywords", "rerank"):
+        [result] = shared_retriever.search("integers", mode=mode)
+        assert (result.id, result.metadata) == ("sum", {"year": 2024})
+    assert shared_retriever.search("integers", mode="rerank")[0].score == pytest.approx(
+        next(hit.score for hit in shared_retriever.search("integers") if hit.id == "sum"), rel=1e-5
+    )
+
+
+def test_a_run_takes_the_mode(shared_retriever):
+    assert list(shared_retriever.run({"q": "integers earth"}, mode="keywords")["q"]) == ["sum", "moon"]
+    weighted = shared_retriever.run({"q": "integers"}, 1, mode="hybrid", weights=(0, 1), filter="lang = 'en'")
+    assert list(weighted["q"]) != ["sum"]
+    assert shared_retriever.run({}, mode="hybrid") == {}
+
+
+def test_a_wrong_mode_and_an_index_without_keywords(model, shared_retriever):
+    with pytest.raises(InvalidArgumentError, match="received mode='words'"):
+        shared_retriever.search("fruit", mode="words")
+    without = Retriever(model, indexes.Flat(keywords=False))
+    without.add(["Bananas are healthy."])
+    with pytest.raises(LatelierError, match=r"compact\(keywords=True\)"):
+        without.search("fruit", mode="hybrid")
