@@ -7,6 +7,8 @@ import pytest
 from latelier.indexes.sharded import worker
 from latelier.utils.ray_session import connect_to_ray
 
+START, STOP = worker.start, worker.stop
+
 
 @contextlib.contextmanager
 def local_ray():
@@ -27,11 +29,10 @@ def local_ray():
 def reused_processes():
     """Within the context, give the processes of closed indexes to later ones."""
     idle = []
-    start = worker.start
 
     def start_or_reuse(ray, opening, node):
         if not idle or node is not None:
-            return start(ray, opening, node)
+            return START(ray, opening, node)
         actor = idle.pop()
         ray.get(actor.__ray_call__.remote(lambda self: self.__init__(opening)))
         return actor
@@ -40,3 +41,9 @@ def reused_processes():
         patch.setattr(worker, "start", start_or_reuse)
         patch.setattr(worker, "stop", lambda ray, actor: idle.append(actor))
         yield
+
+
+def use_new_processes(monkeypatch):
+    """Start processes for each index again: Ray would restart a reused one as the shard that it was first."""
+    monkeypatch.setattr(worker, "start", START)
+    monkeypatch.setattr(worker, "stop", STOP)

@@ -92,7 +92,8 @@ class _Batch(NamedTuple):
     metadata: list[dict[str, Any]]
 
     def select(self, positions: Sequence[int]) -> _Batch:
-        ids, texts, metadata = ([column[i] for i in positions] for column in (self.ids, self.texts, self.metadata))
+        columns: Any = ([column[i] for i in positions] for column in (self.ids, self.texts, self.metadata))
+        ids, texts, metadata = columns
         return _Batch(ids, self.embeddings[np.array(positions, dtype="int64")], texts, metadata)
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from latelier.models import ColBERT
 
-__all__ = ["EncodingWorkers", "open_workers"]
-
 # Chunks per worker: the one that it encodes, and the next one, so that it need not wait for this process.
 _CHUNKS_PER_WORKER = 2
 # Processes that a chunk may take with it (a text may need more memory than there is) before that is an error.

@@ -12,24 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kill_rounds import apply, carry_out, plan, stored
+from ray_processes import use_new_processes
 
 from latelier import indexes
 from latelier.errors import StorageError
-from latelier.indexes.sharded import worker
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 QUERY = np.ones((1, 8), "float32")
 
 
-START, STOP = worker.start, worker.stop
-
-
 @pytest.fixture
 def filled(tmp_path, shard_processes, monkeypatch):
     """Two exact shards with twenty documents, and their state; in processes of their own, since these will die."""
-    monkeypatch.setattr(worker, "start", START)
-    monkeypatch.setattr(worker, "stop", STOP)
+    use_new_processes(monkeypatch)
     with indexes.Sharded(tmp_path / "index", shards=2, index="flat") as index:
         carry_out(index, "add", [str(i) for i in range(20)], 1)
         yield index, apply({}, "add", [str(i) for i in range(20)], 1)

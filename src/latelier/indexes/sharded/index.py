@@ -213,7 +213,7 @@ class Sharded(Index):
     @property
     def nbits(self) -> int | None:
         """Bits per number of the shards; None if they are exact."""
-        return self._configuration["nbits"]  # type: ignore[no-any-return]
+        return self._configuration["nbits"]
 
     @property
     def dim(self) -> int | None:
@@ -233,7 +233,7 @@ class Sharded(Index):
     @property
     def tokenizer(self) -> str | None:
         """Tokenizer of the keyword index; None if the index has none."""
-        return self._read("tokenizer")[0]  # type: ignore[no-any-return]
+        return self._read("tokenizer")[0]
 
     @property
     def memory(self) -> MemoryReport:

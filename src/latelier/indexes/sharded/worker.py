@@ -136,8 +136,8 @@ class ShardWorker:
             return Ranking(numbers, np.array([hit.score for hit in hits]))
 
         return [
-            ShardFindings(*map(ranking, sides), {row_ids[hit.id]: hit.id for hit in (*sides[0], *sides[1])})
-            for sides in zip(by_vectors, by_keywords, scored, strict=True)
+            ShardFindings(ranking(ours), ranking(words), ranking(both), {row_ids[h.id]: h.id for h in (*ours, *words)})
+            for ours, words, both in zip(by_vectors, by_keywords, scored, strict=True)
         ]
 
     # Writing: `begin`, any number of `insert` and `remove`, then `commit` or `roll_back`.
@@ -147,6 +147,7 @@ class ShardWorker:
         self.roll_back()
         index = self._index
         self._transaction = self._transaction_end.enter_context(index.storage.transaction())
+        self._within_budget = index.budget_check()
         return WriteState(int(index.storage.setting("next_number")), index.dim, index.fields)
 
     def insert(
@@ -155,7 +156,7 @@ class ShardWorker:
         """Insert documents."""
         transaction, vectors = self._begun(), _writable(embeddings)
         batch = DocumentBatch(list(documents), vectors.lengths, vectors.dim, self._index.encode(vectors))
-        self._index.insert(transaction, batch, replace=replace, numbers=np.array(row_ids))
+        self._index.insert(transaction, self._within_budget(batch), replace=replace, numbers=np.array(row_ids))
         self._has_inserted = True
 
     def remove(self, ids: Sequence[Id], prefixes: Sequence[str]) -> None:
@@ -165,19 +166,15 @@ class ShardWorker:
 
     def commit(self, fields: Sequence[str]) -> None:
         """Commit; `fields`: metadata keys of documents in other shards, which filters can now name."""
+        transaction, self._transaction = self._begun(), None
         if fields:
-            self._begun().make_fields(fields)
-        else:
-            self._begun()
-        self._transaction = None
+            transaction.make_fields(fields)
         self._transaction_end.close()
 
     def roll_back(self) -> None:
         """Drop a transaction that has begun, if there is one."""
-        self._has_inserted, begun = False, self._transaction is not None
-        self._transaction = None
-        if begun:
-            self._transaction_end.__exit__(_RolledBack, _RolledBack(), None)
+        self._transaction, self._has_inserted = None, False
+        self._transaction_end.__exit__(_RolledBack, _RolledBack(), None)
 
     def maintain(self) -> None:
         """Maintain ANN data after a commit that has inserted documents."""
