@@ -258,13 +258,11 @@ class Sharded(Index):
             seen: set[Id] = set()
             if prefixes:
                 self._call("write", "remove", ([], prefixes))
-            read = batches.read(dim, lambda embeddings, _: {"vectors": embeddings.vectors})
-            for batch in read:
+            for batch in batches.read(dim, lambda embeddings, _: {"vectors": embeddings.vectors}):
                 ids = [document.id for document in batch.documents]
                 if twice := [id for id, count in Counter(ids).items() if count > 1 or id in seen]:
                     raise duplicate_ids(twice, "given twice in this call; give every document a different id")
-                present = {} if replace else self._row_ids(ids)
-                if present:
+                if not replace and (present := self._row_ids(ids)):
                     there = [id for id in ids if id in present]
                     raise duplicate_ids(there, "in the index already; update() replaces documents")
                 seen.update(ids)
@@ -272,10 +270,10 @@ class Sharded(Index):
                 # The fields of documents without metadata are a read-only mapping, which cannot be sent.
                 rows = [document._replace(fields=dict(document.fields)) for document in batch.documents]
                 embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
-                arguments = {
-                    shard: ([rows[i] for i in own], embeddings[np.array(own)], next_row_id + np.array(own), replace)
-                    for shard, own in self._positions(ids).items()
-                }
+                arguments = {}
+                for shard, own in self._positions(ids).items():
+                    some = np.array(own)
+                    arguments[shard] = ([rows[i] for i in own], embeddings[some], next_row_id + some, replace, fields)
                 self._call("write", "insert", arguments)
                 next_row_id += len(ids)
         self._call("write", "maintain")

@@ -147,16 +147,21 @@ class ShardWorker:
         self.roll_back()
         index = self._index
         self._transaction = self._transaction_end.enter_context(index.storage.transaction())
-        self._within_budget = index.budget_check()
         return WriteState(int(index.storage.setting("next_number")), index.dim, index.fields)
 
     def insert(
-        self, documents: Sequence[StoredDocument], embeddings: TokenEmbeddings, row_ids: np.ndarray, replace: bool
+        self,
+        documents: Sequence[StoredDocument],
+        embeddings: TokenEmbeddings,
+        row_ids: np.ndarray,
+        replace: bool,
+        fields: Sequence[str],
     ) -> None:
-        """Insert documents."""
+        """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction, vectors = self._begun(), _writable(embeddings)
         batch = DocumentBatch(list(documents), vectors.lengths, vectors.dim, self._index.encode(vectors))
-        self._index.insert(transaction, self._within_budget(batch), replace=replace, numbers=np.array(row_ids))
+        transaction.make_fields(fields)
+        self._index.insert(transaction, batch, replace=replace, numbers=np.array(row_ids))
         self._has_inserted = True
 
     def remove(self, ids: Sequence[Id], prefixes: Sequence[str]) -> None:
