@@ -6,7 +6,7 @@ import pytest
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.why_not import near_ids
+from latelier.indexes.why_not import not_stored_cause
 
 QUERY = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
 
@@ -165,8 +165,8 @@ def test_wrong_arguments(filled):
 
 def test_near_ids_of_many_are_those_that_differ_in_case_or_type():
     ids = [f"document-{i}" for i in range(60_000)]
-    assert near_ids("Document-5", ids) == ["document-5"]
-    assert near_ids("documnt-5", ids) == []
+    assert not_stored_cause("Document-5", ids).details == {"near": ["document-5"]}
+    assert not_stored_cause("documnt-5", ids).details == {"near": []}
 
 
 def test_notebooks_show_a_table_with_escaped_texts(filled):

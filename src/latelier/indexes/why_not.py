@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
@@ -54,21 +54,17 @@ class Tester:
 
         It takes ``2 * log2(number / value)`` searches, and larger numbers find the document too.
         """
-        return smallest_value(lambda number: self.rank(**changes, **{name: number}) is not None, value, most)
-
-
-def smallest_value(finds: Callable[[int], bool], value: int, most: int) -> int | None:
-    """Return the smallest number above `value` for which `finds` is true; None if it is false up to `most`."""
-    low = high = value
-    while low < most:
-        high = min(2 * high, most)
-        if finds(high):
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if finds(middle) else (middle, high)
-            return high
-        low = high
-    return None
+        low = high = value
+        while low < most:
+            high = min(2 * high, most)
+            if self.rank(**changes, **{name: high}) is not None:
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    found = self.rank(**changes, **{name: middle}) is not None
+                    low, high = (low, middle) if found else (middle, high)
+                return high
+            low = high
+        return None
 
 
 def why_not_by_vectors(index: Searchable, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
@@ -108,24 +104,73 @@ def examine(
             return replace(report, rank=rank, score=hit.score)
     if not stored:
         return replace(report, causes=(not_stored_cause(tester.id, ids()),))
-    conditions = split_filter(tester.options.filter, tester.options.parameters)
-    excluding = excluding_conditions(index, query, stored[0], conditions, tester.options.filter_timeout)
+    conditions = _split_filter(tester.options)
+    excluding = [each for each in conditions if not _selects(each, index, query, stored[0], tester.options)]
     if not excluding:
         return explain(tester, report, hits)
-    cause = filter_cause(index, stored[0], excluding, len(conditions))
-    relaxed = filter_arguments([each for each in conditions if each not in excluding])
+    kept = [each for each in conditions if each not in excluding]
+    relaxed: dict[str, Any] = {"filter": None, "parameters": ()}
+    if kept:
+        expressions, named = [each.expression for each in kept], kept[0].parameters
+        relaxed["filter"] = expressions[0] if len(kept) == 1 else expressions
+        relaxed["parameters"] = named if isinstance(named, Mapping) else tuple(v for c in kept for v in c.parameters)
     freed = Tester(partial(tester.search, **relaxed), tester.id, tester.k, replace(tester.options, **relaxed))
-    return without_filter(examine(index, query, freed, stored, ids, explain), report, cause, relaxed)
-
-
-def without_filter(inner: WhyNotReport, report: WhyNotReport, cause: Cause, relaxed: dict[str, Any]) -> WhyNotReport:
-    """Return the report of a document that the filter excludes, given that of the search without its expressions."""
-    changes = [Change({**relaxed, **change.arguments}, change.target) for change in inner.changes]
+    inner = examine(index, query, freed, stored, ids, explain)
     return replace(
         report,
-        causes=(cause, *inner.causes),
-        changes=(Change(relaxed),) if inner.is_found else tuple(changes),
+        causes=(_filter_cause(index, stored[0], excluding, len(conditions)), *inner.causes),
+        changes=(Change(relaxed),)
+        if inner.is_found
+        else tuple(Change({**relaxed, **change.arguments}, change.target) for change in inner.changes),
         differences=inner.differences,
+    )
+
+
+class _Condition(NamedTuple):
+    """One expression of a filter, and the values of its own parameters."""
+
+    expression: str
+    parameters: Parameters
+
+
+def _split_filter(options: SearchOptions) -> list[_Condition]:
+    expressions = [options.filter] if isinstance(options.filter, str) else list(options.filter or ())
+    if isinstance(options.parameters, Mapping):
+        return [_Condition(each, options.parameters) for each in expressions]
+    values, first, conditions = tuple(options.parameters), 0, []
+    for each in expressions:
+        count = len(parse_filter(each).slots)
+        conditions.append(_Condition(each, values[first : first + count]))
+        first += count
+    return conditions
+
+
+def _selects(condition: _Condition, index: Searchable, query: Any, id: Id, options: SearchOptions) -> bool:
+    """Whether a stored document meets a condition."""
+    expression, parameters = condition
+    if isinstance(parameters, Mapping):
+        filter, parameters = [expression, f"id = :{_ID_PARAMETER}"], {**parameters, _ID_PARAMETER: id}
+    else:
+        filter, parameters = [expression, "id = ?"], (*parameters, id)
+    alone = SearchOptions(filter=filter, parameters=parameters, filter_timeout=options.filter_timeout)
+    return bool(index.find(query, 1, [], alone)[0])
+
+
+def _filter_cause(index: Searchable, id: Id, excluding: Sequence[_Condition], among: int) -> Cause:
+    """Return the cause: the expressions that exclude a document, and its values of the fields that they name."""
+    record = index.get([id])[0]
+    stored = {fold_name(key): value for key, value in reversed(record.metadata.items())} | {"id": id}
+    named = [name for each in excluding for name in parse_filter(each.expression).fields]
+    names = [name for name in dict.fromkeys(named) if name not in ("text", "metadata")]
+    values = {name: stored.get(name) for name in names}
+    expressions = [each.expression for each in excluding]
+    shown = ", ".join(f"{name}={value!r}" if name in stored else f"no {name}" for name, value in values.items())
+    which = f" ({len(excluding)} of {among} expressions)" if among > 1 else ""
+    has = f"; the document has {shown}" if shown else ""
+    return Cause(
+        "filtered",
+        f"the filter excludes it: {' and '.join(expressions)}{which}{has}",
+        {"expressions": expressions, "values": values},
     )
 
 
@@ -192,116 +237,15 @@ def _raise_k(tester: Tester, most: int, wider: Sequence[dict[str, Any]]) -> tupl
     return ()
 
 
-class Condition:
-    """One expression of a filter, and the values of its own parameters."""
-
-    def __init__(self, expression: str, parameters: Parameters) -> None:
-        self.expression, self.parameters = expression, parameters
-
-    def selects(self, index: Searchable, query: Any, id: Id, filter_timeout: float | None) -> bool:
-        """Whether an index's document meets the condition."""
-        if isinstance(self.parameters, Mapping):
-            name, parameters = f":{_ID_PARAMETER}", {**self.parameters, _ID_PARAMETER: id}
-            filter: dict[str, Any] = {"filter": [self.expression, f"id = {name}"], "parameters": parameters}
-        else:
-            filter = {"filter": [self.expression, "id = ?"], "parameters": (*self.parameters, id)}
-        return bool(index.find(query, 1, [], SearchOptions(**filter, filter_timeout=filter_timeout))[0])
-
-    @property
-    def fields(self) -> list[str]:
-        """The fields that the expression names, as SQL compares names."""
-        return parse_filter(self.expression).fields
-
-
-def split_filter(filter: str | Sequence[str] | None, parameters: Parameters) -> list[Condition]:
-    """Return the expressions of a filter, each with its parameters.
-
-    `filter`, `parameters`: as in `Index.search`; they fit each other.
-
-    Examples
-    --------
-    >>> split = split_filter(["year >= ?", "lang IN (?, ?)"], (2020, "en", "de"))
-    >>> [(each.expression, each.parameters) for each in split]
-    [('year >= ?', (2020,)), ('lang IN (?, ?)', ('en', 'de'))]
-    """
-    expressions = [] if filter is None else [filter] if isinstance(filter, str) else list(filter)
-    if isinstance(parameters, Mapping):
-        return [Condition(each, parameters) for each in expressions]
-    values, first, conditions = tuple(parameters), 0, []
-    for each in expressions:
-        count = len(parse_filter(each).slots)
-        conditions.append(Condition(each, values[first : first + count]))
-        first += count
-    return conditions
-
-
-def excluding_conditions(
-    index: Searchable, query: Any, id: Id, conditions: Sequence[Condition], filter_timeout: float | None
-) -> list[Condition]:
-    """Return the conditions that a stored document does not meet."""
-    return [each for each in conditions if not each.selects(index, query, id, filter_timeout)]
-
-
-def filter_arguments(conditions: Sequence[Condition]) -> dict[str, Any]:
-    """Return the arguments `filter` and `parameters` of a search under these conditions.
-
-    Examples
-    --------
-    >>> filter_arguments(split_filter(["year >= ?", "lang = 'en'"], (2020,))[:1])
-    {'filter': 'year >= ?', 'parameters': (2020,)}
-    >>> filter_arguments([])
-    {'filter': None, 'parameters': ()}
-    """
-    if not conditions:
-        return {"filter": None, "parameters": ()}
-    expressions = [each.expression for each in conditions]
-    named = conditions[0].parameters
-    return {
-        "filter": expressions[0] if len(expressions) == 1 else expressions,
-        "parameters": named if isinstance(named, Mapping) else tuple(v for each in conditions for v in each.parameters),
-    }
-
-
-def filter_cause(index: Searchable, id: Id, excluding: Sequence[Condition], among: int) -> Cause:
-    """Return the cause: the expressions that exclude a document, and its values of the fields that they name."""
-    record = index.get([id])[0]
-    stored = {fold_name(key): value for key, value in reversed(record.metadata.items())} | {"id": id}
-    names = list(dict.fromkeys(name for each in excluding for name in each.fields if name not in ("text", "metadata")))
-    values = {name: stored.get(name) for name in names}
-    expressions = [each.expression for each in excluding]
-    shown = ", ".join(f"{name}={value!r}" if name in stored else f"no {name}" for name, value in values.items())
-    which = f" ({len(excluding)} of {among} expressions)" if among > 1 else ""
-    has = f"; the document has {shown}" if shown else ""
-    return Cause(
-        "filtered",
-        f"the filter excludes it: {' and '.join(expressions)}{which}{has}",
-        {"expressions": expressions, "values": values},
-    )
-
-
-# Ids that are compared letter by letter with one that is not stored: the comparison takes 10 microseconds for each.
-_MOST_COMPARED = 50_000
-_NEAR = 3
-
-
 def not_stored_cause(id: Id, ids: Sequence[Id]) -> Cause:
-    """Return the cause for an id that is not among the ids of the documents.
+    """Return the cause for an id that is not among the ids of the documents, with up to three that are like it.
 
-    Examples
-    --------
-    >>> print(not_stored_cause("1", [0, 1]))
-    not_stored: no document has the id '1'; near ids: 1
+    These are of the other type, in other case, or spelled alike.
     """
-    near = near_ids(id, ids)
+    folded = str(id).strip().casefold()
+    near = [each for each in ids if str(each).strip().casefold() == folded][:_NEAR]
+    if not near and len(ids) <= _MOST_COMPARED:
+        texts: dict[str, Id] = {str(each): each for each in ids if isinstance(each, str)}
+        near = [texts[name] for name in difflib.get_close_matches(str(id), texts, n=_NEAR, cutoff=0.65)]
     hint = f"; near ids: {', '.join(map(short, near))}" if near else ""
     return Cause("not_stored", f"no document has the id {short(id)}{hint}", {"near": near})
-
-
-def near_ids(id: Id, ids: Sequence[Id]) -> list[Id]:
-    """Return up to three ids like one that is not stored: of the other type, in other case, or spelled alike."""
-    folded = str(id).strip().casefold()
-    same = [each for each in ids if str(each).strip().casefold() == folded]
-    if same or len(ids) > _MOST_COMPARED:
-        return same[:_NEAR]
-    texts: dict[str, Id] = {str(each): each for each in ids if isinstance(each, str)}
-    return [texts[name] for name in difflib.get_close_matches(str(id), texts, n=_NEAR, cutoff=0.65)]
