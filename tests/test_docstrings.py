@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import latelier
-from latelier.indexes.base import SearchKeywords
+from latelier.indexes.options import SearchKeywords
 
 
 def own_names(modules: Iterable[ModuleType]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from latelier.indexes.base import Fusion, Mode, SearchOptions
+from latelier.indexes.options import Fusion, Mode, SearchOptions
 
 if TYPE_CHECKING:
     from latelier.indexes import Id, Index

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from latelier.indexes.base import Index, Parameters
+from latelier.indexes.base import Index
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.opening import open
+from latelier.indexes.options import Parameters
 from latelier.indexes.results import (
     Cause,
     Change,

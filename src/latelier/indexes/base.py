@@ -1,4 +1,4 @@
-"""Index, search options.
+"""`Index`: the contract of every index.
 
 Indexes in this library's own storage derive from `latelier.indexes.stored.StoredIndex`, which implements everything
 except a few hooks. Adapters to other engines derive from `Index` itself. One suite in `tests/indexes` tests them all.
@@ -22,16 +22,10 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import GivenDocuments
 from latelier.indexes.exact import measure_recall
 from latelier.indexes.options import (
-    Effort,
-    EffortName,
-    Fusion,
-    Mode,
-    Parameters,
     SearchKeywords,
     SearchOptions,
     Tokenizer,
     check_texts,
-    effort_factor,
 )
 from latelier.indexes.results import CheckReport, Hit, Id, StageLoss, VerifyReport, WhyNotReport
 from latelier.indexes.values import as_prefixes
@@ -41,21 +35,6 @@ from latelier.utils.misc import NotCopied
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
-
-__all__ = [
-    "Effort",
-    "EffortName",
-    "Fusion",
-    "Index",
-    "Mode",
-    "Parameters",
-    "PathLike",
-    "SearchKeywords",
-    "SearchOptions",
-    "Tokenizer",
-    "check_texts",
-    "effort_factor",
-]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 """A path, as a str or as an object such as `pathlib.Path`."""

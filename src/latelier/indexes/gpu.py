@@ -25,8 +25,6 @@ from latelier.scores.inputs import Side
 from latelier.scores.topk import TopK
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
-__all__ = ["GpuSearch"]
-
 # If all norms are at most 128, inner products are at most 128 ** 2 = 16,384; half precision ends at 65,504.
 _HALF_NORM = 128.0
 _BLOCK = BlockSize(tokens=1 << 23, scores=1 << 25)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from latelier.indexes.sharded import Sharded
 
-__all__ = ["open"]
-
 _SHARDED = "sharded"
 _KINDS = (Flat.kind, IVF.kind, _SHARDED)
 

@@ -11,23 +11,6 @@ from latelier.errors import IndexDamageWarning
 from latelier.utils.checks import short
 from latelier.utils.misc import bar, escape, fragment, table, warn_caller
 
-__all__ = [
-    "Cause",
-    "CauseKind",
-    "Change",
-    "CheckReport",
-    "Damage",
-    "Hit",
-    "Id",
-    "IndexStatistics",
-    "Ranking",
-    "Record",
-    "TokenDifference",
-    "VerifyReport",
-    "WhyNotReport",
-    "warn_of_damage",
-]
-
 Id: TypeAlias = "str | int"
 """The id of a document; 1 and "1" are two ids."""
 

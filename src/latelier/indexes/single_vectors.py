@@ -20,8 +20,6 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.utils.checks import check_count, short
 from latelier.utils.ragged import split_by_rows
 
-__all__ = ["FixedDimensionalEncodings", "MeanVectors", "RandomBits", "SingleVectors", "single_vectors_from_dict"]
-
 # A block has at most this many tokens, and at most this many numbers of single vectors: 8 MiB as float64, in which they
 # are added up.
 _BLOCK_TOKENS = 1 << 12

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latelier.indexes.base import SearchOptions, effort_factor
 from latelier.indexes.ivf.codec import SIGNS, DocumentTable
 from latelier.indexes.ivf.kernels.candidates import (
     MOST_TOKENS,
@@ -44,6 +43,7 @@ from latelier.indexes.ivf.kernels.signs import (
 )
 from latelier.indexes.ivf.layout import size_factor
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
+from latelier.indexes.options import SearchOptions, effort_factor
 from latelier.indexes.results import Cause, StageLoss
 from latelier.kernels.instruction_sets import instruction_set
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.base import SearchOptions
 from latelier.indexes.hybrid import fuse_ranks, fuse_scores
+from latelier.indexes.options import SearchOptions
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
 from latelier.indexes.qdrant.points import PLACE, check_payload, query_vector
 from latelier.indexes.results import Hit, Id, Ranking

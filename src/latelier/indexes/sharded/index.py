@@ -21,11 +21,12 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.base import Index, PathLike, SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.base import Index, PathLike
 from latelier.indexes.documents import DocumentBatches, GivenDocuments
 from latelier.indexes.filters.parse import new_fields
 from latelier.indexes.hybrid import check_queries, combine_sides
 from latelier.indexes.ivf.layout import BITS
+from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.results import (
     Hit,
     Id,

@@ -15,10 +15,10 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, InvalidArgumentError, StorageError
-from latelier.indexes.base import SearchOptions
 from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
+from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import Hit, Id, Ranking
 from latelier.indexes.store.rows import StoredDocument, find_numbers, has_texts
 from latelier.indexes.store.transaction import Transaction

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.base import Parameters
 from latelier.indexes.filters.sql import matching_numbers, read_filter, selection_key
+from latelier.indexes.options import Parameters
 from latelier.indexes.results import Id, Ranking, Record, VerifyReport
 from latelier.indexes.store.catalog import (
     UserSettings,
