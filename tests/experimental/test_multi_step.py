@@ -14,7 +14,7 @@ from latelier.experimental import (
     merge_hits,
     train_query_dynamics,
 )
-from latelier.indexes import IVF, Hit
+from latelier.indexes import Hit
 from latelier.retrieve import Retriever
 
 QUERIES = ["insert an item and keep the list sorted", "a dictionary that is stored in a file", "the smallest element"]
@@ -68,15 +68,6 @@ def test_untrained_it_is_one_search(retriever, merge):
         assert [[step.gain for step in result.steps] for result in results] == [[0.0] * steps] * 3
 
 
-def test_untrained_over_inverted_lists_it_is_one_search(retriever):
-    index = IVF()
-    ids = retriever.index.ids()
-    index.add(ids, retriever.index.get_embeddings(ids))
-    multi_step = MultiStepRetriever(Retriever(retriever.model, index), QueryDynamics(dim=index.dim))
-    found = multi_step.search(QUERIES, 5, 2, min_gain=None)
-    assert_same_hits([result.hits for result in found], index.search(retriever.model.encode_query(QUERIES), 5))
-
-
 def test_reading_stops_when_nothing_more_is_gained(retriever):
     gaining = predicting(peak(5), retriever).search(QUERIES[0], k=3, max_steps=4)
     # h(x) = 5 at 34.7 hundredths. After the second document the prefix is the same, so that one gains nothing.
@@ -90,12 +81,6 @@ def test_reading_stops_when_nothing_more_is_gained(retriever):
     assert result.steps[0].gain == pytest.approx(-0.347, abs=2e-3)
     eager = losing.search(QUERIES[0], k=3, max_steps=2, min_gain=-0.5)
     assert [step.searched for step in eager.steps] == [True, True]
-
-
-def test_reading_ends_with_the_hits(retriever):
-    multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
-    result = multi_step.search(QUERIES[0], k=2, max_steps=9, min_gain=None)
-    assert [step.id for step in result.steps] == [hit.id for hit in result.hits]
 
 
 def test_documents_stored_as_passages_are_found_once_by_their_own_ids(retriever, docstrings):
@@ -208,9 +193,3 @@ def test_the_last_search_comes_first_and_the_earlier_ones_fill_up():
     missing = [hit for hit in found[1] if hit.id not in dict(found[2])]
     assert merged[8 : 8 + len(missing)] == missing
     assert len({hit.id for hit in merged}) == len(merged)
-
-
-def test_one_search_is_left_as_it_is():
-    hits = searches(0)[0]
-    assert merge_hits([hits], 8) == merge_hits([hits], 8, "best_score") == hits
-    assert [hit.id for hit in merge_hits([hits], 8, "reciprocal_rank")] == [hit.id for hit in hits]

@@ -34,23 +34,6 @@ def test_questions_name_no_target_and_splits_share_no_document(example):
     assert 0.4 <= len(test) / len(questions) < 0.45
 
 
-def test_debian_questions_are_synopses_of_packages_that_name_another(example, tmp_path):
-    (tmp_path / "qrels").mkdir()
-    texts = [
-        "Whisper is a fixed size database.",
-        "This daemon keeps metrics and writes them to Whisper.",
-        "Routes is a router.",
-    ]
-    rows = [f'{{"_id": "d{i}", "text": "{text}"}}\n' for i, text in enumerate([*texts, "All routes lead to Routes."])]
-    (tmp_path / "corpus.jsonl").write_text("".join(rows))
-    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "cache daemon"}\n{"_id": "q3", "text": "roads"}\n')
-    (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
-    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td3\t1\n")
-    documents, questions = example.debian(tmp_path)
-    assert questions == [("cache daemon", "d1", ["d0"])]
-    assert documents["d0"] == texts[0]
-
-
 def test_example_runs(example, monkeypatch, capsys):
     options = ["--documents", "60", "--questions", "14", "--steps", "2", "--batch-size", "4", "--tuning-questions", "2"]
     monkeypatch.setattr("sys.argv", ["two_hop", *options, "--seeds", "1"])

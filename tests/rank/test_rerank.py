@@ -24,7 +24,11 @@ def test_scores_and_order_are_those_of_a_naive_loop():
         expected = {id_: naive_maxsim(query, matrix) for id_, matrix in zip(ids, matrices, strict=True)}
         assert [hit.id for hit in hits] == sorted(expected, key=lambda id_: -expected[id_])
         assert [hit.score for hit in hits] == pytest.approx([expected[hit.id] for hit in hits], abs=1e-5)
-    assert ranked[2] == []
+    assert ranked[2] == rerank([], [], []) == []
+    [[hit]] = rerank([["a"]], [[[1.0, 0.0], [0.0, 1.0]]], [[[[0.5, 0.25], [0.0, 1.0]]]])  # nested lists
+    assert (hit, type(hit.score)) == (("a", 1.5), float)
+    with pytest.raises(InvalidArgumentError, match="'cuda:99' was asked for"):
+        rerank([["a"]], ragged([2]), [ragged([1])], device="cuda:99")
 
 
 @pytest.mark.parametrize("form", ["list", "packed", "numpy", "padded"])
@@ -38,10 +42,15 @@ def test_all_forms_of_embeddings_give_the_same(form):
     elif form == "padded":
         queries = TokenEmbeddings.from_list(queries).pad()[0]
         documents = [TokenEmbeddings.from_list(d).pad()[0] for d in documents]
-    ranked = rerank(IDS[:2], queries, documents)
-    assert [[hit.id for hit in hits] for hits in ranked] == [[hit.id for hit in hits] for hits in expected]
+    # As PyLate is called, and as its results are read.
+    ranked = rerank(
+        documents_ids=IDS[:2], queries_embeddings=queries, documents_embeddings=documents, device=torch.device("cpu")
+    )
+    assert [[hit["id"] for hit in hits] for hits in ranked] == [[hit.id for hit in hits] for hits in expected]
     for hits, wanted in zip(ranked, expected, strict=True):
-        assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in wanted], abs=1e-5)
+        assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in wanted], abs=1e-5)
+    alone = rerank(IDS[:1], queries[0], documents[:1])
+    assert [hit.id for hit in alone[0]] == [hit.id for hit in ranked[0]]
 
 
 def test_a_short_document_with_a_negative_score_is_not_lifted_by_padding():
@@ -62,57 +71,14 @@ def test_ties_keep_the_given_order_and_k_cuts():
     assert [hit.id for hit in rerank([many], [query], [[same, better] * 50])[0]] == many[1::2] + many[::2]
 
 
-def test_scores_are_plain_floats_and_gradients_do_not_matter():
-    query = torch.ones(1, 2, requires_grad=True)
-    (hit,) = rerank([[1]], [query], [[torch.ones(1, 2, dtype=torch.float32)]])[0]
-    assert hit == Hit(1, 2.0)
-    assert type(hit.score) is float
-
-
-@pytest.mark.parametrize("form", ["list", "packed", "numpy", "padded"])
-def test_calls_of_pylate_work_and_results_are_read_as_there(form):
-    queries, documents = ragged([4, 2], seed=1), candidates(2)[:2]
-    expected = rerank(IDS[:2], queries, documents)
-    if form == "packed":
-        documents = [TokenEmbeddings.from_list(d).to("numpy") for d in documents]
-    elif form == "numpy":
-        queries, documents = [q.numpy() for q in queries], [[m.numpy() for m in d] for d in documents]
-    elif form == "padded":
-        documents = [TokenEmbeddings.from_list(d).pad()[0] for d in documents]
-    ranked = rerank(
-        documents_ids=IDS[:2], queries_embeddings=queries, documents_embeddings=documents, device=torch.device("cpu")
-    )
-    assert [[hit["id"] for hit in hits] for hits in ranked] == [[hit.id for hit in hits] for hits in expected]
-    scores = [hit["score"] for hits in ranked for hit in hits]
-    assert scores == pytest.approx([hit.score for hits in expected for hit in hits], abs=1e-5)
-    alone = rerank(documents_ids=IDS[:1], queries_embeddings=queries[0], documents_embeddings=documents[:1])
-    assert [hit["id"] for hit in alone[0]] == [hit["id"] for hit in ranked[0]]
-
-
-def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(InvalidArgumentError, match="'cuda:99' was asked for, but torch"):
-        rerank([["a"]], ragged([2]), [ragged([1])], device="cuda:99")
-
-
-def test_nested_lists_are_matrices_too():
-    [[hit]] = rerank([["a"]], [[[1.0, 0.0], [0.0, 1.0]]], [[[[0.5, 0.25], [0.0, 1.0]]]])
-    assert hit == ("a", 1.5)
-
-
-def test_no_queries():
-    assert rerank([], [], []) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([["a"]], ragged([2, 2]), [[], []]), "received 1 lists of ids, 2 queries and 2 lists of document embeddings"),
+        (([["a"]], ragged([2, 2]), [[], []]), "1 lists of ids, 2 queries and 2 lists"),
         (([["a", "b"]], ragged([2]), [ragged([1])]), "query 0 has 2 candidate ids and 1 document embeddings"),
-        (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0; expected an integer of at least 1"),
+        (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0"),
         (([["a"]], ragged([2]), [ragged([1])], "cpu"), r"received k='cpu'; a device is given as device=\.\.\."),
-        (([["a"]], ragged([2]), [ragged([1])], True), "received k=True"),
         ((None, ragged([2]), [ragged([1])]), "received None as documents_ids; expected a list"),
-        (([["a"]], 5, [ragged([1])]), r"received 5 \(int\) as queries_embeddings"),
         (([{"a"}], ragged([2]), [ragged([1])]), r"received {'a'} \(set\) as documents_ids\[0\]"),
         (([["a"]], ragged([2]), [None]), r"received None as documents_embeddings\[0\]"),
         (([["a", "b"]], ragged([2]), [ragged([2])[0]]), r"documents_embeddings\[0\] holds 1 documents; expected 2"),
@@ -148,17 +114,17 @@ def test_numbers_that_are_not_finite_are_named(form, number):
 
     kept = documents[1][1].clone()
     documents[1][1][:] = number
-    with pytest.raises(EmbeddingsError, match="candidate 7 of query 1 holds NaN or infinity; check the model"):
+    with pytest.raises(EmbeddingsError, match="candidate 7 of query 1 holds NaN"):
         ranked()
     documents[1][1][:] = kept
     assert [hit.id for hit in ranked()[1]] in (["c", 7], [7, "c"])
     queries[1][0, 3] = number
-    with pytest.raises(EmbeddingsError, match="query 1 holds NaN or infinity; check the model that encoded it"):
+    with pytest.raises(EmbeddingsError, match="query 1 holds NaN"):
         ranked()
 
 
 def test_scores_beyond_float32_are_named():
-    with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has a score beyond the range of float32"):
+    with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has a score beyond"):
         rerank([["a", "b"]], [np.full((2, 2), 1e30)], [[np.ones((1, 2)), np.full((1, 2), -1e30)]])
     with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has no tokens"):
         rerank([["a", "b"]], ragged([2], dim=2), [np.array([[[1.0, 0.0]], [[0.0, 0.0]]])])
