@@ -50,3 +50,48 @@ def test_few_texts_and_other_padding(tiny, joins):
     model[0].processing_kwargs = {}
     check_features(model, TEXTS, "document")
     assert joins
+
+
+ONE = ["", "a pear.", "[SEP] and [MASK] in a text", "x " * 400, "naïve Ünïcode ☃"]
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+@pytest.mark.parametrize("prompt", [None, "", "search: "])
+def test_one_text(fresh, dense, task, prompt):
+    for model in (fresh, dense):
+        for text in ONE:
+            check_features(model, [text], task, prompt)
+
+
+def test_one_text_after_calls_that_leave_other_settings(dense):
+    tokenizer = dense.tokenizer
+    calls = [
+        {"truncation": True, "max_length": 4},
+        {"padding": "max_length", "max_length": 50, "truncation": True},
+        {"padding": True, "pad_to_multiple_of": 8},
+        {"split_special_tokens": True},
+        {"add_special_tokens": False},
+    ]
+    tokenize_window(dense, ["a pear."], None, "query")
+    for options in calls:
+        for text in ONE:
+            expected = dense.preprocess([text], task="query")
+            tokenizer([text], **options)
+            found = tokenize_window(dense, [text], None, "query")
+            assert found.keys() == expected.keys()
+            assert torch.equal(found["input_ids"], expected["input_ids"]), (options, text)
+            assert found["attention_mask"].all()
+
+
+def test_one_text_of_a_tokenizer_that_changes_the_tokens(tiny, monkeypatch):
+    """What transformers adds to the tokens of its own tokenizer is not lost."""
+    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
+    own = type(model.tokenizer)
+
+    class Marked(own):
+        def __call__(self, texts, **options):
+            return super().__call__([f"marked {text}" for text in texts], **options)
+
+    model.tokenizer.__class__ = Marked
+    for text in ("a pear.", "two pears"):
+        check_features(model, [text], "query")

@@ -57,25 +57,28 @@ class _State(NamedTuple):
     @classmethod
     def of(cls, model: nn.Module) -> _State | None:
         """Return the state of a model; None if other code computes, or looks on, inside it: it has no copies then."""
-        modules: list[nn.Module] = []
-        tensors: list[Tensor] = []
-        waiting: list[nn.Module] = [model]
-        for module in waiting:  # grows while it is read; `model.modules()` takes ten times as long
+        tensors: list[Any] = []
+        modules: list[Any] = [model]
+        for module in modules:  # grows while it is read; `model.modules()` takes ten times as long
             own = module.__dict__
             if own["_forward_hooks"] or own["_forward_pre_hooks"] or "_compiled_call_impl" in own:
                 return None
             # A trainer of mixed precision leaves accelerate's autocast around the model's own forward.
             if "forward" in own and not (module is model and "_original_forward" in own):
                 return None
-            waiting += [child for child in own["_modules"].values() if child is not None]
-            for held in (own["_parameters"], own["_buffers"]):
-                tensors += [tensor for tensor in held.values() if tensor is not None]
+            if children := own["_modules"]:
+                modules += [child for child in children.values() if child is not None]
+            if held := own["_parameters"]:
+                tensors += held.values()
+            if held := own["_buffers"]:
+                tensors += held.values()
+        tensors = [tensor for tensor in tensors if tensor is not None]
         try:
             versions = [tensor._version for tensor in tensors]
         except RuntimeError:  # tensors made in inference mode count no changes
             return None
-        modules = waiting[1:]  # without the model, which holds its copies: both are freed together
-        return cls(modules, tensors, versions, [*map(Tensor.data_ptr, tensors)])
+        # Without the model, which holds its copies: both are freed together.
+        return cls(modules[1:], tensors, versions, [*map(Tensor.data_ptr, tensors)])
 
     def is_that_of(self, other: _State) -> bool:
         return (

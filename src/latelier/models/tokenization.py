@@ -12,6 +12,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from transformers import PreTrainedTokenizerBase
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.aliases import check, check_prompt
@@ -154,8 +155,10 @@ def tokenize_window(model: MultiVectorEncoder, texts: list[str], prompt: str | N
     long as tokenising the texts on two cores, and holds Python's lock. Ids without padding, joined into one array, hold
     the same information.
     """
-    if len(texts) < _LEAST_TEXTS or not _pads_at_the_right(model, task):
+    if 1 < len(texts) < _LEAST_TEXTS or not _pads_at_the_right(model, task):
         return model.preprocess(texts, prompt=prompt, task=task)
+    if len(texts) == 1:
+        return _tokenize_one(model, texts[0], prompt, task) or model.preprocess(texts, prompt=prompt, task=task)
     first = model.preprocess(texts[:1], prompt=prompt, task=task)
     tensors = {name: value for name, value in first.items() if isinstance(value, torch.Tensor)}
     if not tensors.keys() <= _TENSORS.keys() or (_TYPES in tensors and tensors[_TYPES].any()):
@@ -169,6 +172,30 @@ def tokenize_window(model: MultiVectorEncoder, texts: list[str], prompt: str | N
     made = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(used.astype("int64"))}
     made[_TYPES] = torch.zeros_like(made["input_ids"])
     return {**{name: made[name] for name in tensors}, **features}
+
+
+def _tokenize_one(model: Any, text: str, prompt: str | None, task: str) -> dict[str, Any] | None:
+    """Return the features of one text, such as a query; transformers' options take longer than its tokens.
+
+    None for a text with a prompt or one that is truncated, and for models and tokenizers with calls of their own.
+    """
+    encoder, tokenizer = model[0], model.tokenizer
+    is_own = type(model).preprocess.__module__ != "latelier.models.colbert" or encoder.do_lower_case
+    if is_own or prompt or (prompt is None and model.prompts.get(task)):
+        return None
+    if type(tokenizer).__call__ is not PreTrainedTokenizerBase.__call__:
+        return None
+    backend = tokenizer.backend_tokenizer
+    with tokenizer_lock(tokenizer):
+        if backend.encode_special_tokens != tokenizer.split_special_tokens:
+            return None
+        tokens = backend.encode(text)  # truncated and padded as in the last call
+    cap = (encoder.query_length if task == "query" else encoder.document_length) or tokenizer.model_max_length
+    if len(tokens) > cap or tokens.overflowing or not all(tokens.attention_mask):
+        return None
+    names = [name for name in tokenizer.model_input_names if name in _TENSORS]
+    tensors = {name: torch.tensor([getattr(tokens, _TENSORS[name])]) for name in names}
+    return {**tensors, "modality": "text", "task": task}
 
 
 def _pads_at_the_right(model: MultiVectorEncoder, task: str) -> bool:
