@@ -247,7 +247,7 @@ def test_numbers_without_a_living_document_are_not_found(monkeypatch, make):
     index.add("f", [np.ones((1, 8))])
     index.remove(["c", "e"])
     numbers = np.array([-5, 0, 2, 4, 5, 1_000_000])
-    monkeypatch.setattr(storage, "matching_numbers", lambda *_: numbers)
+    monkeypatch.setattr(storage, "matching_rows", lambda *_: numbers)
     assert [hit.id for hit in index.search(np.ones((1, 8)), filter="1")[0]] == ["a", "f"]
 
 

@@ -8,7 +8,7 @@ from index_helpers import matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filters.sql import SelectionCache, matching_numbers
+from latelier.indexes.filters.sql import SelectionCache, matching_rows
 from latelier.indexes.store import storage
 
 ROWS = {
@@ -90,9 +90,9 @@ def evaluated(monkeypatch):
 
     def count(connection, filter, values, timeout):
         asked.append(filter.expression)
-        return matching_numbers(connection, filter, values, timeout)
+        return matching_rows(connection, filter, values, timeout)
 
-    monkeypatch.setattr(storage, "matching_numbers", count)
+    monkeypatch.setattr(storage, "matching_rows", count)
     return asked
 
 

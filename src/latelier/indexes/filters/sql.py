@@ -178,7 +178,7 @@ def to_sql(node: Node, column: Callable[[nodes.Field], str], weakest: int = 0) -
 # Evaluation.
 
 
-def matching_numbers(
+def matching_rows(
     connection: Connection, filter: Filter, values: tuple[Any, ...], timeout: float | None = None
 ) -> np.ndarray:
     """Return the row ids of the documents that a filter selects, ascending.

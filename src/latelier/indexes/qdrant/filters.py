@@ -316,11 +316,9 @@ class Column:
 
     def compares(self, operator: str, value: int | float) -> Condition:
         """Return when the value is less or greater than a number; a string is greater than all numbers."""
-        if self.name in ("text", "metadata"):
-            by_number = is_number = False
-        else:
-            by_number = _range(self._numbers, **{_BOUNDS[operator]: value})
-            is_number = _range(self._numbers, lte=sys.float_info.max)
+        has_numbers = self.name not in ("text", "metadata")
+        by_number = has_numbers and _range(self._numbers, **{_BOUNDS[operator]: value})
+        is_number = has_numbers and _range(self._numbers, lte=sys.float_info.max)
         is_string = none_of(any_of([self.is_null(), is_number]))
         return by_number if operator in ("<", "<=") else any_of([by_number, is_string])
 

@@ -64,9 +64,11 @@ class CollectionSearch:
         elif options.mode == "vectors":
             found = self._by_vectors(queries, k)
         elif options.mode == "rerank":
-            words = self._words(texts)
-            candidates = [word and self._prefetch(word, KEYWORDS, options.depth_for(k)) for word in words]
-            requests = [each and self._maxsim(query, each) for query, each in zip(queries, candidates, strict=True)]
+            depth, pairs = options.depth_for(k), zip(queries, self._words(texts), strict=True)
+            requests = [
+                None if words is None else self._maxsim(query, self._prefetch(words, KEYWORDS, depth))
+                for query, words in pairs
+            ]
             found = self._run(requests, k)
         else:
             found = self._fused(queries, k, texts, options)
@@ -80,7 +82,8 @@ class CollectionSearch:
         return self._run([self._maxsim(*pair) for pair in zip(queries, candidates, strict=True)], k)
 
     def _by_keywords(self, texts: list[str], k: int) -> list[list[_Found]]:
-        return self._run([word and self._request(word, KEYWORDS) for word in self._words(texts)], k)
+        vectors = self._words(texts)
+        return self._run([None if words is None else self._request(words, KEYWORDS) for words in vectors], k)
 
     def _words(self, texts: list[str]) -> list[models.SparseVector | None]:
         tokenizer = self._collection.configuration.tokenizer or ""

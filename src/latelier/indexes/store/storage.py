@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.filters.sql import matching_numbers, read_filter, selection_key
+from latelier.indexes.filters.sql import matching_rows, read_filter, selection_key
 from latelier.indexes.options import Parameters
 from latelier.indexes.results import Id, Ranking, Record, VerifyReport
 from latelier.indexes.store.catalog import (
@@ -158,7 +158,7 @@ class Storage:
                 return snapshot, np.zeros(0, "int64")  # an empty index has no fields, so no filter could name one
 
             def select() -> np.ndarray:
-                return snapshot.keep_live(matching_numbers(connection, parsed, values, timeout))
+                return snapshot.keep_live(matching_rows(connection, parsed, values, timeout))
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
