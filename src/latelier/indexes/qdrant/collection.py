@@ -32,145 +32,11 @@ from latelier.utils.checks import describe
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models
 
-# Characters that Qdrant does not allow in the name of a collection.
-_NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
-
-
-class QdrantConnection:
-    """A client of Qdrant, used within ``with connection.use() as client``.
-
-    `path`: folder of the local mode; None for a server, or for the local mode in memory.
-    """
-
-    def __init__(
-        self, path: Path | None, *, url: str | None, api_key: str | None, prefer_grpc: bool, timeout: int
-    ) -> None:
-        try:
-            from qdrant_client import QdrantClient
-        except ImportError as error:
-            raise MissingExtraError("indexes.Qdrant", "qdrant") from error
-        self.is_local = url is None
-        self.path = path
-        self.place = url or ("memory" if path is None else str(path))
-        self.closed = False
-        if path is not None:
-            _check_folder(path)
-        # The local mode is Python lists without a lock of their own.
-        self._lock = threading.RLock() if self.is_local else nullcontext()
-        with self._translate():
-            if url is not None:
-                # The first request of an index checks the server, and its error is one of this library.
-                options: dict[str, Any] = {"url": url, "api_key": api_key, "timeout": timeout}
-                self._client = QdrantClient(**options, prefer_grpc=prefer_grpc, check_compatibility=False)
-            elif path is not None:
-                self._client = QdrantClient(path=str(path), force_disable_check_same_thread=True)
-            else:
-                self._client = QdrantClient(location=":memory:")
-
-    @contextmanager
-    def use(self, *, filter: str | None = None) -> Iterator[QdrantClient]:
-        """Return a context with the client, whose errors become those of this library.
-
-        With a `filter`, a request that takes too long raises `FilterTimeoutError`, which names it.
-        """
-        self._check_open()
-        with self._lock, self._translate(filter):
-            yield self._client
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise InvalidArgumentError(f"the index in {self.place} is closed; open it again with indexes.Qdrant().")
-
-    def close(self) -> None:
-        """Close the client; closing twice is allowed."""
-        if not self.closed:
-            self.closed = True
-            with self._lock:
-                self._client.close()
-
-    @contextmanager
-    def _translate(self, filter: str | None = None) -> Iterator[None]:
-        """Turn errors of the client within a ``with`` block into errors of this library."""
-        try:
-            yield
-        except (LatelierError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            self._check_open()  # another thread may have closed it meanwhile
-            raise self._explain(error, filter) from error
-
-    def _explain(self, error: Exception, filter: str | None) -> Exception:
-        status = getattr(error, "status_code", None)  # of an HTTP answer
-        name = getattr(getattr(error, "code", lambda: None)(), "name", "")  # of a gRPC call
-        source = getattr(error, "source", error)  # what kept httpx from getting an answer
-        content = getattr(source, "content", None)
-        text = content.decode(errors="replace") if isinstance(content, bytes) else str(source)
-        reason = " ".join(text.split())[:300] or type(source).__name__
-        if status in (401, 403) or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
-            return StorageError(
-                f"the Qdrant server at {self.place} refuses this access ({reason}); give an api_key that may read and "
-                "write the collection; commands take it from the environment variable QDRANT_API_KEY."
-            )
-        if status in (408, 504) or name == "DEADLINE_EXCEEDED" or "Timeout" in type(source).__name__:
-            if filter is not None:
-                return FilterTimeoutError(
-                    f"a search with the filter {filter!r:.200} has not finished in time ({reason}); give it more time: "
-                    "filter_timeout=60, or make payload indexes of its fields with Qdrant's client."
-                )
-            return StorageError(f"Qdrant at {self.place} has not answered in time ({reason}); raise timeout=.")
-        if status is None and name in ("", "UNAVAILABLE") and not self.is_local:
-            return StorageError(
-                f"no Qdrant server answers at {self.place} ({type(source).__name__}: {reason}); check the url and that "
-                "the server runs, for example with: curl URL/readyz"
-            )
-        if "already accessed" in reason:
-            return StorageError(
-                f"the folder {self.place} is open already, in this process or in another one; Qdrant's local mode lets "
-                "one open it at a time. Close it first, or use a server: url=..."
-            )
-        if status == 404 or name == "NOT_FOUND" or "not found" in reason:
-            return IndexFormatError(
-                f"Qdrant at {self.place} does not find the collection, or a part of it ({reason}); others may have "
-                "deleted it. Open the index again to make a new one."
-            )
-        return StorageError(f"Qdrant at {self.place} reports an error: {type(error).__name__}: {reason}.")
-
-
-def _check_folder(path: Path) -> None:
-    """Raise an error for a file, and for a folder that neither is empty nor holds what the local mode writes."""
-    if path.exists() and not path.is_dir():
-        raise IndexFormatError(f"{path} is a file; Qdrant's local mode needs a folder.")
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    others = sorted(names - {".lock", "meta.json", "collection"})
-    if others and "meta.json" not in names:
-        raise IndexFormatError(
-            f"{path} is not a folder of Qdrant's local mode: it holds {', '.join(others[:3])}. Choose a new or an "
-            "empty folder."
-        )
-
-
-def check_place(path: object, url: object, api_key: object, collection: object) -> None:
-    """Raise an error if the place of an index is not clear."""
-    if url is not None and path is not None:
-        raise InvalidArgumentError(f"received path={path!r} and url={url!r}; give one: a folder, or a server.")
-    if url is not None and not (isinstance(url, str) and url.startswith(("http://", "https://"))):
-        raise InvalidArgumentError(f"received url={describe(url)}; expected one such as 'http://localhost:6333'.")
-    if api_key is not None and not isinstance(api_key, str):  # its value is a secret
-        raise InvalidArgumentError(f"received an api_key of type {type(api_key).__name__}; expected a str.")
-    if api_key is not None and url is None:
-        raise InvalidArgumentError(
-            "received an api_key without a url; only a server takes a key: give url=... as well."
-        )
-    if not isinstance(collection, str) or not 0 < len(collection) <= 255 or _NOT_IN_NAMES & set(collection):
-        raise InvalidArgumentError(
-            f"received collection={describe(collection)}; expected a name of up to 255 characters, without any of "
-            '< > : " / \\ | ? *.'
-        )
-
-
 TOKENS, FIRST_STAGE, KEYWORDS = "tokens", "first_stage", "keywords"
 _FORMAT = 1
 _MARK, _FIELD, _SETTING = "latelier", "field:", "setting:"
+# Characters that Qdrant does not allow in the name of a collection.
+_NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
 
 @dataclass(frozen=True)
@@ -389,3 +255,135 @@ class CollectionSettings(MutableMapping[str, Any]):
     def _texts(self) -> dict[str, str]:
         found = self._collection.read()
         return {key[len(_SETTING) :]: value for key, value in found.items() if key.startswith(_SETTING)}
+
+
+class QdrantConnection:
+    """A client of Qdrant, used within ``with connection.use() as client``.
+
+    `path`: folder of the local mode; None for a server, or for the local mode in memory.
+    """
+
+    def __init__(
+        self, path: Path | None, *, url: str | None, api_key: str | None, prefer_grpc: bool, timeout: int
+    ) -> None:
+        try:
+            from qdrant_client import QdrantClient
+        except ImportError as error:
+            raise MissingExtraError("indexes.Qdrant", "qdrant") from error
+        self.is_local = url is None
+        self.path = path
+        self.place = url or ("memory" if path is None else str(path))
+        self.closed = False
+        if path is not None:
+            _check_folder(path)
+        # The local mode is Python lists without a lock of their own.
+        self._lock = threading.RLock() if self.is_local else nullcontext()
+        with self._translate():
+            if url is not None:
+                # The first request of an index checks the server, and its error is one of this library.
+                options: dict[str, Any] = {"url": url, "api_key": api_key, "timeout": timeout}
+                self._client = QdrantClient(**options, prefer_grpc=prefer_grpc, check_compatibility=False)
+            elif path is not None:
+                self._client = QdrantClient(path=str(path), force_disable_check_same_thread=True)
+            else:
+                self._client = QdrantClient(location=":memory:")
+
+    @contextmanager
+    def use(self, *, filter: str | None = None) -> Iterator[QdrantClient]:
+        """Return a context with the client, whose errors become those of this library.
+
+        With a `filter`, a request that takes too long raises `FilterTimeoutError`, which names it.
+        """
+        self._check_open()
+        with self._lock, self._translate(filter):
+            yield self._client
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InvalidArgumentError(f"the index in {self.place} is closed; open it again with indexes.Qdrant().")
+
+    def close(self) -> None:
+        """Close the client; closing twice is allowed."""
+        if not self.closed:
+            self.closed = True
+            with self._lock:
+                self._client.close()
+
+    @contextmanager
+    def _translate(self, filter: str | None = None) -> Iterator[None]:
+        """Turn errors of the client within a ``with`` block into errors of this library."""
+        try:
+            yield
+        except (LatelierError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            self._check_open()  # another thread may have closed it meanwhile
+            raise self._explain(error, filter) from error
+
+    def _explain(self, error: Exception, filter: str | None) -> Exception:
+        status = getattr(error, "status_code", None)  # of an HTTP answer
+        name = getattr(getattr(error, "code", lambda: None)(), "name", "")  # of a gRPC call
+        source = getattr(error, "source", error)  # what kept httpx from getting an answer
+        content = getattr(source, "content", None)
+        text = content.decode(errors="replace") if isinstance(content, bytes) else str(source)
+        reason = " ".join(text.split())[:300] or type(source).__name__
+        if status in (401, 403) or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+            return StorageError(
+                f"the Qdrant server at {self.place} refuses this access ({reason}); give an api_key that may read and "
+                "write the collection; commands take it from the environment variable QDRANT_API_KEY."
+            )
+        if status in (408, 504) or name == "DEADLINE_EXCEEDED" or "Timeout" in type(source).__name__:
+            if filter is not None:
+                return FilterTimeoutError(
+                    f"a search with the filter {filter!r:.200} has not finished in time ({reason}); give it more time: "
+                    "filter_timeout=60, or make payload indexes of its fields with Qdrant's client."
+                )
+            return StorageError(f"Qdrant at {self.place} has not answered in time ({reason}); raise timeout=.")
+        if status is None and name in ("", "UNAVAILABLE") and not self.is_local:
+            return StorageError(
+                f"no Qdrant server answers at {self.place} ({type(source).__name__}: {reason}); check the url and that "
+                "the server runs, for example with: curl URL/readyz"
+            )
+        if "already accessed" in reason:
+            return StorageError(
+                f"the folder {self.place} is open already, in this process or in another one; Qdrant's local mode lets "
+                "one open it at a time. Close it first, or use a server: url=..."
+            )
+        if status == 404 or name == "NOT_FOUND" or "not found" in reason:
+            return IndexFormatError(
+                f"Qdrant at {self.place} does not find the collection, or a part of it ({reason}); others may have "
+                "deleted it. Open the index again to make a new one."
+            )
+        return StorageError(f"Qdrant at {self.place} reports an error: {type(error).__name__}: {reason}.")
+
+
+def _check_folder(path: Path) -> None:
+    """Raise an error for a file, and for a folder that neither is empty nor holds what the local mode writes."""
+    if path.exists() and not path.is_dir():
+        raise IndexFormatError(f"{path} is a file; Qdrant's local mode needs a folder.")
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    others = sorted(names - {".lock", "meta.json", "collection"})
+    if others and "meta.json" not in names:
+        raise IndexFormatError(
+            f"{path} is not a folder of Qdrant's local mode: it holds {', '.join(others[:3])}. Choose a new or an "
+            "empty folder."
+        )
+
+
+def check_place(path: object, url: object, api_key: object, collection: object) -> None:
+    """Raise an error if the place of an index is not clear."""
+    if url is not None and path is not None:
+        raise InvalidArgumentError(f"received path={path!r} and url={url!r}; give one: a folder, or a server.")
+    if url is not None and not (isinstance(url, str) and url.startswith(("http://", "https://"))):
+        raise InvalidArgumentError(f"received url={describe(url)}; expected one such as 'http://localhost:6333'.")
+    if api_key is not None and not isinstance(api_key, str):  # its value is a secret
+        raise InvalidArgumentError(f"received an api_key of type {type(api_key).__name__}; expected a str.")
+    if api_key is not None and url is None:
+        raise InvalidArgumentError(
+            "received an api_key without a url; only a server takes a key: give url=... as well."
+        )
+    if not isinstance(collection, str) or not 0 < len(collection) <= 255 or _NOT_IN_NAMES & set(collection):
+        raise InvalidArgumentError(
+            f"received collection={describe(collection)}; expected a name of up to 255 characters, without any of "
+            '< > : " / \\ | ? *.'
+        )

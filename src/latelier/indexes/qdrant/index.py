@@ -98,6 +98,8 @@ class Qdrant(Index):
     [[Hit(id='a', score=1.0)]]
     """
 
+    search_options = ("effort", "candidates")
+
     def __init__(
         self,
         path: PathLike | None = None,
@@ -174,8 +176,6 @@ class Qdrant(Index):
         check_known(known, self._points.find(known))
         prefixed = [id for prefix in begins for id in self._points.ids(prefix)]
         self._points.delete(dict.fromkeys([*known, *prefixed]))
-
-    search_options = ("effort", "candidates")
 
     def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`.
