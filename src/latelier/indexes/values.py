@@ -151,10 +151,9 @@ def _check_json(value: object, levels: int | None, where: str = "", level: int =
         if not is_unicode(value):
             raise ValueError(f"holds a text that is not valid Unicode{where}")
     elif value is not None and not isinstance(value, (int, float)):
-        kinds = "None, bool, int, float, str, list and dict"
         module, name = type(value).__module__, type(value).__qualname__
         kind = name if module == "builtins" else f"{module}.{name}"  # numpy too has a type named bool
-        raise ValueError(f"holds a {kind}{where}; JSON has {kinds}")
+        raise ValueError(f"holds a {kind}{where}; JSON has None, bool, int, float, str, list and dict")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"holds {value}{where}, which JSON cannot; use None")
 

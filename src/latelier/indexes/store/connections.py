@@ -287,10 +287,10 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
+    resume_compilation()
     _process.forking = None
     _process.changed.notify_all()
     _process.changed.release()
-    resume_compilation()
 
 
 def _after_fork_in_child() -> None:

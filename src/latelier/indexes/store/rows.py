@@ -12,6 +12,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -64,7 +65,7 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
     """Return all fields in the order in which they were made; their column names become part of SQL statements."""
     fields = [Field(*row) for row in read_rows(connection, "field", "ORDER BY rowid")]
     for field in fields:
-        if not all(isinstance(part, str) for part in field) or not _COLUMN.fullmatch(field.column):
+        if set(map(type, field)) != {str} or not _COLUMN.fullmatch(field.column):
             raise damaged(f"its field {field.spelling!r:.60} has no valid column")
     return fields
 
@@ -149,7 +150,7 @@ class DocumentColumns(Sequence[StoredDocument]):
     @property
     def nbytes(self) -> int:
         """Approximate size in memory, in bytes."""
-        texts = sum(len(text) for text in self.texts if text is not None)
+        texts = sum(map(len, filter(None, self.texts)))
         return _ROW_BYTES * len(self) + texts + 2 * sum(map(len, self.metadata))
 
     @property
@@ -236,13 +237,13 @@ def insert_documents(
 ) -> None:
     """Insert documents under their numbers; new metadata keys get columns."""
     given = DocumentColumns.of(documents)
-    make_fields(connection, (key for fields in given.fields for key in fields))
+    make_fields(connection, chain.from_iterable(given.fields))
     columns = {field.folded: field.column for field in known_fields(connection)}
     for first in range(0, len(numbers), _ROWS):
         some = slice(first, first + _ROWS)
         parts: list[Sequence[Any]] = [part[some] for part in (numbers, given.ids, given.metadata, given.texts)]
         if columns:
-            parts += zip(*(_field_values(fields, columns) for fields in given.fields[some]), strict=True)
+            parts += zip(*map(_field_values, given.fields[some], repeat(columns)), strict=True)
         _write_rows(connection, list(columns.values()), parts)
     if stored_tokenizer(connection) is not None:
         insert_texts(connection, zip(numbers, given.texts, strict=True))

@@ -79,7 +79,7 @@ class Snapshot:
     """The segments and ANN data of one commit.
 
     `dim`: dimension of the token vectors; ``None`` if there is no document. `segments`: the segments in the order of
-    insertion. `ann_data`: the ANN data; ``None`` if there is none. `stamp`: the value of `read_stamp` for the commit.
+    insertion. `ann_state`: the ANN data; ``None`` if there is none. `stamp`: the value of `read_stamp` for the commit.
     `selections`: cache of the documents that filters have selected from this snapshot.
     """
 
@@ -88,7 +88,7 @@ class Snapshot:
         generation: int,
         dim: int | None,
         segments: Sequence[SegmentState],
-        ann_data: AnnData | None = None,
+        ann_state: AnnData | None = None,
         stamp: Any = None,
     ) -> None:
         self.generation = generation
@@ -96,7 +96,7 @@ class Snapshot:
         self.selections = SelectionCache()
         self.dim = dim if segments else None
         self.segments = list(segments)
-        self._ann_data = ann_data
+        self.ann_state = ann_state
         self._firsts = np.array([state.row.first for state in segments], dtype="int64")
         self._lasts = np.array([state.row.last for state in segments], dtype="int64")
 
@@ -104,31 +104,21 @@ class Snapshot:
     def damaged(self) -> frozenset[str]:
         """Names of the segments and of the ANN data that cannot be read."""
         names = [state.row.name for state in self.segments if isinstance(state.part, CorruptedIndexError)]
-        if self._ann_data is not None and isinstance(self._ann_data.arrays, CorruptedIndexError):
-            names.append(self._ann_data.row.name)
+        if self.ann_state is not None and isinstance(self.ann_state.arrays, CorruptedIndexError):
+            names.append(self.ann_state.row.name)
         return frozenset(names)
 
     @property
     def ann_data(self) -> Arrays | None:
         """The arrays of the ANN data; ``None`` if there are none or they cannot be read."""
-        arrays = None if self._ann_data is None else self._ann_data.arrays
+        arrays = None if self.ann_state is None else self.ann_state.arrays
         return arrays if isinstance(arrays, dict) else None
 
     @property
     def ann_damage(self) -> CorruptedIndexError | None:
         """Why the ANN data cannot be read; ``None`` if it can, or there is none."""
-        arrays = None if self._ann_data is None else self._ann_data.arrays
+        arrays = None if self.ann_state is None else self.ann_state.arrays
         return arrays if isinstance(arrays, CorruptedIndexError) else None
-
-    def check_ann_data(self, store: SegmentStore) -> bool:
-        """Whether there is ANN data, and each of its arrays matches its checksum."""
-        if self.ann_data is None or self._ann_data is None:
-            return False
-        try:
-            store.compare_checksums(self.ann_data, *self._ann_data.row)
-        except CorruptedIndexError:
-            return False
-        return True
 
     @cached_property
     def documents(self) -> int:
@@ -190,7 +180,7 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
     generation, dim = read_setting(connection, "generation"), read_setting(connection, "dim")
     known = {state.row.name: state for state in previous.segments} if previous else {}
     segments = [_load_segment(connection, store, row, dim, known.get(row.name)) for row in read_segments(connection)]
-    ann_data = _load_ann_data(connection, store, previous._ann_data if previous else None)
+    ann_data = _load_ann_data(connection, store, previous.ann_state if previous else None)
     snapshot = Snapshot(generation, dim, segments, ann_data, stamp)
     return previous if previous is not None and is_same and previous.damaged == snapshot.damaged else snapshot
 

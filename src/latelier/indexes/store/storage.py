@@ -202,7 +202,14 @@ class Storage:
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data, each array of which matches its checksum."""
-        return snapshot.check_ann_data(self._store)
+        state = snapshot.ann_state
+        if state is None or isinstance(state.arrays, CorruptedIndexError):
+            return False
+        try:
+            self._store.compare_checksums(state.arrays, state.row.name, state.row.files)
+        except CorruptedIndexError:
+            return False
+        return True
 
     def verify(self) -> VerifyReport:
         """Read all files and compare them with their checksums."""
