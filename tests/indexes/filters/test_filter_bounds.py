@@ -19,7 +19,6 @@ from latelier import indexes
 from latelier.errors import FilterTimeoutError, InvalidArgumentError, LatelierError
 from latelier.indexes.filters import parse, sql
 from latelier.indexes.filters.sql import deadline
-from latelier.indexes.store import storage
 from latelier.indexes.store.connections import connect
 
 QUERY = np.ones((1, 2))
@@ -112,22 +111,6 @@ def test_ctrl_c_ends_a_filter_and_leaves_the_index_usable(index):
         signal.signal(signal.SIGINT, before)
     index.add("new", [np.ones((1, 2))])
     assert found(index, "items IS NULL") == ["new"]
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of signals")
-def test_what_the_handler_of_a_signal_raises_gets_through(index):
-    def handle(*_):
-        raise LookupError("from a signal")
-
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        for _ in range(3):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            with pytest.raises(LookupError, match="from a signal"):
-                found(index, ENDLESS)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert found(index, "items IS NOT NULL") == ["a", "b"]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of signals")
@@ -238,17 +221,6 @@ def test_a_hole_in_the_grammar_would_lead_nowhere(index):
         ):
             with pytest.raises(sqlite3.DatabaseError, match=r"not authorized|prohibited"):
                 connection.execute(statement).fetchall()
-
-
-@pytest.mark.parametrize("make", [indexes.Flat, indexes.IVF])
-def test_numbers_without_a_living_document_are_not_found(monkeypatch, make):
-    index = make()
-    index.add(list("abcde"), [np.ones((1, 8))] * 5)
-    index.add("f", [np.ones((1, 8))])
-    index.remove(["c", "e"])
-    numbers = np.array([-5, 0, 2, 4, 5, 1_000_000])
-    monkeypatch.setattr(storage, "matching_rows", lambda *_: numbers)
-    assert [hit.id for hit in index.search(np.ones((1, 8)), filter="1")[0]] == ["a", "f"]
 
 
 def test_damage_is_not_taken_for_a_fault_of_the_filter(tmp_path):

@@ -45,76 +45,56 @@ def found(index, filter, parameters=(), **options):
     return [hit.id for hit in hits]
 
 
-def rows_where(keep):
-    return [id for id, text, row in zip(IDS, TEXTS, ROWS, strict=True) if keep({**row, "id": id, "text": text})]
-
-
-def number(row):
-    return row["year"] if isinstance(row["year"], int) else None
-
-
-ACCEPTED = {
-    "year == 2001": lambda r: r["year"] == 2001,
-    "year = '2004'": lambda r: r["year"] == "2004",
-    "year <> 2001 AND typeof(year) = 'integer'": lambda r: number(r) not in (2001, None),
-    "year != 2001 AND year < 2005": lambda r: number(r) is not None and number(r) < 2005 and number(r) != 2001,
-    "score >= -1 AND score <= .5": lambda r: -1 <= r["score"] <= 0.5,
-    "score > 1e0 AND NOT score >= 0x2": lambda r: 1 < r["score"] < 2,
-    "NOT lang IN ('en', 'de')": lambda r: r["lang"] in ("EN", "it's"),
-    "lang NOT IN ('en', 'de') OR lang ISNULL": lambda r: r["lang"] not in ("en", "de"),
-    "lang IN ()": lambda r: False,
-    "lang IS NULL": lambda r: r["lang"] is None,
-    "lang is not null and lang notnull and lang not null": lambda r: r["lang"] is not None,
-    "lang IS NOT 'en'": lambda r: r["lang"] != "en",
-    "lang IS DISTINCT FROM 'en'": lambda r: r["lang"] != "en",
-    "lang IS NOT DISTINCT FROM NULL": lambda r: r["lang"] is None,
-    "open IS TRUE": lambda r: r["open"],
-    "open IS NOT TRUE": lambda r: not r["open"],
-    "open = FALSE": lambda r: not r["open"],
-    "score BETWEEN 0 AND 1 AND open": lambda r: 0 <= r["score"] <= 1 and r["open"],
-    "score NOT BETWEEN 0 AND 1": lambda r: not 0 <= r["score"] <= 1,
-    "lang LIKE 'e_'": lambda r: (r["lang"] or "").lower() == "en",
-    "lang NOT LIKE 'e%'": lambda r: r["lang"] in ("de", "it's"),
-    "text LIKE '%1!%%' ESCAPE '!'": lambda r: r["text"] is not None and "1%" in r["text"],
-    "lang GLOB 'e*'": lambda r: r["lang"] == "en",
-    "lang = 'en' COLLATE NOCASE": lambda r: r["lang"] in ("en", "EN"),
-    "lang = 'it''s'": lambda r: r["lang"] == "it's",
-    "lang || '!' = 'en!'": lambda r: r["lang"] == "en",
-    "author ->> '$.born' % 10 = 5": lambda r: r["author"]["born"] % 10 == 5,
-    "author -> '$.names' ->> '$[0]' = 'A' AND id = 'd1'": lambda r: r["id"] == "d1",
-    "json_extract(metadata, '$.tags[0]', '$.lang') = '[\"x\",\"en\"]'": lambda r: (
-        r["tags"][:1] == ["x"] and r["lang"] == "en" and isinstance(r["tags"], list)
-    ),
-    "score * 4 + 8 = 3 - -2 * 1": lambda r: r["score"] * 4 + 8 == 5,
-    "CASE lang WHEN 'en' THEN open WHEN 'EN' THEN 1 ELSE 0 END": lambda r: (
-        (r["lang"] == "en" and r["open"]) or r["lang"] == "EN"
-    ),
-    "CASE WHEN open THEN score > 0 END": lambda r: r["open"] and r["score"] > 0,
-    "max(score, 0) = 0 AND coalesce(lang, 'none') = 'none'": lambda r: r["score"] <= 0 and r["lang"] is None,
-    "replace(lang, 'e', 'ee') = 'een'": lambda r: r["lang"] == "en",
-    "date('2020-01-01', '+1 day') = '2020-01-02' AND open": lambda r: r["open"],
-    "x'656e' = CAST(lang AS BLOB)": lambda r: r["lang"] == "en",
-    '"odd ""name"" é" = 3 OR [odd "name" é] = 4 OR `odd "name" é` = 5': lambda r: r['odd "name" é'] in (3, 4, 5),
-    "json_valid(tags) AND EXISTS (SELECT 1 FROM json_each(tags) WHERE value = 'y')": lambda r: "y" in r["tags"],
-    "json_valid(tags) AND NOT EXISTS (SELECT * FROM json_each(tags))": lambda r: r["tags"] == [],
-    "CASE WHEN json_valid(tags) THEN 'x' IN (SELECT value FROM json_each(tags)) END": lambda r: r["tags"] == ["x", "y"],
-    "2 IN (SELECT value FROM json_each(author, '$.names[1].B') AS b WHERE b.key = 1)": lambda r: True,
-    "'name' IN (SELECT json_each.key FROM json_each(author)) AND open": lambda r: r["open"],
-    "EXISTS (SELECT 1 FROM json_each('[2001, 2002]') a WHERE EXISTS (SELECT 1 FROM json_each('[' || a.value || ']') "
-    "WHERE value = year))": lambda r: r["year"] in (2001, 2002),
-    "/* a ) */ open -- ( b\n AND score > 0": lambda r: r["open"] and r["score"] > 0,
-    "9223372036854775807 < 9223372036854775808 AND -9223372036854775808 < 1e999 AND open": lambda r: r["open"],
-    "OPEN and Not Score < 0": lambda r: r["open"] and r["score"] >= 0,
-}
+ACCEPTED = [
+    "year == 2001",
+    "year <> 2001 AND typeof(year) = 'integer'",
+    "year != 2001 AND year < 2005",
+    "score >= -1 AND score <= .5",
+    "score > 1e0 AND NOT score >= 0x2",
+    "NOT lang IN ('en', 'de')",
+    "lang IN ()",
+    "lang IS NULL",
+    "lang is not null and lang notnull and lang not null",
+    "lang IS NOT 'en'",
+    "lang IS DISTINCT FROM 'en'",
+    "lang IS NOT DISTINCT FROM NULL",
+    "open IS TRUE",
+    "open IS NOT TRUE",
+    "score NOT BETWEEN 0 AND 1",
+    "lang LIKE 'e_'",
+    "text LIKE '%1!%%' ESCAPE '!'",
+    "lang GLOB 'e*'",
+    "lang = 'en' COLLATE NOCASE",
+    "lang || '!' = 'en!'",
+    "author ->> '$.born' % 10 = 5",
+    "author -> '$.names' ->> '$[0]' = 'A' AND id = 'd1'",
+    "json_extract(metadata, '$.tags[0]', '$.lang') = '[\"x\",\"en\"]'",
+    "score * 4 + 8 = 3 - -2 * 1",
+    "CASE lang WHEN 'en' THEN open WHEN 'EN' THEN 1 ELSE 0 END",
+    "CASE WHEN open THEN score > 0 END",
+    "max(score, 0) = 0 AND coalesce(lang, 'none') = 'none'",
+    "replace(lang, 'e', 'ee') = 'een'",
+    "date('2020-01-01', '+1 day') = '2020-01-02' AND open",
+    "x'656e' = CAST(lang AS BLOB)",
+    '"odd ""name"" é" = 3 OR [odd "name" é] = 4 OR `odd "name" é` = 5',
+    "json_valid(tags) AND EXISTS (SELECT 1 FROM json_each(tags) WHERE value = 'y')",
+    "json_valid(tags) AND NOT EXISTS (SELECT * FROM json_each(tags))",
+    "CASE WHEN json_valid(tags) THEN 'x' IN (SELECT value FROM json_each(tags)) END",
+    "2 IN (SELECT value FROM json_each(author, '$.names[1].B') AS b WHERE b.key = 1)",
+    "'name' IN (SELECT json_each.key FROM json_each(author)) AND open",
+    "EXISTS (SELECT 1 FROM json_each('[2001, 2002]') a WHERE EXISTS "
+    "(SELECT 1 FROM json_each('[' || a.value || ']') WHERE value = year))",
+    "/* a ) */ open -- ( b\n AND score > 0",
+    "9223372036854775807 < 9223372036854775808 AND -9223372036854775808 < 1e999 AND open",
+    "OPEN and Not Score < 0",
+]
 
 
 @pytest.mark.parametrize("filter", ACCEPTED)
 def test_filters_mean_what_they_mean_in_sql(index, plain, filter):
-    wanted = rows_where(ACCEPTED[filter])
-    assert found(index, filter) == wanted
-    assert [
-        id for (id,) in plain.execute(f"SELECT id FROM plain WHERE {filter.split('--')[0]}")
-    ] == wanted or "--" in filter
+    if "DISTINCT" in filter and sqlite3.sqlite_version_info < (3, 39):
+        pytest.skip("this SQLite has no IS DISTINCT FROM")
+    assert found(index, filter) == [id for (id,) in plain.execute(f"SELECT id FROM plain WHERE {filter}\n")]
 
 
 @pytest.mark.parametrize(
