@@ -13,13 +13,12 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from latelier.cli.index import Format
 from latelier.errors import LatelierError
 from latelier.indexes.store.rows import encode_metadata
 from latelier.indexes.values import as_id, check_text
-from latelier.retrieve.readers import read_document_file
+from latelier.retrieve.readers import DocumentFormat, read_document_file
 
 __all__ = ["Case", "Outcome", "make_case", "run_case"]
 
@@ -125,7 +124,7 @@ def make_case(random: random.Random) -> Case:
             content = _mutate(random, content)
     elif kind < 0.3:
         suffix += ".gz"  # and is no gzip
-    arguments = ("--format", random.choice(list(Format)).value) if random.random() < 0.2 else ()
+    arguments = ("--format", random.choice(get_args(DocumentFormat))) if random.random() < 0.2 else ()
     return Case(suffix, content, arguments)
 
 
