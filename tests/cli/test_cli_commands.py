@@ -114,7 +114,7 @@ def test_index_adds_rejects_and_updates(run, tmp_path):
     assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 0 before.\n")
     result = run("index", "-", "--index", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
     assert result.exit_code == 1
-    assert "id 1 is in the index already; update(...), or --update on the command line, replaces" in result.stderr
+    assert "id 1 is in the index already. --update replaces documents" in result.stderr
     result = run("index", "-", "--index", folder, "--update", "--device", "cpu", input='{"id": 1, "text": "Apples."}')
     assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 2 before.\n")
     found = json.loads(run("search", folder, "apple", "-k", 1, "--json", "--device", "cpu").stdout)["results"]
@@ -169,7 +169,7 @@ def test_index_with_a_model_of_ones_own(run, tmp_path, tiny, records_file):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["search", "./absent", "fruit"], 1, "absent; create one with latelier index SOURCE --index FOLDER, or in Py"),
+        (["search", "./absent", "fruit"], 1, "absent. Create one with latelier index SOURCE --index FOLDER."),
         (["info", "./absent"], 1, "Error: there is no index in"),
         (["index", "./absent.txt", "--index", "x"], 2, "there is no file './absent.txt'."),
         (["index", "-"], 2, "Missing option '--index'"),

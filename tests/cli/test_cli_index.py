@@ -148,8 +148,8 @@ def test_passages_of_files(run, notes, tmp_path, tiny):
     assert json.loads(run(*command, "--update").stdout)["documents"] == 3
     with Retriever.open(index) as retriever:  # the others stay where they are
         assert retriever.index.ids() == [id for id in before if "moon" not in id] + ['["moon.txt",0,0,17]']
-    no_number = "expected a number of tokens, or auto"
-    for wrong, message in (("none", no_number), ("9" * 5000, no_number), ("5", "max_tokens=5")):
+    no_number = "an integer of at least 16, or auto"
+    for wrong, message in (("none", no_number), ("9" * 5000, no_number), ("5", no_number)):
         result = run(*command, "--passages", wrong)
         assert (result.exit_code, message in result.stderr) == (2, True)
     assert "the index holds passages of 40 tokens" in run(*command, "--passages", 50, "--update").stderr

@@ -109,7 +109,7 @@ def test_a_collection_that_does_not_name_its_model_needs_one(run, tmp_path, mini
         index.add(["fruit", "moon"], model.encode_document(texts), texts)
     command = ("search", f"qdrant:{tmp_path / 'plain'}", "unhealthy fruit", "--device", "cpu", "--json")
     result = run(*command)
-    assert (result.exit_code, "does not name its model" in result.stderr, "or --model" in result.stderr) == (
+    assert (result.exit_code, "does not name its model" in result.stderr, ": --model." in result.stderr) == (
         1,
         True,
         True,

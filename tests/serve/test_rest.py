@@ -199,7 +199,7 @@ def test_nothing_is_stored_of_a_request_with_a_faulty_document(client):
     answer = error(client.post(f"{INDEX}/documents", json=body), 409)
     assert answer["type"] == "DuplicateIdError"
     assert answer["message"] == (
-        "documents[1]: id 'moon' is in the index already; PUT replaces documents; leave out those that are to stay as "
+        "documents[1]: id 'moon' is in the index already. PUT replaces documents; leave out those that are to stay as "
         "they are stored."
     )
     assert client.get(INDEX).json()["documents"] == 3
@@ -229,8 +229,8 @@ def test_several_documents_are_explained_with_one_encoding_of_the_query(client, 
     (spelled,) = post(client, "/explain", {"query": "healthy apples", "ids": ["7"]})
     assert spelled["id"] == 7
     unknown = client.post(f"{INDEX}/explain", json={"query": "apples", "ids": ["moon", "nothing"]})
-    advice = "search returns the ids of what it finds (1 is not '1')."
-    assert error(unknown, 404)["message"] == f"no document has the id 'nothing'; {advice}"
+    advice = "Search returns the ids of what it finds (1 is not '1')."
+    assert error(unknown, 404)["message"] == f"no document has the id 'nothing'. {advice}"
 
 
 def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
@@ -342,7 +342,7 @@ def test_tokens(retriever):
 
 
 def test_a_name_that_cannot_stand_in_an_address_is_refused(retriever):
-    with pytest.raises(InvalidArgumentError, match=r"received 'my index' as .* on the command line as NAME=FOLDER"):
+    with pytest.raises(InvalidArgumentError, match=r"received .my index. as the name"):
         create_app({"my index": retriever})
 
 

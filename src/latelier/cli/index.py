@@ -238,13 +238,14 @@ def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
 
 
 def _passages(given: str | None, overlap: int | None) -> Passages | None:
-    from latelier.retrieve.passages import Passages
+    from latelier.retrieve.passages import LEAST_TOKENS, Passages
 
     if given is None:
         return None
-    if given != "auto" and not (given.isdecimal() and len(given) < 10):
+    if given != "auto" and not (given.isdecimal() and len(given) < 10 and int(given) >= LEAST_TOKENS):
         raise typer.BadParameter(
-            f"received {short(given)}; expected a number of tokens, or auto.", param_hint="--passages"
+            f"received {short(given)}; expected an integer of at least {LEAST_TOKENS}, or auto.",
+            param_hint="--passages",
         )
     try:
         return Passages(None if given == "auto" else int(given), overlap)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
-from latelier.errors import LatelierError
+from latelier.errors import Advice, LatelierError
 from latelier.utils.checks import cut, escape_json, printable
 
 if TYPE_CHECKING:
@@ -107,11 +107,27 @@ def _width() -> int:
 
 INTERRUPTED = 130  # as in shells: 128 + SIGINT
 _LONGEST = 4000
-# Advice of the library's messages that is for Python, and what it is on the command line.
-_ADVICE = {
-    "Give it more, or None for no limit": "Give it more, or leave --max-memory out",
-    "filter_timeout=60, or None for no limit": "--filter-timeout 60, or 0 for no limit",
-    "ids() lists the ids of the index (1 is not '1')": "latelier search shows the ids of what it finds",
+# What to do about an error, on the command line.
+_ADVICE: dict[Advice, str] = {
+    "copy-settings": "Give an empty index; or --no-settings, if the documents of both fit together.",
+    "export-encoder": "latelier index makes one, with the extra 'onnx'; or use --backend torch.",
+    "filter-timeout": "Simplify it, or give it more time: --filter-timeout 60, or 0 for no limit.",
+    "give-model": "Give the model: --model.",
+    "known-ids": "latelier search shows the ids of what it finds.",
+    "make-index": "Create one with latelier index SOURCE --index FOLDER.",
+    "name-fields": "Name others with --id, --text, --title and --metadata.",
+    "name-index": "Give it another name: NAME=INDEX.",
+    "open-qdrant": "Give it as qdrant:FOLDER, if you trust it, since it holds pickles.",
+    "open-writable": "Leave the write token out, or leave --read-only out.",
+    "qdrant-key": "Set the environment variable QDRANT_API_KEY to a key that may read and write the collection.",
+    "raise-memory": "Give it more, or leave --max-memory out.",
+    "read-token": "Give one with --read-token (and --write-token, if they may write), or leave --host out to serve "
+    "this machine only.",
+    "skip-faulty": "Repair the files, or skip these lines: --on-problem warn.",
+    "skip-needs-ids": "--resume needs documents with ids; --id names their field.",
+    "skip-stored": "Run it again with --resume, which skips those that are stored and needs an id for each.",
+    "update": "--update replaces documents.",
+    "update-or-skip": "--update replaces documents; --resume keeps the stored ones.",
 }
 # Newer versions of typer vendor click: its UsageError is reached through typer.
 _UsageError: Any = typer.BadParameter.__base__
@@ -154,7 +170,7 @@ def prepare_streams() -> None:
 
 def _message(error: Exception) -> str:
     if isinstance(error, LatelierError):
-        return f"Error: {_for_the_command_line(str(error))}"
+        return f"Error: {error.worded(_ADVICE)}"
     if isinstance(error, MemoryError):
         return "Error: there is not enough memory."
     if isinstance(error, OSError):
@@ -163,12 +179,6 @@ def _message(error: Exception) -> str:
         f"Error: {type(error).__name__}: {error}\n"
         "This is a bug: please report it, with the traceback that 'latelier --debug ...' shows."
     )
-
-
-def _for_the_command_line(message: str) -> str:
-    for advice, here in _ADVICE.items():
-        message = message.replace(advice, here)
-    return message
 
 
 def _show_warning(message: Any, *args: Any, **kwargs: Any) -> None:

@@ -71,9 +71,7 @@ class Problems:
         if self.on_problem == "warn":
             warn_caller(f"{found}; these lines are skipped:\n{places}")
             return
-        raise InvalidArgumentError(
-            f'{found}:\n{places}\nRepair the files, or skip these lines: on_problem="warn", or --on-problem warn.'
-        )
+        raise InvalidArgumentError(f"{found}:\n{places}\n", advice="skip-faulty")
 
 
 Run: TypeAlias = Mapping[str, Mapping[str, float]]

@@ -246,8 +246,8 @@ def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bo
     if differing:
         raise InvalidArgumentError(
             f"{index!r} does not have the settings {', '.join(map(short, differing[:5]))} of the source: another model "
-            "may have encoded its documents. Give an empty index; or settings=False (--no-settings), if the documents "
-            "of both fit together."
+            "may have encoded its documents.",
+            advice="copy-settings",
         )
     index.settings.update({name: value for name, value in settings.items() if name not in stored})
 

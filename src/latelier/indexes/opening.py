@@ -65,8 +65,7 @@ def open(
         is_qdrant = (folder / "meta.json").is_file() and (folder / "collection").is_dir()
     if is_qdrant:
         raise IndexFormatError(
-            f"{path} is a folder of Qdrant's local mode: open it with indexes.Qdrant({str(path)!r}), or give "
-            f"qdrant:{path} to latelier search, copy, ..., if you trust it, since it holds pickles."
+            f"{path} is a folder of Qdrant's local mode, not an index of this library.", advice="open-qdrant"
         )
     kind = stored_settings(folder).get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:

@@ -136,8 +136,9 @@ def plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, i
         raise InvalidArgumentError(
             f"received max_memory={format_bytes(budget)}, but {'an index in memory' if in_memory else 'an index'} of "
             f"these documents needs at least {-(-(fixed + least) // 10**5) / 10} MB: {format_bytes(fixed)} for what "
-            f"stays in memory and {format_bytes(least)} to work with. Give it more"
-            f"{', or a folder as path=' if in_memory else ''}, or None for no limit."
+            f"stays in memory and {format_bytes(least)} to work with"
+            f"{'; with a folder as path= it needs less' if in_memory else ''}.",
+            advice="raise-memory",
         )
     working = max(least, min((budget - tables) // _WORKING_SHARE, budget - fixed))
     kept: dict[str, int] = {}

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 
 import numpy as np
 
-from latelier.errors import DuplicateIdError, InvalidArgumentError, UnknownIdError
+from latelier.errors import Advice, DuplicateIdError, InvalidArgumentError, UnknownIdError
 from latelier.indexes.results import Id
 from latelier.utils.checks import describe
 
@@ -91,11 +91,11 @@ def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
         raise InvalidArgumentError(f"{what} {reason}.") from error
 
 
-def duplicate_ids(ids: Iterable[Id], problem: str) -> DuplicateIdError:
+def duplicate_ids(ids: Iterable[Id], problem: str, advice: Advice | None = None) -> DuplicateIdError:
     """Return the error for ids that are given twice or are in the index already; `problem` says which of the two."""
     ids = list(ids)
     subject = "the id {} is" if len(ids) == 1 else "the ids {} are"
-    return DuplicateIdError(f"{subject.format(_name_some(ids))} {problem}.")
+    return DuplicateIdError(f"{subject.format(_name_some(ids))} {problem}.", advice=advice)
 
 
 def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
@@ -103,7 +103,7 @@ def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
     unknown = [id for id in dict.fromkeys(ids) if id not in found]
     if unknown:
         names = _name_some(unknown)
-        raise UnknownIdError(f"no document has the id {names}; ids() lists the ids of the index (1 is not '1').")
+        raise UnknownIdError(f"no document has the id {names}.", advice="known-ids")
 
 
 def _name_some(ids: Iterable[Id]) -> str:

@@ -60,7 +60,6 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
     return ColBERT(model_name_or_path, device=device, recipe=UNTRAINED, **kwargs)
 
 
-_MOVED = "If the model is elsewhere now, open the index with it: Retriever(model, index), or --model."
 # Files of plain models; a repository also has pickles, other formats and pictures.
 _FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
 
@@ -100,10 +99,12 @@ def _find(name: str, revision: str | None) -> Path:
     named = resolve_name(name) if HUB_NAME.fullmatch(name) else name
     if Path(named).is_absolute():
         if not Path(named).is_dir():
-            raise ModelLoadError(name, FileNotFoundError(f"there is no such folder on this machine. {_MOVED}"))
+            raise ModelLoadError(
+                name, FileNotFoundError("there is no such folder on this machine."), advice="give-model"
+            )
         return Path(named)
     if PureWindowsPath(name).is_absolute():
-        raise ModelLoadError(name, FileNotFoundError(f"it is a folder of another machine. {_MOVED}"))
+        raise ModelLoadError(name, FileNotFoundError("it is a folder of another machine."), advice="give-model")
     if not HUB_NAME.fullmatch(name):
         raise InvalidArgumentError("its name is neither an absolute path nor a name on the Hugging Face hub.")
     from huggingface_hub import snapshot_download

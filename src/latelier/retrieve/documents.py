@@ -155,8 +155,7 @@ class DocumentFields(NamedTuple):
         if unknown:
             listed = cut(", ".join(known) or "none", 200)
             raise InvalidArgumentError(
-                f"{where} no field {short(unknown[0])}; the fields are: {listed}. Name others with id, text, title and "
-                "metadata, or on the command line --id, --text, --title and --metadata."
+                f"{where} no field {short(unknown[0])}; the fields are: {listed}.", advice="name-fields"
             )
 
     def select(self, record: Mapping[str, Any]) -> dict[str, Any]:

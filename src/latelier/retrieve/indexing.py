@@ -97,8 +97,8 @@ def _with_ids(
                 )
             if on_existing == "skip":
                 raise InvalidArgumentError(
-                    f"documents[{position}] has no id, so skip_existing (--resume) cannot tell whether it is in the "
-                    "index; give (id, text) pairs or dicts."
+                    f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
+                    advice="skip-needs-ids",
                 )
             id_ = number = _next_number([*stored.ids(), *positions]) if number is None else number
         if id_ in positions:
@@ -108,8 +108,7 @@ def _with_ids(
             )
         if document.id is not None and on_existing == "raise" and id_ in stored:
             raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is in the index already; update(...), or --update on the "
-                "command line, replaces documents; skip_existing=True, or --resume, keeps the stored ones."
+                f"documents[{position}]: id {short(id_)} is in the index already.", advice="update-or-skip"
             )
         positions[id_] = position
         if number is not None and isinstance(id_, int):
@@ -277,14 +276,9 @@ def store(
     try:
         stored.index.add(_row_ids(rows, stored), vectors, rows.texts, rows.metadata)
     except DuplicateIdError as error:
-        again = "Call it again, which skips them."
-        if on_existing != "skip":
-            again = (
-                "Add the documents again with skip_existing=True, or --resume, which skips those that are stored "
-                "and needs an id for each."
-            )
         raise DuplicateIdError(
-            f"{error} Another writer has stored documents with these ids since this call checked them. {again}"
+            f"{error.fact} Another writer has stored documents with these ids since this call checked them.",
+            advice="skip-stored",
         ) from error
 
 

@@ -177,12 +177,14 @@ def _stored_model(
     if stored is None or stored.name is None:
         raise InvalidArgumentError(
             f"{index!r} does not name its model: it is empty, or was filled with embeddings or with a model given as "
-            "an object. Give the model: Retriever(model, path), or --model."
+            "an object.",
+            advice="give-model",
         )
     if stored.unstored:
         raise InvalidArgumentError(
             f"{index!r} was filled by {short(stored.name)} with options that are not stored: "
-            f"{', '.join(map(short, stored.unstored))}. Give the model: Retriever(model, path), or --model."
+            f"{', '.join(map(short, stored.unstored))}.",
+            advice="give-model",
         )
     on_cpu, name = device in (None, "cpu"), stored.name
     if backend == "onnx" and not on_cpu:
@@ -192,8 +194,7 @@ def _stored_model(
     encoder = _exported_encoder(stored) if backend != "torch" and on_cpu else None
     if backend == "onnx" and encoder is None:
         raise InvalidArgumentError(
-            f"this machine has no exported encoder of the model {short(name)}: make one with "
-            "Retriever.export_encoder() or latelier index, which need the extra 'onnx'; or use backend=\"torch\"."
+            f"this machine has no exported encoder of the model {short(name)}.", advice="export-encoder"
         )
     if not on_cpu or backend == "torch":  # which do not compute in int8
         options.pop("compute_dtype", None)
@@ -237,7 +238,6 @@ _LEAST_COSINE = 0.97
 _LONGEST_NAME = 4096  # characters, the longest path
 _MOST_DIMENSIONS = 65_536
 _FOREIGN = "the index describes its model in a form that this library does not write"
-_PASS_MODEL = "If you know the model, pass it: Retriever(model, path), or --model on the command line."
 _FORGET = (
     "If you know the model, del index.settings['retriever'] removes the description, and Retriever(model, index) then "
     "accepts the model unchecked."
@@ -266,14 +266,14 @@ class ModelIdentity(NamedTuple):
             return None
         options, unstored = stored.get("options"), stored.get("unstored", [])
         if not isinstance(options, dict):
-            raise IndexFormatError(f"{_FOREIGN}: the options {describe(options)}. {_PASS_MODEL}")
+            raise IndexFormatError(f"{_FOREIGN}: the options {describe(options)}.", advice="give-model")
         for option, value in options.items():
             try:
                 check_option(option, value)
             except InvalidArgumentError as error:
-                raise IndexFormatError(f"{_FOREIGN}: {error} {_PASS_MODEL}") from error
+                raise IndexFormatError(f"{_FOREIGN}: {error}", advice="give-model") from error
         if not isinstance(unstored, list) or not all(isinstance(name, str) for name in unstored):
-            raise IndexFormatError(f"{_FOREIGN}: the names of options {describe(unstored)}. {_PASS_MODEL}")
+            raise IndexFormatError(f"{_FOREIGN}: the names of options {describe(unstored)}.", advice="give-model")
         return cls(stored["name"], options, stored["fingerprint"], [cut(name, 60) for name in unstored[:20]])
 
     def store_in(self, index: Index) -> None:

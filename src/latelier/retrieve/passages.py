@@ -31,7 +31,7 @@ from latelier.utils.checks import check_count, describe, is_count
 __all__ = ["Passages"]
 
 # Fewer tokens than these hold no sentence.
-_LEAST_TOKENS = 16
+LEAST_TOKENS = 16
 # By default, passages overlap by this fraction of their length.
 _OVERLAP = 8
 # Quotation marks and brackets may follow the end of a sentence; in Chinese and Japanese, no space does.
@@ -71,7 +71,7 @@ class Passages:
     overlap: int | None = None
 
     def __post_init__(self) -> None:
-        tokens = check_count("max_tokens", self.max_tokens, _LEAST_TOKENS, optional=True)
+        tokens = check_count("max_tokens", self.max_tokens, LEAST_TOKENS, optional=True)
         overlap = check_count("overlap", self.overlap, 0, optional=True)
         if tokens is not None and overlap is not None and 2 * overlap >= tokens:
             raise InvalidArgumentError(

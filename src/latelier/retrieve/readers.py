@@ -191,7 +191,7 @@ def _lines(opened: BinaryIO, source: str) -> Iterator[str]:
         if is_first and isinstance(cause, UnicodeDecodeError) and cause.object.startswith(_GZIP):
             raise InvalidArgumentError(
                 f"{source} is compressed with gzip, which is decompressed only in a file whose name ends in .gz, not "
-                "on standard input; name such a file, or decompress it before: gunzip -c FILE.gz | latelier index - ..."
+                "on standard input; name such a file, or decompress it first: gunzip -c FILE.gz"
             ) from error
         raise
 
@@ -243,7 +243,7 @@ def _csv_records(lines: Iterable[str], source: str, fields: DocumentFields) -> I
         if "" in cells and fields.metadata is None:
             raise InvalidArgumentError(
                 f"{source}:{number}: column {names.index('') + 1} has no name in the header, so its value "
-                f"{short(cells[''])} cannot be stored; name the column, choose others with metadata (--metadata), or "
+                f"{short(cells[''])} cannot be stored; name the column, choose others with metadata, or "
                 "leave it out (pandas: to_csv(index=False))."
             )
         values = {name: cell if name in as_text else number_or_text(cell) for name, cell in cells.items()}

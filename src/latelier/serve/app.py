@@ -128,8 +128,8 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
             raise InvalidArgumentError(
-                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'. Give it "
-                "another name, on the command line as NAME=FOLDER."
+                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'.",
+                advice="name-index",
             )
 
 

@@ -1,4 +1,4 @@
-"""What HTTP and agents share: tokens, advice, socket, signals."""
+"""What HTTP and agents share: tokens, socket, signals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 from latelier.errors import InvalidArgumentError
 
-__all__ = ["check_token", "exits_on_signals", "for_clients", "listen", "sends_token"]
+__all__ = ["check_token", "exits_on_signals", "listen", "sends_token"]
 
 # Shorter tokens can be guessed.
 _SHORTEST = 16
@@ -43,31 +43,6 @@ def sends_token(authorization: str | None, tokens: Iterable[str]) -> bool:
     scheme, _, sent = (authorization or "").partition(" ")
     same = [hmac.compare_digest(sent.encode(), token.encode()) for token in tokens]
     return scheme.lower() == "bearer" and any(same)
-
-
-# Advice of the library's messages that is for Python, and what it is for clients; they name the update differently.
-_ADVICE = {
-    "ids() lists the ids of the index (1 is not '1')": "search returns the ids of what it finds (1 is not '1')",
-    "update(...), or --update on the command line, replaces documents; skip_existing=True, or --resume, keeps the "
-    "stored ones": "{update} replaces documents; leave out those that are to stay as they are stored",
-    "update() replaces documents": "{update} replaces documents",
-    "Add the documents again with skip_existing=True, or --resume, which skips those that are stored and needs an id "
-    "for each": "Leave out those that are to stay as they are stored",
-}
-
-
-def for_clients(message: str, *, update: str) -> str:
-    """Return a message of the library with the advice that clients of a server can follow.
-
-    Examples
-    --------
-    >>> message = "no such id; ids() lists the ids of the index (1 is not '1')."
-    >>> for_clients(message, update="PUT")
-    "no such id; search returns the ids of what it finds (1 is not '1')."
-    """
-    for advice, here in _ADVICE.items():
-        message = message.replace(advice, here.format(update=update))
-    return message
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from latelier.errors import (
+    Advice,
     CorruptedIndexError,
     DuplicateIdError,
     FilterTimeoutError,
@@ -25,7 +26,6 @@ from latelier.errors import (
     StorageError,
     UnknownIdError,
 )
-from latelier.serve.common import for_clients
 from latelier.utils.checks import cut
 
 __all__ = [
@@ -102,6 +102,14 @@ class UnreadableError(_ServerError):
     status = 503
 
 
+# What a client can do about an error.
+_ADVICE: dict[Advice, str] = {
+    "filter-timeout": "Simplify it.",
+    "known-ids": "Search returns the ids of what it finds (1 is not '1').",
+    "skip-stored": "Leave out those that are to stay as they are stored.",
+    "update": "PUT replaces documents.",
+    "update-or-skip": "PUT replaces documents; leave out those that are to stay as they are stored.",
+}
 # The first class that fits counts.
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownIdError, 404),
@@ -166,9 +174,9 @@ async def _of_storage(request: Request, error: Exception) -> JSONResponse:
     return _answer(error, message, status)
 
 
-async def _of_library(request: Request, error: Exception) -> JSONResponse:
+async def _of_library(request: Request, error: Any) -> JSONResponse:
     status = getattr(error, "status", None) or next(status for kind, status in _STATUS if isinstance(error, kind))
-    return _answer(error, for_clients(str(error), update="PUT"), status)
+    return _answer(error, error.worded(_ADVICE), status)
 
 
 def _answer(error: Exception, message: str, status: int) -> JSONResponse:

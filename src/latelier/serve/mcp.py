@@ -21,11 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_v
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.retrieve import Explanation, Result, Retriever
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.passages import StoredDocuments
-from latelier.serve.common import check_token, exits_on_signals, for_clients, listen, sends_token
+from latelier.serve.common import check_token, exits_on_signals, listen, sends_token
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -86,6 +86,14 @@ _INSTRUCTIONS = (
 )
 # Characters of a document's text in the results of a search; `get` returns all of it.
 _SHOWN = 1500
+# What an agent can do about an error.
+_ADVICE: dict[Advice, str] = {
+    "filter-timeout": "Simplify it.",
+    "known-ids": "search returns the ids of what it finds (1 is not '1').",
+    "skip-stored": "Leave out those that are to stay as they are stored.",
+    "update": "update replaces documents.",
+    "update-or-skip": "update replaces documents; leave out those that are to stay as they are stored.",
+}
 _MOST_HITS = 50
 # Matched words that are at most so many characters apart are one citation.
 _GAP = 30
@@ -286,7 +294,7 @@ def _reporting(tool: T) -> T:
         try:
             return tool(*arguments, **options)
         except LatelierError as error:
-            raise ToolError(for_clients(str(error), update="update")) from error
+            raise ToolError(error.worded(_ADVICE)) from error
 
     call.__signature__ = inspect.signature(tool, eval_str=True)  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

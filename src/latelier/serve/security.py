@@ -109,8 +109,7 @@ class Access:
         if is_loopback(host) or self.read_token is not None:
             return
         raise InvalidArgumentError(
-            f"received host={host!r}, which other machines can reach, without a read token; give one with "
-            "--read-token (and --write-token, if they may write), or leave the host out to serve this machine only."
+            f"received host={host!r}, which other machines can reach, without a read token.", advice="read-token"
         )
 
     def check_changes(self, possible: bool) -> None:
@@ -128,8 +127,8 @@ class Access:
         """
         if self.write_token is not None and not possible:
             raise InvalidArgumentError(
-                "received a write token, but every index is open for reading only, so nobody can write; leave the "
-                "write token out, or open an index for writing (on the command line: without --read-only)."
+                "received a write token, but every index is open for reading only, so nobody can write.",
+                advice="open-writable",
             )
 
 
@@ -281,7 +280,7 @@ class LoopbackHost:
                 await _reject(send, 400, "InvalidRequest", f"received {len(hosts)} headers Host; send one.")
                 return
             if not _is_own(hosts[0]):
-                message = f"this server is reached as localhost, not as {hosts[0]!r}; --host lets other machines in."
+                message = f"this server serves its own machine only: send to localhost, not to {hosts[0]!r}."
                 await _reject(send, 400, "InvalidRequest", message)
                 return
         await self._app(scope, receive, send)

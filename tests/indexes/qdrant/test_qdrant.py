@@ -213,7 +213,7 @@ def server():
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (401, "Must provide an API key.*give an api_key"),
+        (401, "Must provide an API key.*Give an api_key"),
         (403, "refuses this access"),
         (504, "has not answered in time .*; raise timeout="),
         (500, "reports an error: UnexpectedResponse"),

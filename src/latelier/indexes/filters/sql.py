@@ -194,8 +194,8 @@ def matching_rows(
 
     def late() -> FilterTimeoutError:
         return FilterTimeoutError(
-            f"the filter {shorten(filter.expression, 200)!r} has not finished within {timeout:g} seconds; "
-            "simplify it, or give it more time: filter_timeout=60, or None for no limit."
+            f"the filter {shorten(filter.expression, 200)!r} has not finished within {timeout:g} seconds.",
+            advice="filter-timeout",
         )
 
     query = f"SELECT number FROM document WHERE {to_sql(filter.tree, column)}"

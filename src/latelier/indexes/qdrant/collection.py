@@ -329,14 +329,14 @@ class QdrantConnection:
         reason = " ".join(text.split())[:300] or type(source).__name__
         if status in (401, 403) or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
             return StorageError(
-                f"the Qdrant server at {self.place} refuses this access ({reason}); give an api_key that may read and "
-                "write the collection; commands take it from the environment variable QDRANT_API_KEY."
+                f"the Qdrant server at {self.place} refuses this access ({reason}).", advice="qdrant-key"
             )
         if status in (408, 504) or name == "DEADLINE_EXCEEDED" or "Timeout" in type(source).__name__:
             if filter is not None:
                 return FilterTimeoutError(
-                    f"a search with the filter {filter!r:.200} has not finished in time ({reason}); give it more time: "
-                    "filter_timeout=60, or make payload indexes of its fields with Qdrant's client."
+                    f"a search with the filter {filter!r:.200} has not finished in time ({reason}); payload "
+                    "indexes of its fields, made with Qdrant's client, help.",
+                    advice="filter-timeout",
                 )
             return StorageError(f"Qdrant at {self.place} has not answered in time ({reason}); raise timeout=.")
         if status is None and name in ("", "UNAVAILABLE") and not self.is_local:

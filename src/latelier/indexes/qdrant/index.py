@@ -375,7 +375,7 @@ class Qdrant(Index):
                 )
         present = {} if replace else self._points.find(document.id for document in batch.documents)
         if present:
-            raise duplicate_ids(present, "in the index already; update() replaces documents")
+            raise duplicate_ids(present, "in the index already", advice="update")
 
     def _set_average_length(self, batch: DocumentBatch) -> None:
         """Set the average length of texts that BM25 divides by, if it is not set yet and there are texts."""

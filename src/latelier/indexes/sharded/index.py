@@ -265,7 +265,7 @@ class Sharded(Index):
                     raise duplicate_ids(twice, "given twice in this call; give every document a different id")
                 if not replace and (present := self._row_ids(ids)):
                     there = [id for id in ids if id in present]
-                    raise duplicate_ids(there, "in the index already; update() replaces documents")
+                    raise duplicate_ids(there, "in the index already", advice="update")
                 seen.update(ids)
                 fields += new_fields([*known, *fields], (key for each in batch.documents for key in each.fields))
                 # The fields of documents without metadata are a read-only mapping, which cannot be sent.

@@ -151,10 +151,7 @@ def _begin_log(connection: sqlite3.Connection) -> str:
 
 def no_index(folder: Path) -> IndexFormatError:
     """Return the error for a folder in which there is no index."""
-    return IndexFormatError(
-        f"there is no index in {folder}; create one with latelier index SOURCE --index FOLDER, or in Python with "
-        "Retriever(index=folder) or indexes.Flat(folder)."
-    )
+    return IndexFormatError(f"there is no index in {folder}.", advice="make-index")
 
 
 def closed_error(folder: Path | str) -> InvalidArgumentError:

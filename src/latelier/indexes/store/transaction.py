@@ -201,7 +201,7 @@ class Transaction:
         if twice:
             raise duplicate_ids(twice, "given twice in this call; give every document a different id")
         if present and not replace:
-            raise duplicate_ids(present, "in the index already; update() replaces documents")
+            raise duplicate_ids(present, "in the index already", advice="update")
         return present
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
