@@ -150,7 +150,7 @@ def test_present_and_unknown_ids_are_named(index):
     with pytest.raises(DuplicateIdError, match=r"ids 0, 1, 2, 3, 4 and 3 more are in the index"):
         index.add([*range(8), "new"], [FINE] * 9)
     for use in (index.remove, index.get, index.get_embeddings):
-        with pytest.raises(UnknownIdError, match=r"no document has the id '1', 'zzz'; .*1 is not '1'"):
+        with pytest.raises(UnknownIdError, match=r"no document has the id '1', 'zzz'\. .*1 is not '1'"):
             use([3, "1", "zzz", "1"])
         with pytest.raises(InvalidArgumentError, match="float as ids"):
             use(2.5)
