@@ -29,13 +29,14 @@ LAYERS = [
 ]
 LAYERS_OF_INDEXES = [
     ["values", "results"],
-    ["filters"],
-    ["base", "documents", "exact", "single_vectors"],
-    ["store", "why_not", "hybrid", "gpu"],
+    ["options"],
+    ["documents", "exact", "filters", "single_vectors", "store"],
+    ["gpu", "hybrid", "why_not"],
+    ["base"],
     ["stored"],
     ["flat", "ivf"],
-    ["opening"],
-    ["copy", "qdrant", "sharded"],
+    ["opening", "sharded"],
+    ["copy", "qdrant"],
 ]
 PUBLIC_MODULES = {"latelier.errors", "latelier.embeddings", "latelier.arrays", "latelier.rank"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

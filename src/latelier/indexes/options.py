@@ -29,6 +29,7 @@ Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 # multiple of k, so that the last hits are chosen among others too.
 _DEPTH = 100
 _DEPTH_PER_HIT = 2
+_NUMBERS = (int, float, np.integer, np.floating)
 _EFFORT_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
 # Options that an index accepts only if its `search_options` name them; every index accepts the others.
 _OF_SOME_INDEXES = ("effort", "nprobe", "candidates", "rerank")
@@ -71,16 +72,24 @@ class SearchOptions:
         check_choice("fusion", self.fusion, get_args(Fusion))
         object.__setattr__(self, "weights", _check_weights(self.weights))
         for name in ("depth", "nprobe", "candidates", "rerank"):
-            check_count(name, getattr(self, name), optional=True)
-        if self.filter is None and not (
-            self.parameters is None or (isinstance(self.parameters, Sized) and not len(self.parameters))
-        ):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), optional=True)
+        has_values = self.parameters is not None and not (
+            isinstance(self.parameters, Sized) and not len(self.parameters)
+        )
+        if self.filter is None and has_values:
             raise InvalidArgumentError(
                 f"received parameters={short(self.parameters)} without a filter; give both, or neither."
             )
-        if self.filter_timeout is not None:
-            object.__setattr__(self, "filter_timeout", _check_timeout(self.filter_timeout))
-        effort_factor(self.effort)
+        timeout = self.filter_timeout
+        if timeout is not None:
+            if not isinstance(timeout, _NUMBERS) or isinstance(timeout, bool) or not timeout > 0:
+                raise InvalidArgumentError(
+                    f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
+                )
+            object.__setattr__(self, "filter_timeout", float(min(timeout, 1e9)))  # an integer may exceed any float
+        if self.effort is not None:
+            effort_factor(self.effort)
 
     @classmethod
     def accepted_by(cls, kind: str, own: Sequence[str], keywords: Mapping[str, Any]) -> SearchOptions:
@@ -102,7 +111,7 @@ class SearchOptions:
 def effort_factor(effort: object) -> float:
     """Return the number that an effort stands for; 1.0 for None, and for ``"exact"``, which needs none."""
     factor = 1.0 if effort is None else _EFFORT_FACTORS.get(effort) if isinstance(effort, str) else effort
-    is_number = isinstance(factor, (int, float, np.integer, np.floating)) and not isinstance(factor, bool)
+    is_number = isinstance(factor, _NUMBERS) and not isinstance(factor, bool)
     if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
         raise InvalidArgumentError(
             f"received effort={short(effort)}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is "
@@ -128,23 +137,14 @@ def check_texts(texts: Any, mode: str) -> list[str]:
 
 def _check_weights(weights: Any) -> tuple[float, float]:
     values = list(weights) if isinstance(weights, (list, tuple, np.ndarray)) else []
-    kinds = (int, float, np.integer, np.floating)
-    numbers = [value for value in values if isinstance(value, kinds) and not isinstance(value, bool)]
     most = sys.float_info.max / 2  # the sum is finite too
-    is_valid = len(values) == len(numbers) == 2 and all(0 <= value <= most for value in numbers) and sum(numbers) > 0
-    if not is_valid:
-        raise InvalidArgumentError(
-            f"received weights={short(weights)}; expected two finite numbers, for vectors and keywords, of at least 0 "
-            "and not both 0."
-        )
-    return float(numbers[0]), float(numbers[1])
-
-
-def _check_timeout(timeout: Any) -> float:
-    if isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool) and timeout > 0:
-        return float(min(timeout, 1e9))  # an integer may be larger than any float
+    if len(values) == 2 and not any(isinstance(value, bool) or not isinstance(value, _NUMBERS) for value in values):
+        first, second = values
+        if 0 <= first <= most and 0 <= second <= most and first + second > 0:
+            return float(first), float(second)
     raise InvalidArgumentError(
-        f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
+        f"received weights={short(weights)}; expected two finite numbers, for vectors and keywords, of at least 0 and "
+        "not both 0."
     )
 
 
