@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.kernels.instruction_sets import INSTRUCTION_SETS
 from latelier.scores import colbert_kd_scores, colbert_scores, colbert_scores_pairwise
 from naive import naive_matrix, naive_maxsim, naive_tensor_maxsim, ragged
 
@@ -172,18 +171,8 @@ def test_pairwise_is_the_diagonal(backend):
     check_scores(colbert_scores_pairwise(queries, documents, backend=backend), expected)
 
 
-def test_mixed_dtypes_are_promoted(backend):
-    queries, documents = ragged([3]), ragged([4, 2], seed=1, dtype=torch.bfloat16)
-    check_scores(colbert_scores(queries, documents, backend=backend), naive_matrix(queries, documents))
-
-
-@pytest.mark.parametrize("kernels", INSTRUCTION_SETS)
 @pytest.mark.parametrize("function", [colbert_scores, colbert_kd_scores, colbert_scores_pairwise])
-def test_gradients_equal_those_of_the_double_loop(function, backend, kernels, monkeypatch):
-    if not INSTRUCTION_SETS[kernels].is_supported:
-        pytest.skip(f"this processor does not support {kernels}")
-    monkeypatch.setenv("LATELIER_KERNELS", kernels)
-
+def test_gradients_equal_those_of_the_double_loop(function, backend, kernel):
     def inputs():
         generator = torch.Generator().manual_seed(0)
         queries = torch.randn(2, 3, 4, generator=generator).requires_grad_()

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.stored import least_working_memory
 from latelier.kernels.instruction_sets import supported
 
 pytestmark = pytest.mark.processor
@@ -121,26 +119,6 @@ def test_bytes_per_token(early, tmp_path, nbits, most):
         # Centroids cost as many bytes as so few tokens; they are counted where they matter.
         size = sum(path.stat().st_size for path in index.path.rglob("*.npy") if "centroids" not in path.name)
     assert size / vectors[..., 0].size < most + 2
-
-
-def test_a_streamed_build_takes_bounded_memory(early, tmp_path):
-    """A third of what the vectors take, which come from a generator; `test_memory` measures larger ones."""
-    limit, count = least_working_memory() + (2 << 20), 1500
-
-    def stream():
-        rng = np.random.default_rng(0)
-        for _ in range(count):
-            yield rng.standard_normal((100, 128), dtype="float32")
-
-    with indexes.IVF(tmp_path / "index", nbits=4, max_memory=limit) as index:
-        index.add("first", np.ones((1, 128)))
-        tracemalloc.start()
-        index.add(range(count), stream())
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert lists_of(index) is not None
-        assert len(index) == count + 1
-    assert peak < limit < count * 100 * 128 * 4
 
 
 NOT_COMPILED = """

@@ -14,7 +14,7 @@ from ivf_helpers import EARLY, check_lists, collection, lists_of, recall
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError
-from latelier.indexes.ivf.codec import Codec, DocumentTable
+from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.kernels.candidates import ListEntries, select_candidates
 from latelier.indexes.ivf.lists import InvertedLists
 from latelier.indexes.ivf.search import sum_bits
@@ -287,14 +287,6 @@ def test_arrays_other_than_those_of_the_segment_raise(bits):
                 codec.decode(Part(Segment({**segment.arrays, name: other}), np.arange(2)))
         with pytest.raises(CorruptedIndexError, match=f"a segment's {name} are"):
             codec.locate(Segment({key: value for key, value in segment.arrays.items() if key != name}))
-
-
-@pytest.mark.parametrize("first", [0, 1, 2, -3])
-def test_segments_that_hold_the_same_documents_raise(first):
-    codec = Codec(8, 10)
-    parts = [Part(segment_of(codec, [3, 2, 4]), np.arange(3)), Part(segment_of(codec, [5], first), np.arange(1))]
-    with pytest.raises(CorruptedIndexError, match=f"two segments of the index hold the documents {first} to 2"):
-        DocumentTable(parts, codec, np.zeros(0, "int64"))
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF00, 0xFF01, 0xFFFF])

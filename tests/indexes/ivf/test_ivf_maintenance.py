@@ -73,20 +73,6 @@ def test_centroids_that_have_drifted_are_trained_anew_by_compaction(early):
     assert trained.statistics.latest_similarity == trained.statistics.trained_similarity
 
 
-def test_few_documents_have_no_lists_however_many_tokens_they_have(monkeypatch):
-    monkeypatch.setattr(indexes.IVF, "_thresholds", replace(EARLY, train_documents=101))
-    documents, _ = collection(101)
-    index = indexes.IVF()
-    index.add(range(100), documents[:100])
-    assert sum(map(len, documents[:100])) > EARLY.train_tokens
-    assert lists_of(index) is None
-    index.remove(0)
-    index.add(100, documents[100])
-    assert lists_of(index) is None
-    index.add(0, documents[0])
-    assert len(lists_of(index).numbers) == 101
-
-
 @pytest.mark.parametrize("small", [0, 1 << 20])
 def test_a_small_index_trains_anew_without_compaction_as_other_documents_are_added(monkeypatch, small):
     monkeypatch.setattr(indexes.IVF, "_thresholds", replace(EARLY, small=small))

@@ -72,14 +72,6 @@ def test_sign_scores_of_equal_tokens_deviate_together(rows, variance):
     assert deviation == pytest.approx(variance**0.5)  # of a part of the dims: 1 in place of 0.7
 
 
-def test_variance_of_a_very_long_query_is_estimated():
-    """Of 70,000 tokens half are equal, and the others are equal too, orthogonal to the first and of norm 3."""
-    rows = np.tile((np.eye(2, DIM) * [[1], [3]]).astype("float32"), (35_000, 1))
-    compared = variance_rows(len(rows))
-    assert len(compared) == 512
-    assert product_variance(rows, DIM, compared) == pytest.approx(35_000**2 * (1 + 9), rel=0.02)
-
-
 def test_variance_is_that_of_the_loop():
     vectors = np.random.default_rng(0).standard_normal((7, 40)).astype("float32")
     vectors[3], vectors[5] = vectors[2] * 2 + vectors[3] / 4, 0
@@ -128,14 +120,6 @@ def test_queries_of_any_length(early, tokens):
     query = np.concatenate(documents[:40])[:tokens]
     assert len(query) == tokens
     assert recall(index, [query]) >= 0.9
-
-
-def test_identical_documents_come_in_the_order_of_insertion(early):
-    index = indexes.IVF()
-    index.add(range(2000), [np.eye(4)[[0]]] * 2000)
-    assert lists_of(index) is not None
-    assert [hit.id for hit in index.search(np.eye(4)[:1], k=5, effort="exact")[0]] == [0, 1, 2, 3, 4]
-    assert len(index.search(np.eye(4)[:1], k=5)[0]) == 5
 
 
 def test_snapshots_and_writes_of_several_threads_do_not_wait_for_each_other_forever():

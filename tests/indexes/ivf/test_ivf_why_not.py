@@ -54,24 +54,6 @@ def test_every_stage_is_named_and_every_change_finds_the_document(filled):
     assert seen >= {"not_probed", "not_candidate", "sign_stage", "scored_lower"}
 
 
-def test_the_smallest_parameter_of_the_stage_is_named(filled):
-    index, queries = filled
-    wanted, seen = {"not_probed": "nprobe", "not_candidate": "candidates", "sign_stage": "rerank"}, set()
-    for query in queries:
-        best = index.search(query, 8, effort="exact")[0][7].id
-        for options in OPTIONS[2:]:
-            report = index.why_not(query, best, 8, **options)
-            kind = report.causes[0].kind if report.causes else None
-            name = wanted.get(kind)
-            if name is None or list(report.changes[0].arguments) != [name]:
-                continue
-            [value] = report.changes[0].arguments.values()
-            assert value > options.get(name, 1)
-            assert best not in [hit.id for hit in index.search(query, 8, **{**options, name: value - 1})[0]]
-            seen.add(kind)
-    assert seen >= {"not_probed", "not_candidate"}
-
-
 def test_an_index_without_lists_loses_no_document():
     queries = collection(30)[1]
     small = indexes.IVF()
