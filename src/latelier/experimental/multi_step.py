@@ -24,8 +24,6 @@ from latelier.scores import colbert_kd_scores
 from latelier.utils import check_choice, check_count, check_number, count_entries
 from latelier.utils.checks import describe, short
 
-__all__ = ["MultiStepResult", "MultiStepRetriever", "ReadingExample", "Step", "merge_hits", "train_query_dynamics"]
-
 Merge: TypeAlias = Literal["last", "best_score", "reciprocal_rank"]
 
 # Cormack et al. 2009 chose it on a pilot collection; it keeps one first rank from outweighing several good ranks.

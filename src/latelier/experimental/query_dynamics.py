@@ -20,8 +20,6 @@ from latelier.utils import check_count
 from latelier.utils.files import as_path, is_file, parse_json, replaced
 from latelier.utils.ragged import lengths_to_offsets
 
-__all__ = ["QueryDynamics", "QueryState"]
-
 # Gains of a reciprocal rank are between -1 and 1. In hundredths they are between -9.2 and 9.2 on the support's scale.
 _GAIN_UNIT = 0.01
 _SUPPORT = ValueSupport(21)

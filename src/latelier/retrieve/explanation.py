@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Explanation", "Span", "TokenMatch", "WordMatch"]
 
 # A text of 100,000 letters without a space is one word, which the text itself shows whole.
 _LONGEST_WORD, _LONGEST_QUERY = 60, 300

@@ -28,8 +28,6 @@ from latelier.indexes.values import as_ids, check_known
 from latelier.retrieve.results import Result, Results
 from latelier.utils.checks import check_count, describe, is_count
 
-__all__ = ["Passages"]
-
 # Fewer tokens than these hold no sentence.
 LEAST_TOKENS = 16
 # By default, passages overlap by this fraction of their length.

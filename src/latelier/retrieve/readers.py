@@ -34,8 +34,6 @@ from latelier.utils.files import (
 )
 from latelier.utils.misc import warn_caller
 
-__all__ = ["read_documents"]
-
 DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "parquet", "txt", "whole"]
 
 

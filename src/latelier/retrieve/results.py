@@ -8,8 +8,6 @@ from latelier.indexes import Id
 from latelier.utils.checks import cut
 from latelier.utils.misc import bar, fragment, table
 
-__all__ = ["Result", "Results"]
-
 # Characters of a text, and of the metadata of a document, that the table of a notebook shows.
 _LONGEST_TEXT, _LONGEST_METADATA = 300, 200
 

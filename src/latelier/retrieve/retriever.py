@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from latelier.models import ColBERT
     from latelier.retrieve.workers import EncodingWorkers
 
-__all__ = ["Retriever"]
-
 
 class Retriever(NotCopied):
     """Text in, ranked documents out.
