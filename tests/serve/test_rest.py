@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit
-from latelier.indexes.store import rows
 from latelier.retrieve import Retriever
 from latelier.scores import colbert_scores
 from latelier.serve import Access, Limits, create_app
@@ -187,7 +186,7 @@ def test_metadata_that_is_nested_too_deeply_is_not_stored(client):
 
 
 def test_deeper_metadata_that_an_older_version_has_stored_is_returned(client, retriever, monkeypatch):
-    monkeypatch.setattr(rows, "_MOST_LEVELS", 400)
+    monkeypatch.setattr("latelier.indexes.store.rows._MOST_LEVELS", 400)
     retriever.add([{"id": "deep", "text": "A deep one.", "metadata": nested(300)}])
     assert post(client, "/search", {"query": "a deep one", "k": 1})["results"][0][0]["metadata"] == nested(300)
     assert client.get(f"{INDEX}/documents/deep").json()["metadata"] == nested(300)

@@ -12,7 +12,6 @@ from kill_rounds import EARLY, KINDS, kill_rounds
 from latelier import indexes
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes.ivf.index import compile_kernels
-from latelier.indexes.store import connections as sqlite
 
 ONE = np.ones((1, 2))
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork")
@@ -133,7 +132,7 @@ def test_closing_lets_calls_of_other_threads_finish_or_says_that_it_is_closed(in
 
 
 def test_a_second_writer_waits_and_then_says_so(disk_index, monkeypatch):
-    monkeypatch.setattr(sqlite, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr("latelier.indexes.store.connections.WAIT_SECONDS", 0.4)
     with indexes.open(disk_index.path) as other:
         times = []
 
