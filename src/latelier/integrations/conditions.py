@@ -14,18 +14,6 @@ from latelier.indexes.filters.parse import RESERVED, fold_name
 from latelier.indexes.values import dump_json
 from latelier.utils.checks import describe
 
-__all__ = [
-    "SqlCondition",
-    "combine",
-    "equals",
-    "holds_element",
-    "in_order",
-    "is_empty",
-    "metadata_field",
-    "negate",
-    "one_of",
-]
-
 
 class SqlCondition(NamedTuple):
     """An SQL expression and the values of its ``?``, as `latelier.retrieve.Retriever.search` takes them.

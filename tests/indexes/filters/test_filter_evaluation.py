@@ -83,9 +83,9 @@ def evaluated(monkeypatch):
     """The filters that SQLite was asked about."""
     asked = []
 
-    def count(connection, filter, values, timeout):
+    def count(connection, filter, *others):
         asked.append(filter.expression)
-        return matching_rows(connection, filter, values, timeout)
+        return matching_rows(connection, filter, *others)
 
     monkeypatch.setattr(storage, "matching_rows", count)
     return asked

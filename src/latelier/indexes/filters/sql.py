@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import math
 import sqlite3
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -37,9 +38,6 @@ from latelier.indexes.filters.parse import (
     walk,
 )
 from latelier.indexes.options import Parameters
-from latelier.indexes.store import connections
-from latelier.indexes.store.connections import Connection
-from latelier.indexes.store.rows import known_fields
 from latelier.utils.checks import short
 
 # Maximum length of one value, in bytes; Python 3.10 cannot set it, and SQLite's own is 1 GB.
@@ -60,13 +58,7 @@ _DOCUMENT_COLUMNS = {
 
 
 def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tuple[Filter, tuple[Any, ...]]:
-    """Return the parsed filter of a user, and the value of each of its parameters.
-
-    Examples
-    --------
-    >>> read_filter("year >= ?", [2020])[1]
-    (2020,)
-    """
+    """Return the parsed filter of a user, and the value of each of its parameters."""
     expressions = expression if isinstance(expression, (list, tuple)) else [expression]
     if not expressions or not all(isinstance(each, str) and each.strip() for each in expressions):
         raise InvalidArgumentError(
@@ -179,18 +171,23 @@ def to_sql(node: Node, column: Callable[[nodes.Field], str], weakest: int = 0) -
 
 
 def matching_rows(
-    connection: Connection, filter: Filter, values: tuple[Any, ...], timeout: float | None = None
+    connection: sqlite3.Connection,
+    filter: Filter,
+    values: tuple[Any, ...],
+    timeout: float | None,
+    fields: Sequence[tuple[str, str, str]],
+    restricted_to: Callable[[Collection[str]], AbstractContextManager[None]],
 ) -> np.ndarray:
-    """Return the row ids of the documents that a filter selects, ascending.
+    """Return the row ids of the documents that a filter selects, ascending; raise `FilterTimeoutError` if late.
 
-    `connection`: in a reading transaction. Raises `FilterTimeoutError` after `timeout` seconds.
+    `fields`: folded name, spelling and column of each. `restricted_to`: lets the connection only read documents and
+    call the functions of that name.
     """
-    fields = known_fields(connection)
-    columns = {field.folded: f"document.{field.column}" for field in fields} | _DOCUMENT_COLUMNS
+    columns = {folded: f"document.{name}" for folded, _, name in fields} | _DOCUMENT_COLUMNS
 
     def column(field: nodes.Field) -> str:
         found = columns.get(field.name)
-        return found or reject_field(field, [each.spelling for each in fields])
+        return found or reject_field(field, [spelling for _, spelling, _ in fields])
 
     def late() -> FilterTimeoutError:
         return FilterTimeoutError(
@@ -201,7 +198,7 @@ def matching_rows(
     query = f"SELECT number FROM document WHERE {to_sql(filter.tree, column)}"
     end = None if timeout is None else time.monotonic() + timeout
     try:
-        with connection.authorizer.restricted_to(_CALLED), limit_lengths(connection), deadline(connection, end, late):
+        with restricted_to(_CALLED), limit_lengths(connection), deadline(connection, end, late):
             return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         reason = str(error)
@@ -298,16 +295,7 @@ _KEY_TYPES = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
-    """Return the key of a filter, equal for filters that differ only in spelling; None if it must not be cached.
-
-    Examples
-    --------
-    >>> key = selection_key(*read_filter("year > ?", [2020]))
-    >>> key == selection_key(*read_filter("year>:y", {"y": 2020}))
-    True
-    >>> selection_key(*read_filter("date < date('now')", ())) is None
-    True
-    """
+    """Return the key of a filter, equal for filters that differ only in spelling; None if it must not be cached."""
     normalized = _normalized(filter)
     types = tuple(map(type, values))  # part of the key: 1, 1.0 and True are equal in Python, but not in SQL
     return (normalized, types, values) if normalized is not None and _KEY_TYPES.issuperset(types) else None
@@ -327,24 +315,26 @@ class SelectionCache:
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._bytes = 0
-        self._lock = connections.Lock()
+        # Never waited for: in a forked child, nobody might release it.
+        self._lock = threading.Lock()
 
     def find(self, key: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the cached row ids of a key; if there are none, select and cache them.
-
-        No lock is held during the call of `select`, so several threads may evaluate one filter at once.
-        """
-        with self._lock.current:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found
-        found = select()
-        size = found.nbytes + _OVERHEAD
-        with self._lock.current:
-            if size <= _CAPACITY and key not in self._kept:  # another thread may have selected the same meanwhile
-                self._kept[key] = found
-                self._bytes += size
-                while self._bytes > _CAPACITY:
-                    self._bytes -= self._kept.popitem(last=False)[1].nbytes + _OVERHEAD
+        """Return the cached row ids of a key; if there are none, select and cache them."""
+        found = self._kept.get(key)
+        if found is None:
+            found = select()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._keep(key, found)
+            finally:
+                self._lock.release()
         return found
+
+    def _keep(self, key: Hashable, found: np.ndarray) -> None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        elif found.nbytes + _OVERHEAD <= _CAPACITY:
+            self._kept[key] = found
+            self._bytes += found.nbytes + _OVERHEAD
+            while self._bytes > _CAPACITY:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes + _OVERHEAD

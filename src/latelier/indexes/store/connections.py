@@ -309,7 +309,7 @@ if hasattr(os, "register_at_fork"):
 # Connections.
 
 
-_TABLE_FUNCTIONS = ("json_each", "json_tree")
+_TABLE_FUNCTIONS = ("json_each",)
 _TABLES = {"document", "content", *_TABLE_FUNCTIONS}
 # SQLite reports these operators as functions.
 _OPERATORS = ("->", "->>")
@@ -400,7 +400,7 @@ def connect(uri: str, *, alone: bool = False) -> Connection:
         # Read the file, so that an unreadable one raises its error here.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         # Load the JSON table-valued functions now: later, the authorizer would deny it as a change of the schema.
-        connection.execute("SELECT count(*) FROM json_each('[]'), json_tree('[]')").fetchone()
+        connection.execute("SELECT count(*) FROM json_each('[]')").fetchone()
     except BaseException:
         connection.close()
         raise

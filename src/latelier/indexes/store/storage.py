@@ -158,7 +158,9 @@ class Storage:
                 return snapshot, np.zeros(0, "int64")  # an empty index has no fields, so no filter could name one
 
             def select() -> np.ndarray:
-                return snapshot.keep_live(matching_rows(connection, parsed, values, timeout))
+                restricted_to = connection.authorizer.restricted_to
+                found = matching_rows(connection, parsed, values, timeout, known_fields(connection), restricted_to)
+                return snapshot.keep_live(found)
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
