@@ -21,33 +21,6 @@ def assert_equal_lists(left, right):
         torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("spelling", [{"query_mode": False}, {"is_query": False}, {"task": "document"}])
-def test_three_spellings_of_a_document(fresh, spelling):
-    assert_equal_lists(fresh.encode(TEXTS, **spelling), fresh.encode_document(TEXTS))
-
-
-def test_encode_takes_queries_by_default(fresh):
-    assert_equal_lists(fresh.encode(TEXTS), fresh.encode_query(TEXTS))
-    assert_equal_lists(fresh.encode(texts=TEXTS, query_mode=True), fresh.encode(inputs=TEXTS, is_query=True))
-
-
-def test_reference_arguments_are_accepted(fresh):
-    encoded = fresh.encode(TEXTS, truncation=True, add_special_tokens=False, query_mode=True)
-    assert_equal_lists(encoded, fresh.encode_query(TEXTS))
-
-
-def test_contradicting_spellings_are_refused(fresh):
-    with pytest.raises(InvalidArgumentError, match="is_query=False and task='query' contradict each other"):
-        fresh.encode("a", is_query=False, task="query")
-    with pytest.raises(InvalidArgumentError, match="received task='passage'; expected 'query', 'document' or None"):
-        fresh.encode("a", task="passage")
-
-
-def test_a_mistyped_option_is_named(fresh):
-    with pytest.raises(ValueError, match="is_qeury"):
-        fresh.encode("a", is_qeury=True)
-
-
 def test_shapes_of_one_text_a_list_and_nothing(fresh):
     assert fresh.encode_query("pear").shape == (32, 16)
     assert [e.shape for e in fresh.encode_query(["pear"])] == [(32, 16)]
@@ -66,13 +39,6 @@ def test_packed_and_numpy_hold_the_same_numbers(fresh):
     assert all(isinstance(array, np.ndarray) for array in arrays)
     assert_equal_lists(arrays, expected)
     assert len(fresh.encode_document("one text", packed=True)) == 1
-
-
-def test_encoded_tensors_are_ordinary_tensors(fresh):
-    rows = fresh.encode_query(["pear"])[0]
-    rows *= 2  # inference tensors would refuse both
-    (rows.clone().requires_grad_() * rows).sum().backward()
-    assert not rows.is_inference()
 
 
 def test_batches_do_not_change_the_embeddings(dense):
@@ -124,12 +90,6 @@ def test_scores_are_maxsim_of_what_encode_returns_and_differentiable(fresh):
     assert fresh.scores([], [], tqdm_bar=False).shape == (0,)
 
 
-def test_scores_show_progress_when_asked(fresh, capfd):
-    with torch.no_grad():
-        fresh.scores(["a"], ["b"])
-    assert "Scoring pairs: 100%" in capfd.readouterr().err
-
-
 def test_tokens_name_the_rows(fresh, dense):
     assert fresh.tokens("a, pear!", is_query=False) == ["[CLS]", "[D] ", "a", "pear", "[SEP]"]
     tokens = fresh.tokens("a pear")
@@ -152,55 +112,6 @@ def test_truncation_false_refuses_to_cut(fresh):
     assert fresh.encode([long], is_query=False, truncation=False)[0].shape == (43, 16)
     with pytest.raises(InvalidArgumentError, match="a query is cut at 32"):
         fresh(texts=[long], truncation=False)
-
-
-@pytest.mark.parametrize("bad", [None, 3, b"bytes", pytest.param(10**5000, id="long")])
-def test_a_row_that_is_not_a_text_is_named_by_its_position(fresh, bad):
-    with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is .*; expected str"):
-        fresh.encode(["fine", bad])
-    with pytest.raises(InvalidArgumentError, match="received no texts to encode"):
-        fresh.encode()
-    with pytest.raises(InvalidArgumentError, match="encode has no argument 'sentence'; did you mean 'sentences'"):
-        fresh.encode(sentence=["fine"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_length_document": 600}, "max_length_document=600, but this encoder reads at most 512 tokens"),
-        ({"max_length_query": 2}, "received max_length_query=2; expected an integer of at least 4"),
-        ({"embedding_size": 0}, "embedding_size=0; expected an integer of at least 1"),
-        ({"embedding_size": True}, "embedding_size=True; expected an integer of at least 1"),
-        ({"recipe": {}}, r"received {} \(dict\) as recipe; expected a Recipe"),
-        ({"prompts": "query: "}, "as prompts; expected a dict of texts"),
-        ({"device": "cuda:99"}, "device 'cuda:99' was asked for, but torch"),
-        ({"device": "gpu"}, "unknown device 'gpu'; expected 'cpu', 'cuda'"),
-    ],
-)
-def test_bad_constructor_arguments(tiny, arguments, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        ColBERT(tiny, **{"device": "cpu", **arguments})
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("query_lenght", r"ColBERT has no argument 'query_lenght'; give max_length_query=\.\.\."),
-        ("embeding_size", "did you mean 'embedding_size'"),
-        ("query_prefix", r"give recipe=Recipe\(query_marker=\.\.\.\)"),
-        ("xyz", "it takes backend, .*trust_remote_code"),
-    ],
-)
-def test_unknown_constructor_options_are_named(tiny, option, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        ColBERT(tiny, device="cpu", **{option: 32})
-
-
-def test_scores_refuse_unequal_sides(fresh):
-    with pytest.raises(InvalidArgumentError, match="received 2 queries and 1 documents; expected pairs"):
-        fresh.scores(["a", "b"], ["c"])
-    with pytest.raises(InvalidArgumentError, match="batch_size=0; expected an integer of at least 1"):
-        fresh.scores(["a"], ["c"], batch_size=0)
 
 
 def test_a_fresh_model_says_once_that_it_wants_training(tiny, caplog):

@@ -9,7 +9,6 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.losses import Contrastive, Distillation
@@ -103,23 +102,6 @@ def test_modules_json_names_the_class_and_no_code_is_needed(saved):
     assert load_untrusted(str(saved), "cpu").encode_document(DOCUMENTS[0]).shape == (ROWS, 384)
 
 
-def test_a_pickle_in_place_of_the_weights_is_rejected(compressed, tmp_path):
-    compressed.save(tmp_path)
-    (tmp_path / "2_AttentionPooling" / "model.safetensors").rename(
-        tmp_path / "2_AttentionPooling" / "pytorch_model.bin"
-    )
-    with pytest.raises(InvalidArgumentError, match=r"2_AttentionPooling has no model\.safetensors"):
-        load_untrusted(str(tmp_path), "cpu")
-
-
-@pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
-def test_an_index_takes_the_vectors(compressed, tmp_path, kind):
-    with kind(str(tmp_path / "index")) as index:
-        index.add(list("abcde"), compressed.encode_document(DOCUMENTS, packed=True))
-        hits = index.search(compressed.encode_query(QUERIES, packed=True), k=1)
-    assert [found[0].id for found in hits] == ["a", "e"]
-
-
 def test_every_way_to_encode_agrees(compressed):
     expected = compressed.encode_document(DOCUMENTS, packed=True)
     streamed = TokenEmbeddings.concatenate(list(compressed.encode_stream(DOCUMENTS, packed=True)))
@@ -148,13 +130,6 @@ def test_losses_train_the_pooling(shallow, make_loss):
         loss = make_loss(model)([*features, *columns], torch.tensor([[5.0, 1.0], [5.0, 1.0]]))
     loss.backward()
     assert all(parameter.grad.any() for parameter in pooling_of(model).parameters())
-
-
-def test_training_without_a_task_would_pool_queries(compressed, shallow):
-    model = ColBERT.from_dense(shallow, device="cpu").compress_documents(ROWS).train()
-    features = {name: value for name, value in model.tokenize(QUERIES).items() if name != "task"}
-    with pytest.raises(LatelierError, match="do not say whether they are queries or documents"):
-        model(features)
 
 
 def test_what_a_pooled_document_cannot_do_is_said(compressed, tmp_path):

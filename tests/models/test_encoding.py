@@ -134,13 +134,6 @@ class TestComputeDtype:
         assert packed == fresh.encode_document(TEXTS, compute_dtype="float32", packed=True)
         assert "so it computes in float32" in caplog.text
 
-    def test_zero_and_broken_vectors(self):
-        exact = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-        assert encoding.stays_close(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), exact)
-        assert not encoding.stays_close(torch.tensor([[1.0, 0.1], [0.0, 0.0]]), exact)
-        assert not encoding.stays_close(torch.tensor([[float("nan"), 0.0], [0.0, 0.0]]), exact)
-        assert encoding.stays_close(torch.zeros(0, 2), torch.zeros(0, 2))
-
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("device", ["cuda", ["cpu", "cuda"]])
@@ -160,13 +153,6 @@ class TestTruncation:
         streamed = TokenEmbeddings.concatenate(fresh.encode_stream(TEXTS, truncate_dim=5, packed=True))
         torch.testing.assert_close(streamed.vectors, torch.cat(expected), rtol=1e-4, atol=1e-5)
         assert fresh.encode_document([], packed=True, truncate_dim=5).dim == 5
-
-    def test_a_model_loaded_for_it(self, fresh, tmp_path):
-        fresh.save_pretrained(tmp_path / "model")
-        model = type(fresh)(tmp_path / "model", device="cpu", truncate_dim=5)
-        torch.testing.assert_close(model.encode_query("pear"), fresh.encode_query("pear", truncate_dim=5))
-        assert model.encode_query("pear", truncate_dim=7).shape == (32, 7)
-        assert next(model.encode_stream(["pear"])).shape[1] == 5
 
     def test_texts_with_gradients(self, fresh, tmp_path):
         fresh.save_pretrained(tmp_path / "model")
@@ -189,17 +175,6 @@ class TestTruncation:
 
 
 class TestBatches:
-    def test_real_texts_are_hardly_padded(self, dense):
-        texts = [("pear " * (1 + 37 * i % 101)).strip() for i in range(2000)]
-        features = dense.preprocess(texts, task="document")
-        used = features["attention_mask"].bool()
-        sizes = [
-            len(rows) * int(used[rows].sum(dim=1).max())
-            for rows in encoding.batch_by_tokens(used.sum(dim=1).numpy(), encoding.CPU_BATCH_TOKENS)
-        ]
-        assert sum(sizes) < 1.03 * int(used.sum())
-        assert max(sizes) <= encoding.CPU_BATCH_TOKENS
-
     def test_windows_and_batches_come_back_in_order(self, dense, small_windows):
         expected = [dense.encode_document(text) for text in TEXTS]
         for options in ({}, {"batch_size": 1}):
@@ -208,11 +183,6 @@ class TestBatches:
             packed = dense.encode_document(TEXTS, packed=True, **options)
             assert packed.lengths.tolist() == [len(exact) for exact in expected]
             torch.testing.assert_close(packed.vectors, torch.cat(expected), rtol=1e-4, atol=1e-5)
-
-    def test_progress_counts_texts(self, dense, capfd):
-        dense.encode_document(TEXTS, show_progress_bar=True)
-        assert "Encoding documents: 100%|" in (shown := capfd.readouterr().err)
-        assert f"{len(TEXTS)}/{len(TEXTS)}" in shown
 
 
 class TestStream:
@@ -246,19 +216,6 @@ class TestStream:
         assert 6 <= len(read) <= 16
         assert set(read) == {threading.get_ident()}
         stream.close()
-
-    def test_nothing_gives_nothing(self, dense):
-        assert list(dense.encode_stream([])) == []
-        assert list(dense.encode_stream(iter(()), packed=True)) == []
-
-    def test_gradients_are_on_again_between_rows(self, dense, small_windows):
-        for row in dense.encode_stream(TEXTS[:5]):
-            assert torch.is_grad_enabled()
-            assert not row.requires_grad
-
-    def test_progress(self, dense, capfd):
-        list(dense.encode_stream(TEXTS, show_progress_bar=True))
-        assert f"{len(TEXTS)}/{len(TEXTS)}" in capfd.readouterr().err
 
     def test_a_row_that_is_not_a_text_is_an_error_when_it_is_reached(self, dense, small_windows):
         stream = dense.encode_stream(["a", "b", None])

@@ -1,12 +1,9 @@
 """ONNX Runtime computes what the transformer computes, follows its weights, and leaves nothing behind."""
 
-import gc
 import os
 import shutil
 import subprocess
 import sys
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -100,10 +97,6 @@ def test_attention_is_read_by_torch(model, torch_model, method, runs):
         model.encode_document(TEXTS, pool_factor=2, pool_method=method, compute_dtype="int8")
 
 
-def test_another_process_finds_the_export(model, torch_model, no_more_exports):
-    assert_same(model, torch_model)
-
-
 def test_int8_is_close(model, torch_model):
     computed = model.encode_document(TEXTS, compute_dtype="int8")
     for row, exact in zip(computed, torch_model.encode_document(TEXTS), strict=True):
@@ -172,25 +165,6 @@ def test_weights_that_move_are_not_exported_again(model, torch_model, no_more_ex
     assert len(runs) > 0
 
 
-def test_other_weights_have_another_export(tiny, model, tmp_path):
-    model.encode_query("pear")
-    with torch.no_grad():
-        change_in_place(model)
-    model.save(tmp_path / "changed")
-    changed = ColBERT(tmp_path / "changed", device="cpu", backend="onnx")
-    assert_same(changed, model)
-
-
-def test_hooks_inside_are_called(model):
-    model.encode_document("pear")
-    seen = []
-    handle = model[0].model.encoder.layer[1].register_forward_hook(lambda *_: seen.append(1))
-    model.encode_document("pear")
-    handle.remove()
-    model.encode_document("pear")
-    assert seen == [1]
-
-
 @pytest.mark.parametrize("find", [lambda encoder: encoder, lambda encoder: encoder.encoder.layer[1]])
 def test_replaced_forwards_are_called_and_kept(model, torch_model, find):
     model.encode_document("pear")
@@ -218,27 +192,6 @@ def test_adapters_are_computed_by_torch(model, torch_model, runs, tmp_path):
         model.encode_query("pear", compute_dtype="int8")
     with pytest.raises(InvalidArgumentError, match="adapters of peft; merge them"):
         model.export(tmp_path / "exported")
-
-
-def test_threads_compute_in_their_own_dtype(model):
-    expected = {dtype: model.encode_document(TEXTS, compute_dtype=dtype)[3] for dtype in ("float32", "int8")}
-    assert not torch.allclose(expected["float32"], expected["int8"], atol=1e-3)
-
-    def encode(dtype):
-        return [model.encode_document(TEXTS, compute_dtype=dtype)[3] for _ in range(30)]
-
-    with ThreadPoolExecutor(3) as pool:
-        for dtype, computed in [(dtype, pool.submit(encode, dtype)) for dtype in ("float32", "int8", "float32")]:
-            torch.testing.assert_close(torch.stack(computed.result()), expected[dtype].expand(30, -1, -1))
-
-
-def test_a_model_that_is_no_longer_used_is_freed(tiny):
-    model = ColBERT.from_dense(tiny, device="cpu", backend="onnx")
-    model.encode_query("pear")
-    encoder = weakref.ref(model[0].model)
-    del model
-    gc.collect()
-    assert encoder() is None
 
 
 def test_a_damaged_export_is_made_again(tiny, torch_model, cache, tmp_path, monkeypatch):

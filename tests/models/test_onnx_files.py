@@ -3,7 +3,6 @@
 import os
 import stat
 import time
-from pathlib import Path
 
 import pytest
 
@@ -36,24 +35,6 @@ def test_a_file_that_changed_needs_its_checksum(tmp_path):
     (folder / "encoder.onnx").write_bytes(b"weight")
     with pytest.raises(ModelLoadError, match=r"'encoder\.onnx' is damaged: its size differs from"):
         read_description(folder)
-
-
-def test_if_the_new_export_cannot_be_put_in_place_the_old_one_stays(tmp_path, monkeypatch):
-    folder = write(tmp_path / "export")
-    rename = Path.rename
-
-    def fail(self, target):
-        if self.name == "new":
-            raise PermissionError("in use")
-        return rename(self, target)
-
-    (folder / "encoder.onnx").write_bytes(b"damaged")
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(PermissionError, match="in use"):
-        write(folder)
-    assert [(path.name, (path / "encoder.onnx").read_bytes()) for path in tmp_path.iterdir()] == [
-        ("export", b"damaged")
-    ]
 
 
 def test_what_killed_processes_left_is_removed_after_a_day(tmp_path):

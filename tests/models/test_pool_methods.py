@@ -82,29 +82,6 @@ def test_a_weight_of_3_is_three_tokens():
     np.testing.assert_allclose(found[0], pool_tokens(repeated, num_vectors=4, protected_tokens=0)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"pool_factor": 2, "num_vectors": 4}, "pool_factor=2 and num_vectors=4; give one of them"),
-        ({"num_vectors": 1}, "num_vectors=1 with protected_tokens=1"),
-        ({"num_vectors": 0}, "num_vectors=0; expected an integer of at least 1, or None"),
-        (
-            {"num_vectors": 4, "method": "kmeans"},
-            "pool_method='kmeans'; expected 'ward', 'attention' or 'attention-ward'",
-        ),
-        ({"num_vectors": 4, "weights": [1.0] * 8}, 'received weights for method="ward"'),
-        ({"num_vectors": 4, "method": "attention"}, "method='attention' without weights"),
-        ({"num_vectors": 4, "method": "attention", "weights": [1.0] * 7}, r"shape \(7,\) .* expected \(8,\)"),
-        ({"num_vectors": 4, "method": "attention", "weights": [-1.0] * 8}, "finite and not negative"),
-        ({"num_vectors": 4, "method": "attention", "weights": [float("nan")] * 8}, "finite and not negative"),
-        ({"num_vectors": 4, "method": "attention", "weights": "heavy"}, "expected one number per token"),
-    ],
-)
-def test_what_does_not_fit_is_said(arguments, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        pool_tokens(documents(8), **arguments)
-
-
 def received_attention(model, text):
     """The weights of a text's tokens from transformers' eager attention, layer by layer and head by head."""
     encoder, features = model[0].model, model.tokenize(text, is_query=False)

@@ -11,8 +11,6 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.kernels import ward
 from latelier.models import pool_tokens
 
-WORDS = ["cats", "sat", "while", "red", "foxes", "ran", "through", "cold", "rain", "and", "quiet", "northern", "towns"]
-
 
 def unit_rows(rng, tokens, dim=8, spread=1.0):
     """Random vectors of length 1; with a small spread they are close to each other, as a real text's are."""
@@ -68,14 +66,6 @@ def test_clusters_of_long_documents_are_those_of_scipy(tokens):
         assert our_labels(distances, clusters) == scipy_labels(distances, clusters)
 
 
-def test_distances_need_not_obey_geometry():
-    rng = np.random.default_rng(3)
-    for _ in range(200):
-        distances = np.triu(rng.random((15, 15)), 1)
-        distances += distances.T
-        assert our_labels(distances, 5) == scipy_labels(distances, 5)
-
-
 @given(st.lists(st.lists(st.integers(-1, 1), min_size=2, max_size=2), min_size=1, max_size=30), st.integers(2, 4))
 @example([[1, 0]] * 30, 3)
 @example([[0, 0]] * 30, 2)
@@ -120,18 +110,6 @@ def test_rows_are_those_of_sentence_transformers():
             torch.testing.assert_close(ours[ours[:, 0].argsort()], theirs[theirs[:, 0].argsort()])
 
 
-def test_tokens_of_a_real_model_are_clustered_like_scipy_does(dense):
-    rng = np.random.default_rng(1)
-    texts = [" ".join(rng.choice(WORDS, size)) for size in rng.integers(1, 120, 30)]
-    embeddings = dense.encode_document(texts, packed=True)
-    for document in embeddings.to("numpy"):
-        distances = distances_of(document[1:])
-        clusters = max(len(distances) // 2, 1)
-        assert our_labels(distances, clusters) == scipy_labels(distances, clusters)
-    for document, pooled in zip(embeddings, pool_tokens(embeddings, 2), strict=True):
-        torch.testing.assert_close(pooled, torch.from_numpy(naive_pool(document.numpy(), 2, 1)).float())
-
-
 def test_kernel_distances():
     """Lengths around the blocks of the kernel, vectors that are not of length 1."""
     rng = np.random.default_rng(0)
@@ -157,14 +135,6 @@ def test_dtype_and_kind_are_kept(dtype, kind):
     assert pooled[[0]][0][:2].tolist() == given[0][:2].tolist()
 
 
-def test_double_precision_stays():
-    vectors = torch.from_numpy(unit_rows(np.random.default_rng(0), 7)).double()
-    vectors[0] /= 3
-    pooled = pool_tokens(TokenEmbeddings(vectors, [0, 7]), 3)
-    assert pooled.dtype == "float64"
-    assert torch.equal(pooled[0][0], vectors[0])
-
-
 def test_protected_int8_tokens_keep_codes_and_scales():
     codes = np.arange(-12, 12, dtype="int8").reshape(6, 4)  # not what quantising would choose
     given = TokenEmbeddings(codes, [0, 6], np.linspace(0.01, 0.02, 6, dtype="float32"))
@@ -172,14 +142,6 @@ def test_protected_int8_tokens_keep_codes_and_scales():
     assert pooled.vectors[:2].tolist() == codes[:2].tolist()
     assert pooled.scales[:2].tolist() == given.scales[:2].tolist()
     assert np.abs(pooled.vectors[2:]).max(axis=1).tolist() == [127, 127]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_left_behind(dtype):
-    vectors = torch.eye(5, dtype=dtype, requires_grad=True)
-    pooled = pool_tokens(TokenEmbeddings(vectors, [0, 5]), 2, protected_tokens=1)
-    assert not pooled.vectors.requires_grad
-    assert pooled.lengths.tolist() == [3]
 
 
 @pytest.mark.gpu
@@ -231,23 +193,6 @@ def test_opposite_vectors_have_no_mean_direction():
     assert pooled[0].tolist() == [[0.0, 0.0]]
 
 
-@pytest.mark.parametrize("factor", [0, -1, 1.5, "2", None, True])
-def test_factor_must_be_a_positive_integer(factor):
-    with pytest.raises(InvalidArgumentError, match=r"pool_factor=.*expected an integer of at least 1"):
-        pool_tokens(TokenEmbeddings.from_list([[[1.0, 0.0]]]), factor)
-
-
-@pytest.mark.parametrize("protected", [-1, 0.5, None, False])
-def test_protected_tokens_must_be_an_integer_from_0(protected):
-    with pytest.raises(InvalidArgumentError, match=r"protected_tokens=.*expected an integer of at least 0"):
-        pool_tokens(TokenEmbeddings.from_list([[[1.0, 0.0]]]), 2, protected_tokens=protected)
-
-
-def test_a_list_is_refused_with_the_way_to_pack_it():
-    with pytest.raises(InvalidArgumentError, match=r"type list.*from_list"):
-        pool_tokens([np.zeros((2, 2))], 2)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused_by_text(value):
     matrices = [unit_rows(np.random.default_rng(0), 6) for _ in range(3)]
@@ -279,21 +224,9 @@ class TestEncode:
         assert pooled.shape[0] == 4 + 8 // 3
         assert torch.equal(pooled[:4], whole[:4])
 
-    def test_no_texts(self, dense):
-        assert dense.encode_document([], pool_factor=2) == []
-        assert len(dense.encode_document([], pool_factor=2, packed=True)) == 0
-
     def test_queries_are_refused(self, dense):
         with pytest.raises(InvalidArgumentError, match="pool_factor=2 for queries; only documents are pooled"):
             dense.encode_query("rain", pool_factor=2)
         with pytest.raises(InvalidArgumentError, match="only documents are pooled"):
             dense.encode(["rain"], pool_factor=2)
         assert dense.encode_query("rain", pool_factor=1).shape[0] == 3
-
-    def test_features_are_refused(self, dense):
-        with pytest.raises(InvalidArgumentError, match="output_value=None; features are not pooled"):
-            dense.encode_document("rain", pool_factor=2, output_value=None)
-
-    def test_a_bad_factor_is_met_before_encoding(self, dense):
-        with pytest.raises(InvalidArgumentError, match="pool_factor=0; expected an integer of at least 1"):
-            dense.encode_document(["rain"], pool_factor=0)

@@ -8,7 +8,6 @@ from sentence_transformers import MultiVectorEncoder
 
 from latelier import scores
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 
 TEXTS = ["Fruits are healthy!", "A pear."]
@@ -102,13 +101,6 @@ def test_forward_in_every_spelling(fresh):
         torch.testing.assert_close(fresh(texts=TEXTS, **options)["embeddings"], expected)
 
 
-def test_query_mode_may_stand_behind_the_texts(fresh):
-    for query_mode in (True, False):
-        expected = fresh(texts=TEXTS, query_mode=query_mode)["embeddings"]
-        torch.testing.assert_close(fresh(TEXTS, query_mode)["embeddings"], expected)
-        torch.testing.assert_close(fresh.forward(TEXTS, query_mode)["embeddings"], expected)
-
-
 @pytest.mark.parametrize("task", ["query", "document"])
 def test_queries_and_documents_in_every_spelling(fresh, task):
     encode, is_query = getattr(fresh, f"encode_{task}"), task == "query"
@@ -118,56 +110,6 @@ def test_queries_and_documents_in_every_spelling(fresh, task):
     for flag in ({"task": task}, {"is_query": is_query}, {"query_mode": is_query}):
         assert_same(encode(TEXTS, **flag), expected)
     assert fresh.encode_document(sentences=[]) == []
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m: m.encode_document(TEXTS, task="query"), "encode_document received the task 'query'; use encode_que"),
-        (lambda m: m.encode_query(TEXTS, is_query=False), "encode_query received the task 'document'; use encode_docu"),
-        (
-            lambda m: m.encode_query(TEXTS, task="passage"),
-            "received task='passage'; expected 'query', 'document'",
-        ),
-        (lambda m: m.encode_query(TEXTS, sentences=TEXTS), "inputs and sentences are names of one argument"),
-        (lambda m: m.encode_query(), "received no texts to encode"),
-        (lambda m: m.tokenize(TEXTS, True, task="document"), "is_query=True and task='document' contradict each other"),
-        (lambda m: m.tokenize(TEXTS, task="passage"), "received task='passage'"),
-        (lambda m: m(texts=TEXTS, query_mode=True, is_query=False), "query_mode=True, is_query=False .* contradict"),
-        (lambda m: m(TEXTS, texts=TEXTS), "input and texts are names of one argument; give it once"),
-        (lambda m: m.encode(TEXTS, sentences=TEXTS), "texts and sentences are names of one argument"),
-        (lambda m: m.encode(TEXTS, sentence=TEXTS), "encode has no argument 'sentence'; did you mean 'sentences'"),
-        (lambda m: m.encode_query(TEXTS, packd=True), "encode has no argument 'packd'; did you mean 'packed'"),
-        (lambda m: m.encode([], packd=True), "did you mean 'packed'"),
-        (lambda m: m.encode(TEXTS, padding=True), r"no argument 'padding'; encode\(\.\.\., packed=True\)\.pad\(\)"),
-        (lambda m: m.tokenize(TEXTS, pad=True), "no argument 'pad'; features are padded to the longest"),
-        (lambda m: m.preprocess(TEXTS, is_query=True), "no argument 'is_query'; say task=\"query\""),
-        (lambda m: m.preprocess(TEXTS, task="query", max_len=3), "did you mean 'max_length'"),
-        (lambda m: m(texts=TEXTS, tsk="query"), "called with texts, has no argument 'tsk'; did you mean 'task'"),
-        (lambda m: m.encode(text for text in TEXTS), "received a generator; .*encode_stream reads generators"),
-        (lambda m: m.encode(["a", ["b"]]), r"texts\[1\] is a list and texts\[0\] is a str"),
-        (lambda m: m.encode(["a", "b\udcff"]), r"texts\[1\] is not valid Unicode: '\\udcff' at position 1"),
-        (lambda m: list(m.encode_stream(["\udcff"])), r"texts\[0\] is not valid Unicode"),
-        (lambda m: m.encode([{"no": "text"}]), "cannot make features of these inputs: .* Give texts, as str"),
-        (lambda m: m.encode("a", precision=["int8"]), r"received precision=\['int8'\]; expected 'float32'"),
-        (lambda m: m.encode("a", compute_dtype={}), r"received compute_dtype={}; expected 'auto'"),
-        (lambda m: m.encode([["a"], ["b", 3]]), r"texts\[1\]\[1\] is 3 \(int\); expected str"),
-        (lambda m: m.encode([["a"], [["b"]]]), r"texts\[1\]\[0\] is a list"),
-        (lambda m: m.tokenize(None), "received None to make features of; give texts, as str, in a list"),
-        (
-            lambda m: m.tokenize(text for text in TEXTS),
-            r"\(generator\) to make features of; give texts, as str, in a list",
-        ),
-        (lambda m: m.encode({"a": TEXTS}.values()), "cannot make features of these inputs: .* as str, in a list"),
-        (lambda m: m.preprocess(["a", None], task="document"), r"the batch's texts\[1\] is None; expected str"),
-        (lambda m: m.preprocess(["a", "\udcff"], task="query"), r"the batch's texts\[1\] is not valid Unicode"),
-        (lambda m: m.preprocess(GROUPS, task="document"), "received lists of texts; .* tuples for pairs"),
-        (lambda m: m.scores(["a"], [["b", "c"]], tqdm_bar=False), "received lists of texts"),
-    ],
-)
-def test_unknown_or_contradictory_arguments_are_named(fresh, call, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        call(fresh)
 
 
 @pytest.mark.parametrize("options", [{}, {"pool_factor": 2}, {"convert_to_numpy": True}, {"precision": "float16"}])

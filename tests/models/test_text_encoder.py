@@ -9,7 +9,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from transformers import AutoTokenizer
 
-from latelier.errors import InvalidArgumentError, ModelLoadError
+from latelier.errors import InvalidArgumentError
 from latelier.losses import Contrastive
 from latelier.models import ColBERT, Recipe, TextEncoder, train_tokenizer
 from latelier.models.untrusted import load_untrusted
@@ -47,26 +47,11 @@ def test_a_single_encoder_gets_the_recipe():
     torch.testing.assert_close(rows.norm(dim=-1), torch.ones(len(rows)))
 
 
-def test_another_recipe():
-    recipe = Recipe(query_marker="", document_marker="", query_expansion=False, skiplist=(), projection=None)
-    colbert = ColBERT(modules=[encoder()], device="cpu", recipe=recipe)
-    assert colbert.tokens("A fox?") == ["[CLS]", "a", "fox", "?", "[SEP]"]
-    assert [type(module) for module in colbert] == [TextEncoder, MultiVectorMask, Normalize]
-    assert colbert.embedding_size == 16
-
-
 def test_an_encoder_of_transformers_gets_the_recipe_too(tiny):
     colbert = ColBERT(modules=[Transformer(tiny)], embedding_size=8, device="cpu", max_length_query=7)
     named = ColBERT(tiny, embedding_size=8, device="cpu", max_length_query=7)
     assert colbert.tokens("A fig?") == ["[CLS]", "[Q] ", "a", "fig", "?", "[SEP]", "[MASK]"]
     assert_equal_lists(colbert.encode_document(TEXTS), named.encode_document(TEXTS))
-
-
-def test_a_list_of_modules_is_taken_as_it_is():
-    parts = [encoder(), MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
-    colbert = ColBERT(modules=parts, device="cpu")
-    assert list(colbert) == parts
-    assert colbert.tokens("A fox?") == ["[CLS]", "a", "fox", "?", "[SEP]"]
 
 
 @pytest.mark.parametrize("attend", [False, True])
@@ -95,11 +80,6 @@ def test_sentence_transformers_loads_what_was_saved(recipe, tmp_path):
     assert (ours.max_length_query, ours.max_length_document) == (11, 20)
     assert repr(ours) == repr(colbert)
     assert ColBERT(str(tmp_path), max_length_document=8, device="cpu").max_length_document == 8
-
-
-def test_a_saved_folder_holds_no_pickle(tmp_path):
-    model().save(tmp_path)
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".json", ".safetensors", ".md", ".txt"}
 
 
 def test_an_untrusted_folder_is_inspected(tmp_path):
@@ -156,60 +136,6 @@ def test_the_vocabulary_holds_frequent_characters_of_any_script():
     assert tokenizer.tokenize(chr(0x137F)) == ["[UNK]"]  # too rare
     vocabularies = [train_tokenizer(texts, 300).get_vocab() for _ in range(3)]
     assert vocabularies[0] == vocabularies[1] == vocabularies[2]
-
-
-def test_words_of_one_character_are_words():
-    assert train_tokenizer(["寿命 長"], 300).tokenize("長命") == ["長", "命"]
-    assert train_tokenizer(["a b c", "? !"], 300).tokenize("b!") == ["b", "!"]
-
-
-def test_a_tokenizer_of_another_model_is_taken(tiny):
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    network = TransformerEncoder(len(tokenizer), dim=8, heads=2)
-    colbert = ColBERT(modules=[TextEncoder(network, tokenizer)], device="cpu")
-    assert colbert.tokens("unhealthy", is_query=False) == ["[CLS]", "[D] ", "un", "##hea", "##lth", "##y", "[SEP]"]
-    assert network.arguments["vocabulary_size"] == len(tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: TextEncoder(torch.nn.Identity(), None), "as model; expected a TransformerEncoder"),
-        (lambda: TextEncoder(TransformerEncoder(9), "bert"), "as tokenizer; expected one of transformers"),
-        (lambda: TextEncoder(TransformerEncoder(9), train_tokenizer(TEXTS)), "tokens for an encoder with 9 embeddings"),
-        (lambda: encoder(max_seq_length=0), "received max_seq_length=0"),
-        (lambda: encoder(query_expansion={"strategy": "min", "length": 4}), "expected a dict with 'strategy': 'fixed'"),
-        (lambda: encoder(query_expansion={"strategy": "fixed", "length": 0}), "length of query_expansion=0"),
-        (
-            lambda: encoder(query_expansion={"strategy": "fixed", "length": 4, "token": "?!"}),
-            r"the token '\?!', which is not in the vocabulary",
-        ),
-        (lambda: model(max_length_document=600), "max_length_document=600, but this encoder reads at most 512"),
-        (lambda: model().tokenize(["a"], padding=True), "preprocess has no argument 'padding'"),
-        (lambda: model().tokenize([("a", "b")]), "cannot make features of these inputs"),
-        (lambda: encoder(query_expansion="fixed"), "received query_expansion='fixed'; expected a dict with 'strategy'"),
-        (
-            lambda: encoder(query_expansion={"strategy": "fixed", "length": 4, "token": ["a"]}),
-            r"the token \['a'\], which is not in the vocabulary",
-        ),
-        (lambda: train_tokenizer(["a fig", None]), r"texts\[1\] is None; expected str"),
-        (lambda: train_tokenizer({"a": "fig"}), "received {'a': 'fig'} \\(dict\\) as texts"),
-        (lambda: train_tokenizer(["", " "]), "received no words to learn a vocabulary from"),
-        (lambda: train_tokenizer([]), "received no words to learn a vocabulary from"),
-        (lambda: train_tokenizer("one text"), "received .one text. \\(str\\) as texts"),
-        (lambda: train_tokenizer(TEXTS, 199), "received vocabulary_size=199; expected an integer of at least 200"),
-    ],
-)
-def test_wrong_arguments_raise(make, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        make()
-
-
-def test_a_folder_without_the_settings_of_its_encoder_is_not_loaded(tmp_path):
-    model().save(tmp_path)
-    (tmp_path / "text_encoder_config.json").unlink()
-    with pytest.raises(ModelLoadError, match=r"has no text_encoder_config.json with the encoder's arguments"):
-        ColBERT(str(tmp_path), device="cpu")
 
 
 def test_loading_with_options_of_other_encoders_raises(tmp_path):

@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -107,12 +105,6 @@ def test_explicit_lengths_win_over_saved_ones(tiny, tmp_path):
     assert longer.max_length_document == 40
 
 
-def test_another_embedding_size_is_ignored_with_a_warning(tiny, tmp_path):
-    ColBERT(tiny, embedding_size=32, device="cpu").save_pretrained(tmp_path / "ours")
-    with pytest.warns(UserWarning, match="embedding_size=64 is ignored: .* a head of 32 dimensions"):
-        assert ColBERT(tmp_path / "ours", embedding_size=64, device="cpu").embedding_size == 32
-
-
 def kinds(model):
     return [type(module).__name__ for module in model]
 
@@ -199,12 +191,6 @@ def test_load_takes_anything(tiny, tmp_path):
     assert load(tiny, device="cpu").tokens("pear") == ["[CLS]", "pear", "[SEP]"]
 
 
-def test_from_dense_refuses_a_late_interaction_checkpoint(tiny, tmp_path):
-    folder = pylate(tiny, tmp_path / "pylate")
-    with pytest.raises(InvalidArgumentError, match=r"a late-interaction checkpoint already; load it with ColBERT"):
-        ColBERT.from_dense(folder, device="cpu")
-
-
 def test_a_missing_model_says_what_to_do(tmp_path):
     with pytest.raises(ModelLoadError, match=r"could not load the model 'nobody/nothing'.*latelier\[demo\]"):
         ColBERT("nobody/nothing", device="cpu")
@@ -235,19 +221,6 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch, tmp_path):
         ColBERT("nobody/nothing", device="cpu", cache_folder=str(tmp_path), local_files_only=True)
 
 
-def test_the_name_of_a_missing_folder_is_an_error_before_torch_is_imported():
-    code = """if True:
-        import sys
-        from latelier.models import load
-        try:
-            load("./absent")
-        except OSError as error:
-            print("there is no folder" in str(error), "torch" in sys.modules)
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True False\n"
-
-
 def test_the_pooled_model_is_the_mean_of_our_tokens(minilm):
     """from_dense really holds the dense model's own token vectors: their mean is its sentence vector."""
     dense = SentenceTransformer(minilm, device="cpu").encode(DOCUMENTS[0], convert_to_tensor=True)
@@ -255,15 +228,3 @@ def test_the_pooled_model_is_the_mean_of_our_tokens(minilm):
     with torch.no_grad():
         hidden = model[0](model.tokenize([DOCUMENTS[0]], is_query=False))["token_embeddings"][0]
     torch.testing.assert_close(torch.nn.functional.normalize(hidden.mean(0), dim=0), dense, rtol=1e-4, atol=1e-5)
-
-
-def test_the_model_type_stays_that_of_sentence_transformers(tiny, tmp_path):
-    """With a type of our own, their loader would put a random head in the place of the trained one."""
-    model = ColBERT(tiny, embedding_size=8, device="cpu")
-    model.save_pretrained(tmp_path / "ours")
-    config = json.loads((tmp_path / "ours" / "config_sentence_transformers.json").read_text())
-    assert config["model_type"] == "MultiVectorEncoder"
-    modules = [module["type"] for module in json.loads((tmp_path / "ours" / "modules.json").read_text())]
-    assert all(name.startswith("sentence_transformers.") for name in modules)
-    again = ColBERT(tmp_path / "ours", device="cpu")
-    assert torch.equal(again[1].linear.weight, model[1].linear.weight)

@@ -8,8 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from latelier.errors import ModelLoadError
-from latelier.models import ColBERT, TextEncoder, train_tokenizer
-from latelier.modules import TransformerEncoder
+from latelier.models import ColBERT
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +83,3 @@ def test_a_vocabulary_in_another_format_is_enough(copy):
     (copy / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocabulary))
     (copy / "tokenizer.json").unlink()
     assert ColBERT(copy, device="cpu").tokens("a pear, a fig") == expected
-
-
-def test_an_encoder_may_have_many_more_embeddings_than_tokens(tmp_path):
-    tokenizer = train_tokenizer(["a pear and a fig"], vocabulary_size=200)
-    encoder = TextEncoder(TransformerEncoder(20 * len(tokenizer), dim=32, heads=2), tokenizer)
-    model = ColBERT(modules=[encoder], embedding_size=8, device="cpu")
-    model.save(tmp_path / "ours")
-    assert ColBERT(tmp_path / "ours", device="cpu").tokens("a fig") == model.tokens("a fig")
-    (tmp_path / "ours" / "tokenizer.json").unlink()
-    assert_is_refused(tmp_path / "ours", "")
