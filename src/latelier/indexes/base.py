@@ -352,7 +352,7 @@ class Index(NotCopied, ABC):
         """Merge small segments, and free the space of removed documents.
 
         Searches continue meanwhile, in this process and in others. Damaged segments stay as they are; an
-        `IndexDamageWarning` names them. An index in an older format is converted to the newest one.
+        `IndexDamageWarning` names them.
 
         Parameters
         ----------

@@ -139,19 +139,7 @@ _BYTES = (bytes, bytearray, memoryview)  # iterating over them gives integers, w
 
 
 class DocumentBatch(NamedTuple):
-    """Documents that are stored together.
-
-    Attributes
-    ----------
-    documents
-        The id, text and metadata of each document, as the catalog stores them.
-    lengths
-        Number of tokens of each document.
-    dim
-        Dimension of the token vectors.
-    arrays
-        The token arrays of the index, with one row per token.
-    """
+    """Documents that are stored together, and their token arrays, which have one row per token."""
 
     documents: Sequence[StoredDocument]
     lengths: np.ndarray

@@ -1,4 +1,4 @@
-"""Exact scores in blocks, and the recall of a search beside them."""
+"""Exact scores in blocks, and the recall of a search measured by them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Keywords and vectors, fusion.
-
-The filter, the keywords and the vectors are those of one commit.
-"""
+"""Fusion of what vectors and keywords find."""
 
 from __future__ import annotations
 
@@ -92,10 +89,7 @@ def hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
 
 
 def check_queries(queries: Any, dim: int | None, texts: list[str], mode: str) -> TokenEmbeddings | None:
-    """Return the vectors of the queries of a search, packed; None for ``"keywords"``, which uses none.
-
-    Raises `EmbeddingsError`: see `latelier.indexes.documents.prepare_queries`.
-    """
+    """Return the vectors of the queries of a search, packed; None for ``"keywords"``, which uses none."""
     if mode == "keywords":
         return None
     if queries is None and mode != "vectors":

@@ -1,4 +1,4 @@
-"""Hit, Record, reports, statistics."""
+"""What indexes return: hits, records, rankings, reports and statistics."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class MemoryReport:
     kept
         Arrays that stay in memory once they were read, by name.
     read
-        Arrays that are read from their files for each search, as far as it needs them, by name. The hits are the same.
+        Arrays that are read from their files for each search, by name; the hits are the same.
 
     Examples
     --------
