@@ -50,7 +50,7 @@ def claim(folder, identity):
 )
 def test_options_that_may_not_be_stored(filled, tmp_path, option, value):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), {**GOOD, "options": {option: value}})
-    with pytest.raises(IndexFormatError, match=r"the option .* If you know the model, pass it") as raised:
+    with pytest.raises(IndexFormatError, match=r"the option .* Give the model") as raised:
         Retriever.open(folder, device="cpu", read_only=True)
     assert len(str(raised.value)) < 800
 
@@ -79,7 +79,7 @@ def test_options_that_may_not_be_stored(filled, tmp_path, option, value):
 )
 def test_claims_of_another_form(filled, tmp_path, stored):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), stored)
-    with pytest.raises(IndexFormatError, match=r"does not write.* If you know the model, (pass it|del)"):
+    with pytest.raises(IndexFormatError, match=r"does not write.* (Give the model|If you know the model, del)"):
         Retriever.open(folder, device="cpu", read_only=True)
 
 

@@ -52,7 +52,7 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
             if document.metadata and document is not item:
                 encode_metadata(document.metadata, position if document.id is None else document.id)
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"documents[{position}]: {error}") from None
+            raise InvalidArgumentError(f"documents[{position}]: {error.fact}", advice=error.advice) from None
         yield document
 
 

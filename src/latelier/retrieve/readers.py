@@ -174,7 +174,8 @@ def _located(source: str, number: int | str) -> Iterator[None]:
     try:
         yield
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{source}:{number}: {cut(str(error), _LONGEST_MESSAGE)}") from error
+        fact = f"{source}:{number}: {cut(error.fact, _LONGEST_MESSAGE)}"
+        raise InvalidArgumentError(fact, advice=error.advice) from error
 
 
 def _lines(opened: BinaryIO, source: str) -> Iterator[str]:
@@ -311,7 +312,7 @@ def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> I
     try:
         _check_columns(names, fields)
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{source}: {cut(str(error), _LONGEST_MESSAGE)}") from error
+        raise InvalidArgumentError(f"{source}: {cut(error.fact, _LONGEST_MESSAGE)}", advice=error.advice) from error
     wanted = None if fields.columns is None else [name for name in names if name in fields.columns]
 
     def records() -> Iterator[tuple[str, dict[str, Any]]]:
