@@ -92,9 +92,8 @@ class _Batch(NamedTuple):
     metadata: list[dict[str, Any]]
 
     def select(self, positions: Sequence[int]) -> _Batch:
-        columns: Any = ([column[i] for i in positions] for column in (self.ids, self.texts, self.metadata))
-        ids, texts, metadata = columns
-        return _Batch(ids, self.embeddings[np.array(positions, dtype="int64")], texts, metadata)
+        some: Any = [[column[i] for i in positions] for column in (self.ids, self.texts, self.metadata)]
+        return _Batch(some[0], self.embeddings[np.array(positions, dtype="int64")], some[1], some[2])
 
 
 def copy_documents(
