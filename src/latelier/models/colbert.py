@@ -648,7 +648,7 @@ class ColBERT(MultiVectorEncoder):
 
     def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
-        self.save(path, *args, **kwargs)  # type: ignore[arg-type]  # `ColBERT.save` takes any path
+        self.save(path, *args, **kwargs)
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Add a PEFT adapter, such as LoRA, as `sentence_transformers.MultiVectorEncoder.add_adapter` does.

@@ -213,7 +213,7 @@ def _with_children(kind: type, own: dict[str, Any], replace: Callable[[nn.Module
         if new is None and child is not None and child._modules:
             new = _with_children(type(child), dict(child.__dict__), replace)
         children[name] = child if new is None else new
-    copied = object.__new__(kind)
+    copied: Any = object.__new__(kind)
     copied.__dict__.update({**own, "_modules": children})
     return copied
 
@@ -276,9 +276,7 @@ class _FrozenBert(BertModel):
                 )
             )
 
-    def forward(  # type: ignore[override]
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Any = None, **options: Any
-    ) -> Any:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Any = None, **options: Any) -> Any:
         known = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and input_ids.numel() > 0
         if not known or any(value is not None and name != "return_dict" for name, value in options.items()):
             return super().forward(input_ids, attention_mask, token_type_ids, **options)
