@@ -79,7 +79,7 @@ def test_documents_are_added_replaced_and_removed(retriever):
         ("search", {"query": "a", "filter": "yera > 1"}, "unknown field 'yera'. Did you mean 'year'?"),
         ("search", {"query": "a", "index": "other"}, "there are: 'records'"),
         ("search", {"query": "a", "k": 0}, "greater than or equal to 1"),
-        ("get", {"ids": ["nothing"]}, "no document has the id 'nothing'; search returns the ids of what it finds"),
+        ("get", {"ids": ["nothing"]}, "no document has the id 'nothing'. search returns the ids of what it finds"),
         ("add", {"documents": [{"id": "moon", "text": "A moon."}]}, "'moon' is in the index already. update replaces"),
         ("explain", {"query": "a", "id": "nothing"}, "'nothing'"),
         ("remove", {"ids": ["moon", "nothing"]}, "'nothing'"),

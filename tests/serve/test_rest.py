@@ -185,14 +185,6 @@ def test_metadata_that_is_nested_too_deeply_is_not_stored(client):
     assert post(client, "/search", {"query": "a deep one", "k": 1})["results"][0][0]["metadata"] == nested(100)
 
 
-def test_deeper_metadata_that_an_older_version_has_stored_is_returned(client, retriever, monkeypatch):
-    monkeypatch.setattr("latelier.indexes.store.rows._MOST_LEVELS", 400)
-    retriever.add([{"id": "deep", "text": "A deep one.", "metadata": nested(300)}])
-    assert post(client, "/search", {"query": "a deep one", "k": 1})["results"][0][0]["metadata"] == nested(300)
-    assert client.get(f"{INDEX}/documents/deep").json()["metadata"] == nested(300)
-    assert post(client, "/documents/get", {"ids": ["deep"]})[0]["metadata"] == nested(300)
-
-
 def test_nothing_is_stored_of_a_request_with_a_faulty_document(client):
     body = {"documents": [{"id": "new", "text": "A new one."}, {"id": "moon", "text": "A second moon."}]}
     answer = error(client.post(f"{INDEX}/documents", json=body), 409)
@@ -279,25 +271,6 @@ def test_many_texts_are_ranked_as_the_retriever_ranks_them(client, retriever):
 )
 def test_a_faulty_search_is_answered_with_what_is_wrong(client, body, message):
     assert message in error(client.post(f"{INDEX}/search", json=body), 422)["message"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[",
-        "null",
-        "[" * 100_000,
-        '{"query": "\\ud800"}',
-        '{"query": NaN}',
-        '{"query": ' + "9" * 10_000 + "}",
-        "\x00",
-    ],
-)
-def test_malformed_bodies_are_answered(client, content):
-    answer = client.post(f"{INDEX}/search", content=content, headers={"content-type": "application/json"})
-    assert answer.status_code in (400, 422)
-    assert "message" in answer.json()["error"]
 
 
 def test_unknown_addresses_and_methods_have_the_same_form_of_error(client):

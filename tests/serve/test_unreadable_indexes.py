@@ -1,19 +1,15 @@
 """An index whose files are gone does not take the others with it, and clients learn nothing of the server's folders."""
 
-import asyncio
 import errno
 import shutil
 import sqlite3
-import threading
 
 import pytest
 from fastapi.testclient import TestClient
 
 from latelier.errors import CorruptedIndexError, StorageError
 from latelier.retrieve import Retriever
-from latelier.serve import Limits, create_app
-from latelier.serve.errors import QueueFullError
-from latelier.serve.service import Metrics, Service
+from latelier.serve import create_app
 
 
 @pytest.fixture
@@ -83,26 +79,3 @@ def test_the_status_says_what_is_wrong_with_the_files(retriever, monkeypatch, ca
         assert answer.status_code == status
         assert answer.json()["error"]["type"] == type(error).__name__
         assert "/secret" not in answer.text
-
-
-def test_an_index_that_too_many_look_up_is_taken_to_be_readable(retriever):
-    at_work, release = threading.Event(), threading.Event()
-
-    def wait(retriever):
-        at_work.set()
-        assert release.wait(30)
-        return len(retriever)
-
-    async def main():
-        async with Service("records", retriever, Limits(waiting_queries=1), Metrics()) as service:
-            first = asyncio.create_task(service.look_up(wait))
-            await asyncio.to_thread(at_work.wait, 30)
-            second = asyncio.create_task(service.look_up(wait))
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="1 requests are waiting"):
-                await service.look_up(len)
-            assert await service.is_readable()
-            release.set()
-            return await asyncio.gather(first, second)
-
-    assert asyncio.run(main()) == [3, 3]

@@ -1,4 +1,4 @@
-"""What HTTP and agents share: tokens, socket, signals."""
+"""What REST and tools of agents share: tokens, the socket, signals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 from latelier.errors import InvalidArgumentError
-
-__all__ = ["check_token", "exits_on_signals", "listen", "sends_token"]
 
 # Shorter tokens can be guessed.
 _SHORTEST = 16
@@ -28,28 +26,14 @@ def check_token(name: str, token: str | None) -> None:
 
 
 def sends_token(authorization: str | None, tokens: Iterable[str]) -> bool:
-    """Whether a request has one of some tokens.
-
-    `authorization`: its ``Authorization`` header; None if it has none. `tokens`: the tokens. Each is compared, in a
-    time that does not depend on how much of it is right.
-
-    Examples
-    --------
-    >>> sends_token("Bearer a-secret-of-readers", ["a-secret-of-readers"])
-    True
-    >>> sends_token("Basic a-secret-of-readers", ["a-secret-of-readers"])
-    False
-    """
+    """Whether an ``Authorization`` header has one of some tokens; the time does not tell how much of one is right."""
     scheme, _, sent = (authorization or "").partition(" ")
     same = [hmac.compare_digest(sent.encode(), token.encode()) for token in tokens]
     return scheme.lower() == "bearer" and any(same)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address.
-
-    `host`: address to bind to. `port`: port to bind to; 0 chooses a free one.
-    """
+    """Return a socket that listens on an address; port 0 chooses a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)

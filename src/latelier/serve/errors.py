@@ -28,20 +28,6 @@ from latelier.errors import (
 )
 from latelier.utils.checks import cut
 
-__all__ = [
-    "ForbiddenError",
-    "QueueFullError",
-    "RequestTimeoutError",
-    "StoppingError",
-    "TooLargeError",
-    "UnauthorizedError",
-    "UnknownIndexError",
-    "UnreadableError",
-    "add_error_handlers",
-    "error_body",
-    "storage_problem",
-]
-
 _LOG = logging.getLogger("latelier.serve")
 _LONGEST_MESSAGE = 2000
 _MOST_PROBLEMS = 5
@@ -138,34 +124,20 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
 
 
 def storage_problem(error: Exception) -> tuple[int, str]:
-    """Return the status and the message of a failure of an index's files; the log gets the error's own message.
+    """Return the status and the message of a `StorageError` or `CorruptedIndexError`.
 
-    That one is for who runs the server: it names folders, and calls in Python that help. `error`: a `StorageError` or a
-    `CorruptedIndexError`.
-
-    Examples
-    --------
-    >>> error = ReadOnlyIndexError("the index in notes is open for reading only.")
-    >>> status, message = storage_problem(error)
-    >>> status, message.partition(":")[0]
-    (403, 'this index takes no changes')
+    The log gets the error's own message, which is for who runs the server: it names folders, and calls in Python.
     """
     if isinstance(error, ReadOnlyIndexError):
         return 403, "this index takes no changes: it is open for reading only, or the server may not write its files."
     _LOG.error("%s", error)
     if isinstance(error, CorruptedIndexError):
         return 500, "this index is damaged; the server's log says where. Who runs the server has to restore it."
-    if _is_disk_full(error):
+    reason = error.__cause__
+    if getattr(reason, "errno", None) in _FULL or (isinstance(reason, sqlite3.Error) and "disk is full" in str(reason)):
         return 507, "the server's disk is full; nothing was changed. Who runs the server has to free some space."
     return 503, (
         "the server cannot use the files of this index; its log says why. Try again later, or tell who runs the server."
-    )
-
-
-def _is_disk_full(error: Exception) -> bool:
-    reason = error.__cause__
-    return getattr(reason, "errno", None) in _FULL or (
-        isinstance(reason, sqlite3.Error) and "disk is full" in str(reason)
     )
 
 
@@ -223,9 +195,9 @@ def _json_problem(error: BaseException) -> str:
 def _problems(errors: Sequence[Any]) -> str:
     """Return the first problems of a body in one line, without what was received, which may be long.
 
-    Where several types are accepted, pydantic names each of them in the place, and a problem for each: the names of
-    types are left out, and the problems of one place are alternatives. If a part of a place has a problem, that place
-    is of one of the types, and that it is not of the others does not matter.
+    Where several types are accepted, pydantic has a problem for each, with the name of the type in the place: these
+    names are left out, and the problems of one place are alternatives. A place of which a part has a problem is of one
+    of its types; that it is not of the others does not matter.
     """
     found: dict[str, list[Any]] = {}
     for problem in errors:

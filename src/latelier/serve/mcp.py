@@ -1,15 +1,14 @@
-"""Tools and their transports."""
+"""Indexes as tools of agents: the tools, and how they are served."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
@@ -22,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
+from latelier.indexes.options import Mode, SearchOptions
 from latelier.retrieve import Explanation, Result, Retriever
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.passages import StoredDocuments
@@ -30,62 +30,14 @@ from latelier.serve.common import check_token, exits_on_signals, listen, sends_t
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["StrictModel", "create_mcp_server", "require_token", "serve_mcp", "serve_stdio", "strict_tool"]
+__all__ = ["create_mcp_server", "serve_mcp", "serve_stdio"]
 
-
-class StrictModel(BaseModel):
-    """Fields of which others are refused, with the names of those that exist.
-
-    Examples
-    --------
-    >>> class Point(StrictModel):
-    ...     x: int
-    >>> Point(x=1, z=2)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    pydantic_core...ValidationError: 1 validation error for Point
-      Value error, received 'z'; expected no other names than 'x' [type=value_error, ...
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_known_names(cls, given: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
-        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
-        if unknown:
-            accepted = "no other names than " + ", ".join(map(repr, known)) if known else "no arguments"
-            raise ValueError(f"received {', '.join(map(repr, unknown))}; expected {accepted}")
-        return given
-
-
-def strict_tool(function: Callable[..., Any], annotations: ToolAnnotations) -> Tool:
-    """Return the tool that calls a function, with a schema that allows no other arguments than its own.
-
-    Parameters
-    ----------
-    function
-        Its name, signature and docstring are what agents see.
-    annotations
-        Hints of what it does.
-    """
-    tool = Tool.from_function(function, annotations=annotations)
-    lenient = tool.fn_metadata.arg_model
-    strict: type[ArgModelBase] = type(lenient.__name__, (StrictModel, lenient), {"__module__": __name__})
-    tool.fn_metadata.arg_model = strict
-    tool.parameters = strict.model_json_schema(by_alias=True)
-    return tool
-
-
-T = TypeVar("T", bound="Callable[..., Any]")
 
 _INSTRUCTIONS = (
     "Searches collections of documents by meaning. Call list_indexes first: it names the collections and the fields "
     "that filters can use. search returns the best documents with the passages that matched; get returns whole texts; "
     "why_not says why a document was not found."
 )
-# Characters of a document's text in the results of a search; `get` returns all of it.
-_SHOWN = 1500
 # What an agent can do about an error.
 _ADVICE: dict[Advice, str] = {
     "filter-timeout": "Simplify it.",
@@ -94,60 +46,12 @@ _ADVICE: dict[Advice, str] = {
     "update": "update replaces documents.",
     "update-or-skip": "update replaces documents; leave out those that are to stay as they are stored.",
 }
+# Characters of a document's text in the results of a search; `get` returns all of it.
+_SHOWN = 1500
 _MOST_HITS = 50
 # Matched words that are at most so many characters apart are one citation.
 _GAP = 30
 _MOST_CITATIONS = 3
-# Lists and dicts in one another in a value of the metadata; more are answered as a JSON text.
-_MOST_LEVELS = 100
-
-Id = StrictStr | StrictInt
-Mode = Literal["vectors", "keywords", "hybrid", "rerank"]
-IndexName = Annotated[str | None, Field(description="Name of the index; may be left out if there is one.")]
-Filter = Annotated[
-    str | None, Field(description="SQL condition on the fields of the index, such as: year >= 2020 AND lang = 'en'")
-]
-
-
-class IndexInfo(BaseModel):
-    """A collection of documents."""
-
-    name: str
-    documents: int
-    fields: list[str]
-    model: str | None
-
-
-class Citation(BaseModel):
-    """A part of a document's text, by its first character and the one after its last."""
-
-    start: int
-    end: int
-    text: str
-
-
-class Document(BaseModel):
-    """A stored document."""
-
-    id: Id
-    text: str | None
-    metadata: dict[str, Any]
-
-
-class NewDocument(StrictModel):
-    """A document to store."""
-
-    id: Id
-    text: str
-    metadata: dict[str, Any] = Field(default_factory=dict, description="Values by field, which filters can name.")
-
-
-class FoundDocument(Document):
-    """A document that was found; ``cited`` holds the parts that matched best, if the index knows them."""
-
-    score: float
-    cited: list[Citation]
-    is_cut: bool
 
 
 def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = False) -> MCPServer[Any]:
@@ -204,6 +108,129 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     )
 
 
+def serve_stdio(server: MCPServer[Any]) -> None:
+    """Serve tools over standard input and output, until standard input is closed.
+
+    Raises `KeyboardInterrupt` after SIGINT, while a thread of the server still waits for standard input.
+    """
+    served: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            server.run("stdio")
+            served.set_result(None)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
+            served.set_exception(error)
+
+    # In the main thread, asyncio would take SIGINT and then wait for the thread that reads standard input.
+    threading.Thread(target=run, daemon=True).start()
+    while not served.done():
+        wait([served], timeout=1)  # without a time limit, Windows does not interrupt it
+    served.result()
+
+
+def serve_mcp(server: MCPServer[Any], *, port: int, token: str | None = None) -> None:
+    """Serve tools on this machine, at ``http://127.0.0.1:PORT/mcp``, until the process is stopped.
+
+    A token is a secret of at least 16 characters that clients have to send as ``Authorization: Bearer TOKEN``. Raises
+    `KeyboardInterrupt` after SIGINT, and `SystemExit` after SIGTERM unless the program handles it itself.
+    """
+    check_token("token", token)
+    listening = listen("127.0.0.1", port)
+    app = server.streamable_http_app(host="127.0.0.1")
+    config = uvicorn.Config(app if token is None else require_token(app, token), log_config=_log_config())
+    with exits_on_signals():
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _log_config() -> dict[str, Any]:
+    """Return uvicorn's configuration of logging with all of it on standard error."""
+    handlers = uvicorn.config.LOGGING_CONFIG["handlers"]
+    access = handlers["access"] | {"stream": "ext://sys.stderr"}
+    return uvicorn.config.LOGGING_CONFIG | {"handlers": handlers | {"access": access}}
+
+
+def require_token(app: ASGIApp, token: str) -> ASGIApp:
+    """Return an application that answers 401 to requests without the token."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or sends_token(Headers(scope=scope).get("authorization"), [token]):
+            await app(scope, receive, send)
+            return
+        refusal = JSONResponse(
+            {"error": "this server needs its token, sent in the header: Authorization: Bearer TOKEN"},
+            status_code=401,
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await refusal(scope, receive, send)
+
+    return checked
+
+
+Id = StrictStr | StrictInt
+IndexName = Annotated[str | None, Field(description="Name of the index; may be left out if there is one.")]
+Filter = Annotated[
+    str | None, Field(description="SQL condition on the fields of the index, such as: year >= 2020 AND lang = 'en'")
+]
+
+
+class StrictModel(BaseModel):
+    """Fields; others are refused with the names of those that exist."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_names(cls, given: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
+        if unknown:
+            accepted = "no other names than " + ", ".join(map(repr, known)) if known else "no arguments"
+            raise ValueError(f"received {', '.join(map(repr, unknown))}; expected {accepted}")
+        return given
+
+
+class IndexInfo(BaseModel):
+    """A collection of documents."""
+
+    name: str
+    documents: int
+    fields: list[str]
+    model: str | None
+
+
+class Citation(BaseModel):
+    """A part of a document's text, by its first character and the one after its last."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Document(BaseModel):
+    """A stored document."""
+
+    id: Id
+    text: str | None
+    metadata: dict[str, Any]
+
+
+class NewDocument(StrictModel):
+    """A document to store."""
+
+    id: Id
+    text: str
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Values by field, which filters can name.")
+
+
+class FoundDocument(Document):
+    """A document that was found; ``cited`` holds the parts that matched best, if the index knows them."""
+
+    score: float
+    cited: list[Citation]
+    is_cut: bool
+
+
 class _Tools:
     """The tools; each method's signature and docstring are what agents see."""
 
@@ -230,12 +257,11 @@ class _Tools:
                 description="What is compared: meaning (vectors), words (keywords), both (hybrid), or the meaning of "
                 "the documents that have words of the query (rerank)."
             ),
-        ] = "vectors",
+        ] = SearchOptions.mode,
     ) -> list[FoundDocument]:
         """Find the documents that match a query best, with the passages that matched."""
         retriever = self._retriever(index)
-        options = {} if mode == "vectors" else {"mode": mode}
-        results = retriever.search(query, k, filter=filter, **options)
+        results = retriever.search(query, k, filter=filter, mode=mode)
         if mode == "keywords":
             return [_found(result, None) for result in results]
         explanations = _explanations(retriever, query, [result.id for result in results if result.text is not None])
@@ -250,7 +276,7 @@ class _Tools:
     ) -> list[Document]:
         """Return the texts and metadata of documents, whole but for white space at their ends and at cuts."""
         records = StoredDocuments(self._retriever(index).index).get(ids)
-        return [Document(id=record.id, text=record.text, metadata=_flat(record.metadata)) for record in records]
+        return [Document(id=record.id, text=record.text, metadata=record.metadata) for record in records]
 
     def explain(self, query: str, id: Id, index: IndexName = None) -> str:
         """Show which words of the query matched which words of a document, and what each added to its score."""
@@ -286,20 +312,6 @@ class _Tools:
         return f"done; the index has {len(retriever):,} documents now"
 
 
-def _reporting(tool: T) -> T:
-    """Return a tool whose errors reach the agent with their message, which says what to do."""
-
-    @functools.wraps(tool)
-    def call(*arguments: Any, **options: Any) -> Any:
-        try:
-            return tool(*arguments, **options)
-        except LatelierError as error:
-            raise ToolError(error.worded(_ADVICE)) from error
-
-    call.__signature__ = inspect.signature(tool, eval_str=True)  # type: ignore[attr-defined]
-    return call  # type: ignore[return-value]
-
-
 def _record(document: NewDocument) -> dict[str, Any]:
     return {"id": document.id, "text": document.text, "metadata": document.metadata}
 
@@ -313,31 +325,13 @@ def _explanations(retriever: Retriever, query: str, ids: Sequence[Id]) -> dict[I
     return dict(zip(ids, explained, strict=True))
 
 
-def _flat(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata with JSON texts in place of values that are nested too deeply.
-
-    pydantic encodes 255 levels. New metadata has at most 100, what older versions have stored may have more.
-    """
-    return {
-        key: json.dumps(value, ensure_ascii=False) if _is_deeper(value, _MOST_LEVELS) else value
-        for key, value in metadata.items()
-    }
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
-
-
 def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
     return FoundDocument(
         id=result.id,
         score=result.score,
         text=None if result.text is None else result.text[:_SHOWN],
         is_cut=len(result.text or "") > _SHOWN,
-        metadata=_flat(result.metadata),
+        metadata=result.metadata,
         cited=[] if explanation is None else _citations(explanation),
     )
 
@@ -356,101 +350,28 @@ def _citations(explanation: Explanation) -> list[Citation]:
     ]
 
 
-def serve_mcp(server: MCPServer[Any], *, port: int, token: str | None = None) -> None:
-    """Serve tools on this machine, at ``http://127.0.0.1:PORT/mcp``, until the process is stopped.
-
-    Parameters
-    ----------
-    server
-        What `latelier.serve.mcp.create_mcp_server` returned.
-    port
-        The port.
-    token
-        Secret of at least 16 characters that clients have to send as ``Authorization: Bearer TOKEN``; None: none.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the token is too short or holds other characters than visible ASCII, or the port is not free.
-    KeyboardInterrupt
-        After SIGINT.
-    SystemExit
-        After SIGTERM, with the status 143, unless the program handles SIGTERM itself.
-    """
-    check_token("token", token)
-    listening = listen("127.0.0.1", port)
-    app = server.streamable_http_app(host="127.0.0.1")
-    config = uvicorn.Config(app if token is None else require_token(app, token), log_config=_log_config())
-    with exits_on_signals():
-        uvicorn.Server(config).run(sockets=[listening])
+T = TypeVar("T", bound="Callable[..., Any]")
 
 
-def _log_config() -> dict[str, Any]:
-    """Return uvicorn's configuration of logging with all of it on standard error."""
-    handlers = uvicorn.config.LOGGING_CONFIG["handlers"]
-    access = handlers["access"] | {"stream": "ext://sys.stderr"}
-    return uvicorn.config.LOGGING_CONFIG | {"handlers": handlers | {"access": access}}
+def _reporting(tool: T) -> T:
+    """Return a tool whose errors reach the agent with their message, which says what to do."""
 
-
-def require_token(app: ASGIApp, token: str) -> ASGIApp:
-    """Return an application that answers 401 to requests without a token.
-
-    Parameters
-    ----------
-    app
-        Answers requests with the token.
-    token
-        The token.
-
-    Examples
-    --------
-    >>> from starlette.responses import PlainTextResponse
-    >>> from starlette.testclient import TestClient
-    >>> app = require_token(PlainTextResponse("hello"), "a-secret-of-agents")
-    >>> header = {"Authorization": "Bearer a-secret-of-agents"}
-    >>> client = TestClient(app)
-    >>> client.get("/").status_code, client.get("/", headers=header).text
-    (401, 'hello')
-    """
-
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or sends_token(Headers(scope=scope).get("authorization"), [token]):
-            await app(scope, receive, send)
-            return
-        refusal = JSONResponse(
-            {"error": "this server needs its token, sent in the header: Authorization: Bearer TOKEN"},
-            status_code=401,
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-        await refusal(scope, receive, send)
-
-    return checked
-
-
-def serve_stdio(server: MCPServer[Any]) -> None:
-    """Serve tools over standard input and output, until standard input is closed.
-
-    Parameters
-    ----------
-    server
-        What `latelier.serve.mcp.create_mcp_server` returned.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        After SIGINT, while threads of the server are still running: one waits for standard input.
-    """
-    served: Future[None] = Future()
-
-    def run() -> None:
+    @functools.wraps(tool)
+    def call(*arguments: Any, **options: Any) -> Any:
         try:
-            server.run("stdio")
-            served.set_result(None)
-        except BaseException as error:  # noqa: BLE001 (the caller raises it)
-            served.set_exception(error)
+            return tool(*arguments, **options)
+        except LatelierError as error:
+            raise ToolError(error.worded(_ADVICE)) from error
 
-    # In the main thread, asyncio would take SIGINT and then wait for the thread that reads standard input.
-    threading.Thread(target=run, daemon=True).start()
-    while not served.done():
-        wait([served], timeout=1)  # without a time limit, Windows does not interrupt it
-    served.result()
+    call.__signature__ = inspect.signature(tool, eval_str=True)  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def strict_tool(function: Callable[..., Any], annotations: ToolAnnotations) -> Tool:
+    """Return the tool that calls a function, with a schema that allows no other arguments than its own."""
+    tool = Tool.from_function(function, annotations=annotations)
+    lenient = tool.fn_metadata.arg_model
+    strict: type[ArgModelBase] = type(lenient.__name__, (StrictModel, lenient), {"__module__": __name__})
+    tool.fn_metadata.arg_model = strict
+    tool.parameters = strict.model_json_schema(by_alias=True)
+    return tool

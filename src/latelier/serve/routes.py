@@ -1,20 +1,15 @@
-"""Addresses, responses.
-
-The models of `SearchResponse` describe this form in the OpenAPI document. Making one for each result, checking it and
-turning it into a dict again takes longer than writing the JSON.
-"""
+"""The addresses under ``/v1``: what each does with a checked request, and its response."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Request, Response
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError, StorageError, UnknownIdError
@@ -47,73 +42,6 @@ from latelier.serve.security import Reading, Writing
 from latelier.serve.service import Limits, Service
 from latelier.utils.checks import short
 
-__all__ = ["json_body", "router", "search_response"]
-
-
-def json_body(value: object) -> bytes:
-    """Return a value as JSON; numbers that are not finite, which JSON lacks, become null.
-
-    Examples
-    --------
-    >>> json_body({"id": "ä", "score": float("inf")}).decode()
-    '{"id":"ä","score":null}'
-    """
-    try:
-        return to_json(value, inf_nan_mode="null")
-    except PydanticSerializationError:
-        # It goes to 255 levels. New metadata has at most 100, what older versions have stored may have more.
-        finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
-        return json.dumps(finite, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def search_response(
-    results: Sequence[Sequence[Result]], milliseconds: Mapping[str, float], include: Sequence[str]
-) -> Response:
-    """Return the response to a search.
-
-    `milliseconds`: time of each stage, also sent as the header ``Server-Timing``, which browsers show. `include`: which
-    of ``"text"`` and ``"metadata"`` each result holds; the others are null.
-
-    Examples
-    --------
-    >>> found = [[Result("a", 1.5, "Bananas.", {"year": 2024})]]
-    >>> response = search_response(found, {"search": 2.25}, ["text"])
-    >>> response.body[:60]
-    b'{"results":[[{"id":"a","score":1.5,"text":"Bananas.","metada'
-    >>> response.headers["server-timing"]
-    'search;dur=2.25'
-    """
-    _check_scores(results)
-    has_text, has_metadata = "text" in include, "metadata" in include
-    rows = [
-        [
-            {
-                "id": result.id,
-                "score": result.score,
-                "text": result.text if has_text else None,
-                "metadata": result.metadata if has_metadata else None,
-                "start": result.start,
-                "end": result.end,
-            }
-            for result in found
-        ]
-        for found in results
-    ]
-    body = json_body({"results": rows, "milliseconds": milliseconds})
-    timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
-    return Response(body, media_type="application/json", headers={"server-timing": timing})
-
-
-def _check_scores(results: Sequence[Sequence[Result]]) -> None:
-    for position, found in enumerate(results):
-        for result in found:
-            if not math.isfinite(result.score):
-                raise EmbeddingsError(
-                    f"query {position} and document {short(result.id)} have the score {result.score}, as their vectors "
-                    "are too long for float32; scale them, for instance to length 1."
-                )
-
-
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 }
@@ -129,21 +57,9 @@ register_url_convertor("any_id", _AnyId())
 router = APIRouter(prefix="/v1", responses=_ERRORS)
 
 
-def _limits(request: Request) -> Limits:
-    limits: Limits = request.app.state.limits
-    return limits
-
-
 # A coroutine, as FastAPI would call it in another thread otherwise, which takes longer than the look-up.
 async def _index(request: Request, index: Annotated[str, Path(description="Name of the index.")]) -> Service:
     return _service(request, index)
-
-
-def _service(request: Request, name: str) -> Service:
-    services: dict[str, Service] = request.app.state.services
-    if name not in services:
-        raise UnknownIndexError(f"there is no index {name!r}; there are: {', '.join(map(repr, services))}.")
-    return services[name]
 
 
 Index = Annotated[Service, Depends(_index)]
@@ -158,7 +74,7 @@ async def list_indexes(request: Request) -> list[IndexResponse]:
 @router.get("/indexes/{index}", dependencies=[Reading])
 async def get_index(service: Index) -> IndexResponse:
     """Describe an index."""
-    return await service.look_up(_describe(service))
+    return await service.ask(_describe(service))
 
 
 @router.post("/indexes/{index}/search", dependencies=[Reading], response_model=SearchResponse)
@@ -205,7 +121,7 @@ async def delete_documents(request: Request, service: Index, body: IdsRequest) -
 async def get_documents(request: Request, service: Index, body: IdsRequest) -> Response:
     """Return the texts and metadata of documents."""
     _limits(request).check_batch(len(body.ids))
-    records = await service.look_up(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
+    records = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
     return _json([_record(record) for record in records])
 
 
@@ -216,7 +132,7 @@ async def get_document(service: Index, id: str) -> Response:
     def read(retriever: Retriever) -> list[Record]:
         return StoredDocuments(retriever.index).get(_spelled(retriever, id))
 
-    (record,) = await service.look_up(read)
+    (record,) = await service.ask(read)
     return _json(_record(record))
 
 
@@ -272,6 +188,18 @@ async def rerank(request: Request, body: RerankRequest) -> RerankResponse:
     return RerankResponse(model=service.name, results=results)
 
 
+def _limits(request: Request) -> Limits:
+    limits: Limits = request.app.state.limits
+    return limits
+
+
+def _service(request: Request, name: str) -> Service:
+    services: dict[str, Service] = request.app.state.services
+    if name not in services:
+        raise UnknownIndexError(f"there is no index {name!r}; there are: {', '.join(map(repr, services))}.")
+    return services[name]
+
+
 def _matrix(rows: list[list[float]], position: int) -> np.ndarray:
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1:
@@ -288,14 +216,6 @@ def _documents(request: Request, body: DocumentsRequest) -> list[dict[str, Any]]
     limits.check_texts([f"{document.title or ''} {document.text}".lstrip() for document in body.documents])
     # Unlike model_dump, this also takes metadata that is nested too deeply, which the index refuses with a message.
     return [{name: value for name, value in document if value is not None} for document in body.documents]
-
-
-def _record(record: Record) -> dict[str, Any]:
-    return {"id": record.id, "text": record.text, "metadata": record.metadata}
-
-
-def _json(value: object) -> Response:
-    return Response(json_body(value), media_type="application/json")
 
 
 def _change(retriever: Retriever, change: Any, argument: Any) -> ChangeResponse:
@@ -326,7 +246,7 @@ def _spelled(retriever: Retriever, id: str) -> Id:
 
 async def _listed(service: Service) -> IndexResponse:
     try:
-        return await service.look_up(_describe(service))
+        return await service.ask(_describe(service))
     except (StorageError, CorruptedIndexError) as error:
         kind, (_, message) = type(service.retriever.index).__name__, storage_problem(error)
         return IndexResponse(
@@ -346,3 +266,48 @@ def _describe(service: Service) -> Callable[[Retriever], IndexResponse]:
         )
 
     return describe
+
+
+def search_response(
+    results: Sequence[Sequence[Result]], milliseconds: Mapping[str, float], include: Sequence[str]
+) -> Response:
+    """Return the response to a search, with the times of its stages also as the header ``Server-Timing``.
+
+    `SearchResponse` describes it. Making such a model for each result, checking it and turning it into a dict again
+    would take longer than writing the JSON.
+    """
+    has_text, has_metadata = "text" in include, "metadata" in include
+    rows = [
+        [
+            {
+                "id": result.id,
+                "score": _finite(result, position),
+                "text": result.text if has_text else None,
+                "metadata": result.metadata if has_metadata else None,
+                "start": result.start,
+                "end": result.end,
+            }
+            for result in found
+        ]
+        for position, found in enumerate(results)
+    ]
+    timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
+    return _json({"results": rows, "milliseconds": milliseconds}, {"server-timing": timing})
+
+
+def _finite(result: Result, position: int) -> float:
+    if not math.isfinite(result.score):
+        raise EmbeddingsError(
+            f"query {position} and document {short(result.id)} have the score {result.score}, as their vectors are too "
+            "long for float32; scale them, for instance to length 1."
+        )
+    return result.score
+
+
+def _record(record: Record) -> dict[str, Any]:
+    return {"id": record.id, "text": record.text, "metadata": record.metadata}
+
+
+def _json(value: object, headers: dict[str, str] | None = None) -> Response:
+    """Return a response of JSON, which has no numbers that are not finite: they become null."""
+    return Response(to_json(value, inf_nan_mode="null"), media_type="application/json", headers=headers)

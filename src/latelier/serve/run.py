@@ -18,8 +18,6 @@ from latelier.serve.common import exits_on_signals, listen
 from latelier.serve.security import ACCESS_LOG, Access, is_loopback
 from latelier.serve.service import Limits
 
-__all__ = ["serve"]
-
 # A stopping server gives its requests so much more than they may take, so that each gets its own answer.
 _STOP_MARGIN = 10
 

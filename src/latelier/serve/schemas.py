@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from latelier.indexes import WhyNotReport
+from latelier.indexes.options import EffortName, Fusion, Mode, SearchKeywords, SearchOptions
 from latelier.retrieve import Explanation
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = [
-    "ChangeResponse",
-    "DocumentBody",
-    "DocumentText",
-    "DocumentsRequest",
-    "ErrorResponse",
-    "ExplainRequest",
-    "ExplainResponse",
-    "IdsRequest",
-    "IndexResponse",
-    "RankedDocument",
-    "RecordResponse",
-    "RerankRequest",
-    "RerankResponse",
-    "ResultResponse",
-    "SearchRequest",
-    "SearchResponse",
-    "WhyNotRequest",
-    "WhyNotResponse",
-]
 
 
 def _is_unicode(text: str) -> str:
@@ -56,6 +36,8 @@ Id: TypeAlias = Annotated[StrictStr, Field(min_length=1), AfterValidator(_is_uni
 # Ids that were stored in other ways may be longer, so that only new ones are limited.
 NewId: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=1000), AfterValidator(_is_unicode)] | IntegerId
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Weight = Annotated[Number, Field(ge=0)]
+Count = Annotated[StrictInt, Field(ge=1)]
 Matrix = Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
 Value: TypeAlias = Name | StrictInt | Number | bool | None
 
@@ -79,43 +61,43 @@ class ErrorResponse(_Body):
     error: ErrorBody
 
 
+_DEFAULT = SearchOptions()
+# The modes that use an option, where not all do.
+_MODES = {"fusion": ("hybrid",), "weights": ("hybrid",), "depth": ("hybrid", "rerank")}
+
+
 class _Options(_Body):
-    k: Annotated[StrictInt, Field(ge=1)] = 10
+    k: Count = 10
     """Maximum number of documents per query."""
-    mode: Literal["vectors", "keywords", "hybrid", "rerank"] = "vectors"
+    mode: Mode = _DEFAULT.mode
     """What is compared: token vectors, keywords (BM25), both, or keywords first and then token vectors."""
-    fusion: Literal["relative", "rrf"] = "relative"
+    fusion: Fusion = _DEFAULT.fusion
     """How hybrid search combines both lists: by relative scores or by reciprocal ranks."""
-    weights: tuple[Annotated[Number, Field(ge=0)], Annotated[Number, Field(ge=0)]] = (0.5, 0.5)
+    weights: tuple[Weight, Weight] = tuple(_DEFAULT.weights)
     """Weights of token vectors and of keywords in hybrid search."""
-    depth: Annotated[StrictInt, Field(ge=1)] | None = None
+    depth: Count | None = _DEFAULT.depth
     """How many documents of each side hybrid search combines, and how many `rerank` orders by token vectors."""
     filter: Name | list[Name] | None = None
     """An SQL expression over metadata, or several that must all hold."""
     parameters: list[Value] | dict[Name, Value] = []
     """The values of the filter's ``?`` or ``:name``."""
-    effort: Literal["fast", "balanced", "exact"] | Annotated[Number, Field(gt=0)] | None = None
+    effort: EffortName | Annotated[Number, Field(gt=0)] | None = _DEFAULT.effort
     """How much an approximate index searches; more effort, more recall."""
 
     @model_validator(mode="after")
     def _options_of_the_mode(self) -> Self:
-        # Generated clients send the defaults as well.
-        for name in ("fusion", "weights"):
-            if self.mode != "hybrid" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} has no effect on mode {self.mode!r}, only on 'hybrid'; leave it out")
-        if self.mode in ("vectors", "keywords") and self.depth is not None:
-            raise ValueError(f"depth has no effect on mode {self.mode!r}, only on 'hybrid' and 'rerank'; leave it out")
+        for name, modes in _MODES.items():
+            # Generated clients send the defaults as well.
+            if self.mode not in modes and getattr(self, name) != getattr(_DEFAULT, name):
+                listed = " and ".join(map(repr, modes))
+                raise ValueError(f"{name} has no effect on mode {self.mode!r}, only on {listed}; leave it out")
         return self
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of `Retriever.search` besides the queries and `k`."""
-        given: dict[str, Any] = {"filter": self.filter, "parameters": self.parameters}
-        if self.mode != "vectors":
-            given["mode"] = self.mode
-        if self.mode == "hybrid":
-            given |= {"fusion": self.fusion, "weights": self.weights}
-        given |= {name: getattr(self, name) for name in ("depth", "effort") if getattr(self, name) is not None}
-        return given
+    def options(self) -> SearchKeywords:
+        """Return those keywords of `Retriever.search` that are not the default."""
+        names = SearchKeywords.__annotations__.keys() & type(self).model_fields
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(_DEFAULT, name)}
+        return cast("SearchKeywords", given)
 
 
 class SearchRequest(_Options):
@@ -129,7 +111,7 @@ class SearchRequest(_Options):
     """What each result holds besides id and score."""
 
     @model_validator(mode="after")
-    def _one_kind_of_query(self) -> SearchRequest:
+    def _one_kind_of_query(self) -> Self:
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
         if self.vectors is not None and self.mode != "vectors":
@@ -314,7 +296,7 @@ class RerankRequest(_Body):
     documents: Annotated[list[Text | DocumentText], Field(min_length=1)]
     model: Name | None = None
     """Name of the index whose model ranks; default: the first index."""
-    top_n: Annotated[StrictInt, Field(ge=1)] | None = None
+    top_n: Count | None = None
     """Number of documents to return; default: all."""
     return_documents: bool = False
 

@@ -1,4 +1,4 @@
-"""Who may read and write, loopback, headers, body size."""
+"""Who may use a server: tokens, origins, loopback addresses, the size of bodies, headers of answers, the access log."""
 
 from __future__ import annotations
 
@@ -20,19 +20,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.serve.common import check_token, sends_token
 from latelier.serve.errors import ForbiddenError, TooLargeError, UnauthorizedError, error_body
 from latelier.serve.service import Limits, Metrics, begin_request
-
-__all__ = [
-    "ACCESS_LOG",
-    "Access",
-    "BodyLimit",
-    "HeadLikeGet",
-    "LoopbackHost",
-    "Observed",
-    "Reading",
-    "SafeHeaders",
-    "Writing",
-    "is_loopback",
-]
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
 # Browsers leave out the port that a scheme has by default.
@@ -82,30 +69,14 @@ class Access:
         object.__setattr__(self, "origins", tuple(map(_as_origin, self.origins)))
 
     def allows(self, authorization: str | None, action: Literal["read", "write"]) -> bool:
-        """Whether a request may do something.
-
-        Parameters
-        ----------
-        authorization
-            The request's ``Authorization`` header.
-        action
-            What it does.
-        """
-        if self.read_token is None and self.write_token is None:
+        """Whether a request with this ``Authorization`` header may do this."""
+        if self.read_token is None and (action == "read" or self.write_token is None):
             return True
-        if action == "read" and self.read_token is None:
-            return True
-        tokens = (self.write_token,) if action == "write" else (self.read_token, self.write_token)
+        tokens = [self.write_token] if action == "write" else [self.read_token, self.write_token]
         return sends_token(authorization, [token for token in tokens if token is not None])
 
     def check_host(self, host: str) -> None:
-        """Check that a server may be bound to an address.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If other machines can reach the address and reading or writing needs no token.
-        """
+        """Raise `InvalidArgumentError` for an address that other machines can reach, unless reading needs a token."""
         if is_loopback(host) or self.read_token is not None:
             return
         raise InvalidArgumentError(
@@ -113,18 +84,7 @@ class Access:
         )
 
     def check_changes(self, possible: bool) -> None:
-        """Check that a write token has a use.
-
-        Parameters
-        ----------
-        possible
-            Whether an index of the server takes changes.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If there is a write token and no index takes changes.
-        """
+        """Raise `InvalidArgumentError` for a write token if changes of some index are not `possible`."""
         if self.write_token is not None and not possible:
             raise InvalidArgumentError(
                 "received a write token, but every index is open for reading only, so nobody can write.",
@@ -280,7 +240,7 @@ class LoopbackHost:
                 await _reject(send, 400, "InvalidRequest", f"received {len(hosts)} headers Host; send one.")
                 return
             if not _is_own(hosts[0]):
-                message = f"this server serves its own machine only: send to localhost, not to {hosts[0]!r}."
+                message = f"this server is reached as localhost, not as {hosts[0]!r}; it serves its own machine only."
                 await _reject(send, 400, "InvalidRequest", message)
                 return
         await self._app(scope, receive, send)

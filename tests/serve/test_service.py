@@ -1,14 +1,15 @@
-"""Batches: what waits together is answered together, and one call's fate is not another's."""
+"""Queues: what waits together is answered together, one call's fate is not another's, and requests end in time."""
 
 import asyncio
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from latelier.serve import service
-from latelier.serve.errors import QueueFullError, StoppingError
-from latelier.serve.service import Batcher
+from latelier.serve import Limits, service
+from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError
+from latelier.serve.service import Batcher, Metrics, Service, begin_request
 
 
 def doubled(items):
@@ -55,18 +56,6 @@ def test_sizes_count_and_a_larger_call_is_a_batch_of_its_own():
     assert batches == [["a"], ["b"], ["c"]]
 
 
-def test_an_exception_is_raised_in_its_own_call_only():
-    def answer(items):
-        return [ValueError(f"not {item}") if item == 3 else item for item in items]
-
-    async def many(batcher):
-        return await asyncio.gather(*map(batcher.submit, [1, 3, 5]), return_exceptions=True)
-
-    one, three, five = run(many, answer)
-    assert (one, five) == (1, 5)
-    assert str(three) == "not 3"
-
-
 def test_an_exception_of_the_batch_is_raised_in_all_of_its_calls_and_the_next_batch_is_answered():
     def answer(items):
         if 3 in items:
@@ -93,7 +82,7 @@ def test_more_than_may_wait_are_rejected_and_the_others_answered():
         waiting = [asyncio.create_task(batcher.submit(i)) for i in range(3)]
         await asyncio.sleep(0)
         assert batcher.waiting == 3
-        with pytest.raises(QueueFullError, match="3 requests are waiting"):
+        with pytest.raises(QueueFullError, match="the queue is full"):
             await batcher.submit("too many")
         release.set()
         return await asyncio.gather(running, *waiting)
@@ -121,6 +110,17 @@ def test_a_call_that_nobody_waits_for_is_not_answered():
 
     assert run(cancelled, answer) == ("running", "next")
     assert seen == ["running", "next"]
+
+
+def test_a_call_that_is_alone_shares_no_batch():
+    batches = []
+
+    async def many(batcher):
+        calls = [batcher.submit(i, alone=i == 2) for i in range(5)]
+        assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8]
+
+    run(many, lambda items: batches.append(items) or doubled(items), max_batch=9)
+    assert batches == [[0, 1], [2], [3, 4]]
 
 
 def test_closing_answers_what_was_accepted_and_rejects_what_comes_later():
@@ -190,41 +190,6 @@ def test_a_batch_that_fails_beside_another_fails_its_own_calls_only():
     assert run(many, answer, threads=2) == ["no ones", "no ones", 2, 3]
 
 
-def test_closing_waits_for_the_batches_of_all_threads():
-    at_work, release = threading.Semaphore(0), {item: threading.Event() for item in "abc"}
-
-    def answer(items):
-        at_work.release()
-        release[items[0]].wait(10)
-        return items
-
-    async def until_at_work():
-        await asyncio.get_running_loop().run_in_executor(None, at_work.acquire)
-
-    async def main():
-        batcher = Batcher(answer, name="test", threads=2, max_batch=1, max_waiting=10)
-        await batcher.__aenter__()
-        a, b, c = [asyncio.create_task(batcher.submit(item)) for item in "abc"]
-        await until_at_work()
-        await until_at_work()
-        closing = asyncio.create_task(batcher.__aexit__())
-        release["a"].set()
-        assert await a == "a"
-        await until_at_work()  # on c, which had only been accepted
-        release["c"].set()
-        assert await c == "c"
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert (closing.done(), b.done(), batcher.batches) == (False, False, 1)
-        release["b"].set()
-        assert await asyncio.wait_for(b, 30) == "b"
-        await closing
-        assert batcher.batches == 0
-
-    asyncio.run(main())
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test_")]
-
-
 def test_a_cancelled_batcher_leaves_at_once():
     at_work, release = threading.Event(), threading.Event()
 
@@ -292,30 +257,6 @@ def test_clients_that_were_answered_together_are_waited_for(monkeypatch, threads
     assert run(many, answer, threads=threads, max_batch=8, gather_seconds=5) == ([4] * threads, [4] * threads)
 
 
-def test_a_full_batch_waits_for_no_further_clients(monkeypatch):
-    batches, release = [], threading.Event()
-
-    def answer(items):
-        batches.append(items)
-        release.wait(10)
-        return items
-
-    async def many(batcher):
-        gathering = Gathering(monkeypatch)
-        gathering.over.set()
-        first = [asyncio.create_task(batcher.submit(i)) for i in range(3)]
-        while not batches:
-            await asyncio.sleep(0)
-        second = [asyncio.create_task(batcher.submit(i)) for i in range(3, 6)]
-        await asyncio.sleep(0)
-        release.set()
-        await asyncio.gather(*first, *second)
-        return gathering.waits
-
-    assert run(many, answer, gather_seconds=5) == []
-    assert batches == [[0, 1, 2], [3, 4, 5]]
-
-
 def test_a_single_client_is_not_made_to_wait(monkeypatch):
     async def one_by_one(batcher):
         gathering = Gathering(monkeypatch)
@@ -324,3 +265,42 @@ def test_a_single_client_is_not_made_to_wait(monkeypatch):
         return gathering.waits
 
     assert run(one_by_one, gather_seconds=5) == []
+
+
+def with_service(retriever, limits, session):
+    async def main():
+        async with Service("records", retriever, limits, Metrics()) as service:
+            return await session(service)
+
+    return asyncio.run(main())
+
+
+def test_a_ranking_stops_when_its_request_is_over(retriever, monkeypatch):
+    texts, parts, rerank = [f"Text number {i}." for i in range(512)], [], retriever.rerank
+
+    def slow(query, part):
+        parts.append(part)
+        time.sleep(0.3)
+        return rerank(query, part)
+
+    async def session(service):
+        with pytest.raises(RequestTimeoutError, match="the request took longer than 1 seconds"):
+            await service.rerank("a query", texts, None)
+
+    monkeypatch.setattr(retriever, "rerank", slow)
+    with_service(retriever, Limits(seconds=1), session)  # it ends when no queue is at work any more
+    assert len(parts) <= 5
+
+
+def test_what_has_passed_of_a_request_s_time_is_not_given_again(retriever):
+    release = threading.Event()
+
+    async def session(service):
+        begin_request(0.2)
+        with pytest.raises(RequestTimeoutError, match="the request took longer than 60 seconds"):
+            await service.ask(lambda _: release.wait(30))
+        release.set()
+
+    begin = time.monotonic()
+    with_service(retriever, Limits(seconds=60), session)
+    assert time.monotonic() - begin < 20
