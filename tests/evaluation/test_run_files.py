@@ -8,7 +8,7 @@ import pytest
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation import read_qrels, read_run, write_run, write_trec, write_trec_qrels
-from latelier.evaluation.runs import check_run_file
+from latelier.evaluation.files import check_run_file
 
 RUN = {"q1": {"d2": 1.25, "d1": 0.5}, "q2": {"d1": -3.0}}
 QRELS = {"q1": {"d1": 1, "d2": 0}, "q2": {"d1": 2}}

@@ -20,7 +20,7 @@ from latelier.cli.options import (
     takes_search_options,
 )
 from latelier.cli.output import print_json, printable, quiet_loading, show_progress
-from latelier.evaluation.trec import OnProblem
+from latelier.evaluation.files import OnProblem
 
 if TYPE_CHECKING:
     from latelier.evaluation import Collection, Comparison, Run
@@ -123,7 +123,7 @@ def evaluate(
 
 def _check_output(output: Path, collection: Collection, index: Index | None) -> None:
     """Check that a run over an existing index, or over the documents of the collection, can be written."""
-    from latelier.evaluation.runs import check_run_file
+    from latelier.evaluation.files import check_run_file
     from latelier.retrieve.passages import StoredDocuments
 
     ids = collection.documents if index is None else map(str, StoredDocuments(index).ids())

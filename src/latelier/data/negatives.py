@@ -21,7 +21,7 @@ import torch
 from latelier.arrays import is_array
 from latelier.data.loading import TrainingSet, check_training_set
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.trec import check_table
+from latelier.evaluation.files import check_table
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
 from latelier.scores import colbert_scores_pairwise

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
+from latelier.evaluation.files import Qrels, Run
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
-from latelier.evaluation.trec import Qrels, Run
 from latelier.utils.checks import check_count, describe
 from latelier.utils.misc import Markup, escape, fragment, table
 

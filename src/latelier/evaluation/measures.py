@@ -1,6 +1,6 @@
 """`evaluate`: retrieval measures of a run over all queries with relevance judgements, computed by ir-measures.
 
-Unlike ir-measures itself, `evaluate` orders each query's documents once, by `latelier.evaluation.trec.ranking` (the
+Unlike ir-measures itself, `evaluate` orders each query's documents once, by `latelier.evaluation.files.ranking` (the
 tools that ir-measures wraps break ties in different ways), and counts a judged query without results as zero.
 """
 
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation.trec import (
+from latelier.evaluation.files import (
     Qrels,
     Run,
     check_evaluated,

@@ -1,0 +1,860 @@
+"""Collections in BEIR's layout; runs and qrels in TREC's format, BEIR's and as JSON Lines.
+
+A run is a plain dict, ``run[query id][document id] = score``; qrels have the same form with integers. The format of a
+file is that of its first line, so names do not matter and pipes can be read. ir_measures' own readers name neither the
+file nor the line of a fault, and need its extra; so these are our own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.utils.checks import check_choice, describe, short
+from latelier.utils.files import as_path, is_file, is_folder, open_binary, parse_json, text_lines, write_lines
+from latelier.utils.misc import warn_caller
+
+Run: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Query id to document id to score."""
+
+
+Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Query id to document id to relevance."""
+
+
+OnProblem = Literal["error", "warn"]
+
+
+@dataclass(frozen=True, repr=False)
+class Collection:
+    """A test collection: documents, queries, and which documents are relevant to which query.
+
+    Parameters
+    ----------
+    documents
+        Document id to ``{"title": ..., "text": ...}``; the title may be empty.
+    queries
+        Query id to text.
+    qrels
+        Query id to document id to relevance: 0 is not relevant, higher is more relevant.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they have another form, an id is not a str, or a relevance is not an integer or beyond a million.
+
+    Examples
+    --------
+    >>> collection = Collection(
+    ...     documents={"d1": {"title": "Paris", "text": "Capital of France."}},
+    ...     queries={"q1": "capital of france"},
+    ...     qrels={"q1": {"d1": 1}},
+    ... )
+    >>> collection
+    Collection(1 document, 1 query, 1 qrel)
+    >>> collection.texts()
+    {'d1': 'Paris Capital of France.'}
+    """
+
+    documents: dict[str, dict[str, str]]
+    queries: dict[str, str]
+    qrels: dict[str, dict[str, int]]
+
+    def __post_init__(self) -> None:
+        # Here, as evaluation would find it only after all documents are encoded.
+        for name, ids, what in (("documents", self.documents, "document id"), ("queries", self.queries, "query id")):
+            if not isinstance(ids, Mapping):
+                raise InvalidArgumentError(f"received {describe(ids)} as {name}; expected a dict from {what}.")
+            check_str_ids(what, ids, name)
+        check_evaluated(self.qrels, "qrels")
+        check_relevance(self.qrels)
+
+    def texts(self) -> dict[str, str]:
+        """Return the texts to index: title and text joined by a space, as in BEIR's published figures.
+
+        Returns
+        -------
+        dict
+            Document id to text; ``retriever.add(collection.texts().items())`` indexes them.
+        """
+        return {id_: f"{document['title']} {document['text']}".strip() for id_, document in self.documents.items()}
+
+    def __repr__(self) -> str:
+        qrels = sum(len(judged) for judged in self.qrels.values())
+        counts = (
+            f"{len(self.documents):,} document{'' if len(self.documents) == 1 else 's'}",
+            f"{len(self.queries):,} quer{'y' if len(self.queries) == 1 else 'ies'}",
+            f"{qrels:,} qrel{'' if qrels == 1 else 's'}",
+        )
+        return f"Collection({', '.join(counts)})"
+
+
+def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem = "error") -> Collection:
+    r"""Read ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``, each plain or with ``.gz``.
+
+    Parameters
+    ----------
+    folder
+        The folder that holds them.
+    split
+        Which qrels: ``"test"``, ``"dev"``, ``"train"``, ... ``queries`` holds the queries with a qrel in this split.
+    on_problem
+        What to do with faulty lines: empty texts, unknown ids in the qrels, duplicates, malformed JSON, missing
+        fields, a relevance that is not an integer or beyond a million. ``"error"`` raises an error that lists them;
+        ``"warn"`` skips them (of duplicates, the first is kept) and issues one warning.
+
+    Returns
+    -------
+    Collection
+        Titles and texts; other fields of the corpus are dropped. Ids written as JSON integers become strings.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a file or the split is missing, or for faulty lines; the message names files, lines and splits.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> (folder / "qrels").mkdir()
+    >>> for name, text in {
+    ...     "corpus.jsonl": '{"_id": "d1", "title": "Paris", "text": "Big."}',
+    ...     "queries.jsonl": '{"_id": "q1", "text": "capital of france"}',
+    ...     "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq1\td1\t1",
+    ... }.items():
+    ...     _ = (folder / name).write_text(text)
+    >>> load_beir(folder)
+    Collection(1 document, 1 query, 1 qrel)
+    """
+    folder = as_path(folder, "folder")
+    corpus, queries = _find(folder, "corpus.jsonl"), _find(folder, "queries.jsonl")
+    split_qrels = find_split(folder, split)
+    problems = Problems(on_problem)
+    documents = {
+        id_: {"title": record.get("title") or "", "text": record["text"] or ""}
+        for id_, record in _records(corpus, ("text", "title"), problems)
+    }
+    texts = {id_: record["text"] for id_, record in _records(queries, ("text",), problems)}
+    qrels = _qrels(split_qrels, documents, texts, problems)
+    problems.settle(str(folder))
+    return Collection(documents, {id_: text for id_, text in texts.items() if id_ in qrels}, qrels)
+
+
+def _find(folder: Path, name: str) -> Path:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if is_file(candidate):
+            return candidate
+    present = ", ".join(sorted(path.name for path in folder.iterdir())) if is_folder(folder) else ""
+    found = f"it holds: {present or 'nothing'}" if is_folder(folder) else "it is not a folder"
+    raise InvalidArgumentError(
+        f"{folder} has no {name} or {name}.gz ({found}); expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
+    )
+
+
+def find_split(folder: Path, split: str) -> Path:
+    """Return the file with the qrels of a split of a BEIR folder."""
+    if not isinstance(split, str):
+        raise InvalidArgumentError(f"received {describe(split)} as split; expected a name such as 'test'.")
+    for candidate in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):
+        if is_file(candidate):
+            return candidate
+    names = {path.name.removesuffix(".gz").removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv*")}
+    available = ", ".join(sorted(names)) or "none (there is no qrels/*.tsv file)"
+    raise InvalidArgumentError(
+        f"{folder} has no relevance judgements for split={split!r}; splits available: {available}."
+    )
+
+
+def _records(path: Path, fields: tuple[str, ...], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the id and the record of each valid line of a JSONL file."""
+    seen: dict[str, int] = {}
+    for number, line in numbered_lines(path):
+        try:
+            record = parse_json(line)
+        except InvalidArgumentError as error:
+            problems.add(path.name, number, str(error).removesuffix("."))
+            continue
+        fault = _fault(record, fields)
+        if fault is None:
+            id_ = str(record["_id"])
+            if id_ not in seen:
+                seen[id_] = number
+                yield id_, record
+                continue
+            fault = f"duplicate _id {id_!r}, first on line {seen[id_]}"
+        problems.add(path.name, number, fault)
+
+
+def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
+    """Return what is wrong with a record, None if it is valid."""
+    if not isinstance(record, dict):
+        return f"expected a JSON object, received {type(record).__name__}"
+    for name in ("_id", "text"):
+        if name not in record:
+            return f"no {name!r} field; its fields are {', '.join(map(repr, record)) or 'none'}"
+    if isinstance(record["_id"], bool) or not isinstance(record["_id"], (str, int)) or record["_id"] == "":
+        return f"_id is {record['_id']!r}; expected a string"
+    for name in fields:
+        if not isinstance(record.get(name) or "", str):
+            return f"{name} is {type(record[name]).__name__}; expected a string"
+    if not any((record.get(name) or "").strip() for name in fields):
+        return f"{' and '.join(fields)} {'are' if len(fields) > 1 else 'is'} empty (_id {record['_id']!r})"
+    return None
+
+
+def _qrels(
+    path: Path, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
+) -> dict[str, dict[str, int]]:
+    qrels: dict[str, dict[str, int]] = {}
+    for row, (number, line) in enumerate(numbered_lines(path)):
+        columns, name = line.split("\t"), f"qrels/{path.name}"
+        if len(columns) != 3:
+            problems.add(
+                name, number, f"{len(columns)} columns; expected query id, document id and relevance, separated by tabs"
+            )
+            continue
+        query, document, value = columns
+        try:
+            relevance = int(value)
+        except ValueError:
+            # Only the first row may be a header, and a header has no known query id.
+            if row or query in queries or not is_header(value):
+                problems.add(name, number, f"relevance {value!r} is not an integer")
+            continue
+        if query not in queries:
+            problems.add(name, number, f"unknown query id {query!r}")
+        elif document not in documents:
+            problems.add(name, number, f"unknown document id {document!r}")
+        elif document in qrels.get(query, ()):
+            problems.add(name, number, f"duplicate qrel of document {document!r} for query {query!r}")
+        elif fault := relevance_fault(relevance):
+            problems.add(name, number, f"relevance {short(relevance)} {fault}")
+        else:
+            qrels.setdefault(query, {})[document] = relevance
+    return qrels
+
+
+def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return one query's documents, best first; equal scores are ordered by descending id, as in ``trec_eval``.
+
+    Parameters
+    ----------
+    scores
+        Document id to score.
+
+    Returns
+    -------
+    list of tuple
+        ``(document id, score)``.
+
+    Examples
+    --------
+    >>> ranking({"a": 1.0, "b": 2.0, "c": 1.0})
+    [('b', 2.0), ('c', 1.0), ('a', 1.0)]
+    """
+    try:
+        return sorted(((id_, float(score)) for id_, score in scores.items()), key=lambda p: (p[1], p[0]), reverse=True)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        check_row(scores, "the scores")
+        raise InvalidArgumentError(
+            f"cannot order documents of equal score: {error}; give ids that are all str."
+        ) from error
+
+
+def read_run(path: str | Path) -> dict[str, dict[str, float]]:
+    r"""Read a run in TREC's format or as JSON Lines, plain or with ``.gz``.
+
+    Parameters
+    ----------
+    path
+        The file. A JSON line is ``{"query_id": "q1", "document_id": "d1", "score": 1.5}``, or holds all documents of a
+        query: ``{"query_id": "q1", "results": [{"corpus_id": "d1", "score": 1.5}]}``, as the evaluators of
+        sentence-transformers write it. ``query-id`` and ``corpus-id`` are accepted too.
+
+    Returns
+    -------
+    dict
+        Query id to document id to score, in the order of the file.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the file is empty, a line is malformed, a score is not a number, or a document is repeated for a query; the
+        message names the file and the line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
+    >>> line = '{"query_id": "q1", "document_id": "d2", "score": 1.25}'
+    >>> _ = path.write_text(line)
+    >>> read_run(path)
+    {'q1': {'d2': 1.25}}
+    """
+    source = str(as_path(path))
+    first, lines = _lines(as_path(path))
+    if not _is_json(first):
+        return run_from_lines(lines, source)
+    run: dict[str, dict[str, float]] = {}
+    for number, query, document, score in _json_entries(lines, source, ("score",)):
+        add_entry(run, query, document, score, f"{source}:{number}")
+    return run
+
+
+def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int]]:
+    r"""Read qrels in TREC's format, BEIR's or as JSON Lines, plain or with ``.gz``.
+
+    Parameters
+    ----------
+    path
+        The file, or a folder in BEIR's layout, of which ``qrels/<split>.tsv`` is read. BEIR's format has three columns
+        separated by tabs, with or without a header. A JSON line is
+        ``{"query_id": "q1", "document_id": "d1", "relevance": 1}``; ``score`` is accepted in place of ``relevance``.
+    split
+        Which qrels of a folder.
+
+    Returns
+    -------
+    dict
+        Query id to document id to relevance.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the file is empty, a line is malformed, a relevance is not an integer or beyond a million, or a document is
+        repeated for a query; the message names the file and the line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "test.tsv"
+    >>> _ = path.write_text("query-id\tcorpus-id\tscore\nq1\td2\t1\n")
+    >>> read_qrels(path)
+    {'q1': {'d2': 1}}
+    """
+    path = as_path(path)
+    if is_folder(path):
+        path = find_split(path, split)
+    source = str(path)
+    first, lines = _lines(path)
+    is_json = _is_json(first)
+    if not is_json and first.count("\t") != 2:
+        return qrels_from_lines(lines, source)
+    entries = _json_entries(lines, source, ("relevance", "score")) if is_json else _tab_entries(lines, source)
+    qrels: dict[str, dict[str, int]] = {}
+    for number, query, document, relevance in entries:
+        if fault := relevance_fault(relevance):
+            raise InvalidArgumentError(f"{source}:{number}: relevance {relevance!r} {fault}.")
+        add_entry(qrels, query, document, int(relevance), f"{source}:{number}")
+    return qrels
+
+
+_QUERY = ("query_id", "query-id", "qid")
+
+
+_DOCUMENT = ("document_id", "corpus_id", "corpus-id", "docid", "id")
+
+
+def _lines(path: Path) -> tuple[str, Iterator[tuple[int, str]]]:
+    """Return the first line that is not blank, and all of them with their numbers."""
+    lines = numbered_lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise InvalidArgumentError(f"{path} is empty.")
+    return first[1].lstrip(), chain([first], lines)
+
+
+def _is_json(first: str) -> bool:
+    """Whether a first line is JSON, rather than a line of the other formats whose query id begins with a brace."""
+    return first.startswith("{") and first.count("\t") != 2 and first.split(maxsplit=2)[1:2] not in (["0"], ["Q0"])
+
+
+def _tab_entries(lines: Iterator[tuple[int, str]], source: str) -> Iterator[tuple[int, str, str, float]]:
+    for row, (number, line) in enumerate(lines):
+        columns = line.split("\t")
+        if len(columns) != 3:
+            raise InvalidArgumentError(
+                f"{source}:{number}: {len(columns)} columns; expected query id, document id and relevance, separated "
+                "by tabs."
+            )
+        query, document, value = columns
+        try:
+            relevance = float(int(value))
+        except (ValueError, OverflowError) as error:
+            if not row and is_header(value):
+                continue  # the header
+            raise InvalidArgumentError(f"{source}:{number}: relevance {short(value)} is not an integer.") from error
+        yield number, query, document, relevance
+
+
+def _json_entries(
+    lines: Iterator[tuple[int, str]], source: str, values: tuple[str, ...]
+) -> Iterator[tuple[int, str, str, float]]:
+    """Yield line number, query id, document id and the number in the first of the fields `values` that is there."""
+    for number, line in lines:
+        place = f"{source}:{number}"
+        try:
+            record = parse_json(line)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{place}: {error}") from error
+        if not isinstance(record, dict):
+            raise InvalidArgumentError(f"{place}: expected a JSON object, received {type(record).__name__}.")
+        query = _id(record, _QUERY, place)
+        results = record.get("results", [record])
+        if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
+            raise InvalidArgumentError(f"{place}: results is {describe(results)}; expected a list of JSON objects.")
+        for result in results:
+            yield number, query, _id(result, _DOCUMENT, place), _value(result, values, place)
+
+
+def _id(record: dict[str, Any], names: tuple[str, ...], place: str) -> str:
+    id_ = _field(record, names, place)
+    if isinstance(id_, bool) or not isinstance(id_, (str, int)) or id_ == "":
+        raise InvalidArgumentError(f"{place}: the id is {describe(id_)}; expected a string that is not empty.")
+    return str(id_)
+
+
+def _value(record: dict[str, Any], names: tuple[str, ...], place: str) -> float:
+    value = _field(record, names, place)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise InvalidArgumentError(f"{place}: {names[0]} is {describe(value)}; expected a number.")
+
+
+def _field(record: dict[str, Any], names: tuple[str, ...], place: str) -> Any:
+    for name in names:
+        if name in record:
+            return record[name]
+    present = ", ".join(map(short, list(record)[:10])) or "none"
+    raise InvalidArgumentError(f"{place}: no {names[0]!r} field; its fields are {present}.")
+
+
+def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
+    r"""Write a run: as JSON Lines if the file's name ends in ``.jsonl``, otherwise in TREC's format; plain or ``.gz``.
+
+    Parameters
+    ----------
+    run
+        Query id to document id to score.
+    path
+        The file; an existing one is replaced, after the whole run has been checked. With a further ``.gz`` at the end
+        of its name, it is compressed.
+    name
+        The run's name, the last column in TREC's format.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a score is NaN, an id is empty, or it has white space and cannot be written in TREC's format.
+    StorageError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
+    >>> write_run({"q1": {"a document": 0.5}}, path)
+    >>> print(path.read_text(), end="")
+    {"query_id": "q1", "document_id": "a document", "score": 0.5}
+    """
+    path = as_path(path)
+    if not _is_json_lines(path):
+        write_trec(run, path, name)
+        return
+    check_evaluated(run, "run")
+    check_scores(run, "the run")
+    _check_not_empty("query id", run)
+    lines = []
+    for query, scores in run.items():
+        _check_not_empty("document id", scores)
+        for document, score in ranking(scores):
+            lines.append(json.dumps({"query_id": query, "document_id": document, "score": score}) + "\n")
+    write_lines(path, lines)
+
+
+def _is_json_lines(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def _check_not_empty(what: str, ids: Iterable[str]) -> None:
+    """Check that no id is empty: `read_run` would reject it."""
+    if "" in ids:
+        raise InvalidArgumentError(f"{what} '' cannot be written, as readers of runs expect an id; give one.")
+
+
+def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable[str]) -> None:
+    """Check what can be known of `write_run` before there is a run; nothing is written.
+
+    Raises `StorageError` if the path is a folder, its folder does not exist, or it may not be written.
+    """
+    path = as_path(path)
+    if is_folder(path):
+        raise StorageError(f"cannot write {path}: it is a folder; name a file.")
+    if not is_folder(path.parent):
+        raise StorageError(
+            f"cannot write {path}: there is no folder {str(path.parent)!r}; make it, or name another file."
+        )
+    place = path if os.path.lexists(path) else path.parent  # a file, a device or a pipe in a folder that is read-only
+    if not os.access(place, os.W_OK):
+        raise StorageError(f"cannot write {path}: no permission to write {place}; name another file.")
+    check = _check_not_empty if _is_json_lines(path) else check_trec_ids
+    check("query id", queries)
+    check("document id", documents)
+
+
+def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
+    """Read a run, plain or with ``.gz``; ranks and the run's name are dropped.
+
+    Parameters
+    ----------
+    path
+        The file, with six columns per line.
+
+    Returns
+    -------
+    dict
+        Query id to document id to score, in the order of the file.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a line does not have six columns, a score is not a number, or a document is repeated for a query; the
+        message names the file and the line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trec"
+    >>> _ = path.write_text("q1 Q0 d2 1 1.25 bm25")
+    >>> read_trec(path)
+    {'q1': {'d2': 1.25}}
+    """
+    return run_from_lines(numbered_lines(as_path(path)), str(path))
+
+
+def run_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, float]]:
+    """Return the run that numbered lines of a TREC file hold."""
+    run: dict[str, dict[str, float]] = {}
+    for number, columns in _rows(lines, source, "query-id Q0 document-id rank score name"):
+        query, _, document, _, score, _ = columns
+        add_entry(run, query, document, _number(float, score, source, number), f"{source}:{number}")
+    return run
+
+
+def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
+    """Read qrels, plain or with ``.gz``.
+
+    Parameters
+    ----------
+    path
+        The file, with four columns per line.
+
+    Returns
+    -------
+    dict
+        Query id to document id to relevance.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a line does not have four columns, a relevance is not an integer or beyond a million, or a document is
+        repeated for a query; the message names the file and the line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "qrels.txt"
+    >>> _ = path.write_text("q1 0 d2 1")
+    >>> read_trec_qrels(path)
+    {'q1': {'d2': 1}}
+    """
+    return qrels_from_lines(numbered_lines(as_path(path)), str(path))
+
+
+def qrels_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, int]]:
+    """Return the qrels that numbered lines of a TREC file hold."""
+    qrels: dict[str, dict[str, int]] = {}
+    for number, columns in _rows(lines, source, "query-id 0 document-id relevance"):
+        query, _, document, text = columns
+        relevance = _number(int, text, source, number)
+        if fault := relevance_fault(relevance):
+            raise InvalidArgumentError(f"{source}:{number}: relevance {short(relevance)} {fault}.")
+        add_entry(qrels, query, document, relevance, f"{source}:{number}")
+    return qrels
+
+
+def _rows(lines: Iterable[tuple[int, str]], source: str, form: str) -> Iterable[tuple[int, list[str]]]:
+    for number, line in lines:
+        columns = line.split()
+        if len(columns) != len(form.split()):
+            raise InvalidArgumentError(f'{source}:{number}: {len(columns)} columns; expected "{form}".')
+        yield number, columns
+
+
+_KINDS = {int: "an integer", float: "a number"}
+
+
+def _number(kind: type, text: str, source: str, line: int) -> Any:
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{source}:{line}: {text!r} is not {_KINDS[kind]}.") from error
+    if value != value:
+        raise InvalidArgumentError(f"{source}:{line}: the score is NaN, which cannot be ranked.")
+    return value
+
+
+def add_entry(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
+    """Put one number into a run or qrels.
+
+    `table`: the run or qrels, changed in place; raises `InvalidArgumentError` if the document is there already for this
+    query.
+    """
+    row = table.setdefault(query, {})
+    if document in row:
+        raise InvalidArgumentError(f"{place}: document {document!r} is repeated for query {query!r}.")
+    row[document] = value
+
+
+def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
+    """Write a run: ``query-id Q0 document-id rank score name``, one line per document, ranks from 1.
+
+    Parameters
+    ----------
+    run
+        Query id to document id to score. A query without documents is not written.
+    path
+        The file; an existing one is replaced, after the whole run has been checked. ``.gz`` is compressed.
+    name
+        The run's name, the last column.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an id or the name is empty or has white space, which the format cannot represent, or a score is NaN.
+    StorageError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trec"
+    >>> write_trec({"q1": {"d1": 0.5, "d2": 1.25}}, path)
+    >>> print(path.read_text(), end="")
+    q1 Q0 d2 1 1.25 latelier
+    q1 Q0 d1 2 0.5 latelier
+    >>> read_trec(path)
+    {'q1': {'d2': 1.25, 'd1': 0.5}}
+    """
+    check_evaluated(run, "run")
+    check_scores(run, "the run")
+    check_trec_ids("run name", [name])
+    check_trec_ids("query id", run)
+    lines = []
+    for query, scores in run.items():
+        check_trec_ids("document id", scores)
+        for rank, (document, score) in enumerate(ranking(scores), start=1):
+            lines.append(f"{query} Q0 {document} {rank} {score!r} {name}\n")
+    write_lines(as_path(path), lines)
+
+
+def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
+    """Write qrels: ``query-id 0 document-id relevance``, one line per document.
+
+    Parameters
+    ----------
+    qrels
+        Query id to document id to relevance.
+    path
+        The file; an existing one is replaced, after all qrels have been checked. ``.gz`` is compressed.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an id is empty or has white space, or a relevance is not an integer or beyond a million.
+    StorageError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "qrels.txt"
+    >>> write_trec_qrels({"q1": {"d1": 1, "d2": 0}}, path)
+    >>> read_trec_qrels(path)
+    {'q1': {'d1': 1, 'd2': 0}}
+    """
+    check_evaluated(qrels, "qrels")
+    check_trec_ids("query id", qrels)
+    check_relevance(qrels)
+    lines = []
+    for query, judged in qrels.items():
+        check_trec_ids("document id", judged)
+        lines += [f"{query} 0 {document} {int(relevance)}\n" for document, relevance in judged.items()]
+    write_lines(as_path(path), lines)
+
+
+def check_trec_ids(what: str, ids: Iterable[str]) -> None:
+    """Check that ids can be written to a TREC file."""
+    for id_ in ids:
+        if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
+            raise InvalidArgumentError(
+                f"{what} {id_!r} cannot be written to a TREC file, as white space separates its columns; give a str "
+                "without white space, or write JSON Lines: to a file whose name ends in .jsonl."
+            )
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line number (from 1) and the text of every line that is not blank.
+
+    ``.gz`` is decompressed, and a byte order mark dropped. Yields: ``(line number, text)``.
+    """
+    try:
+        lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, line.rstrip("\r\n")
+    except StorageError as error:
+        raise InvalidArgumentError(str(error)) from error
+
+
+def is_header(relevance: str) -> bool:
+    """Whether the first line of qrels in BEIR's format is a header, given its third column."""
+    try:
+        float(relevance)
+    except ValueError:
+        return bool(relevance.strip())
+    return False
+
+
+_LISTED = 10
+
+
+class Problems:
+    """The faulty lines found so far; `settle` raises one error or issues one warning about them."""
+
+    def __init__(self, on_problem: OnProblem) -> None:
+        check_choice("on_problem", on_problem, get_args(OnProblem))
+        self.on_problem = on_problem
+        self.total = 0
+        self._first: list[str] = []
+
+    def add(self, file: str, line: int, what: str) -> None:
+        """Record one faulty line."""
+        self.total += 1
+        if len(self._first) < _LISTED:
+            self._first.append(f"  {file}:{line}: {what}")
+
+    def settle(self, source: str) -> None:
+        """Raise or warn if any line was recorded; the message begins with ``source``."""
+        if not self.total:
+            return
+        hidden = self.total - len(self._first)
+        places = "\n".join([*self._first, *([f"  and {hidden:,} more"] if hidden else [])])
+        found = f"{source} has {self.total:,} problem{'s' if self.total > 1 else ''}"
+        if self.on_problem == "warn":
+            warn_caller(f"{found}; these lines are skipped:\n{places}")
+            return
+        raise InvalidArgumentError(f"{found}:\n{places}\n", advice="skip-faulty")
+
+
+_TABLE = "{query id: {document id: number}}"
+
+
+def check_table(table: object, name: str) -> None:
+    """Check that a run or qrels are ``{query id: {document id: number}}``.
+
+    Raises `InvalidArgumentError` if they have another form.
+    """
+    if not isinstance(table, Mapping):
+        raise InvalidArgumentError(f"received {describe(table)} as {name}; expected {_TABLE}.")
+    for query, row in table.items():
+        check_row(row, f"query {short(query)} of the {name}")
+
+
+def check_row(row: object, name: str) -> None:
+    """Check that one query's documents are ``{document id: number}``."""
+    if not isinstance(row, Mapping):
+        raise InvalidArgumentError(f"received {describe(row)} as {name}; expected {{document id: number}}.")
+    for document, value in row.items():
+        try:
+            float("a text" if isinstance(value, (str, bytes)) else value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"{name}: document {short(document)} has {describe(value)}, which is not a number."
+            ) from error
+
+
+def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None:
+    """Check what `check_table` checks, and that all ids are str.
+
+    Raises `InvalidArgumentError` if they have another form, or an id is not a str.
+    """
+    check_table(table, name)
+    check_str_ids("query id", table, name)
+    for row in table.values():
+        check_str_ids("document id", row, name)
+
+
+def check_str_ids(what: str, ids: Iterable[object], name: str) -> None:
+    """Check that ids are str: the tools of evaluation take no others, and 1 and ``"1"`` would not match.
+
+    `name`: what the message calls what holds them.
+    """
+    for id_ in ids:
+        if not isinstance(id_, str):
+            raise InvalidArgumentError(
+                f"received {describe(id_)} as a {what} of the {name}; evaluation takes ids as str: give str(id). "
+                "Retriever.run returns such ids."
+            )
+
+
+def check_scores(run: Run, label: str) -> None:
+    """Check that the documents of a run can be ranked."""
+    for query, scores in run.items():
+        for document, score in scores.items():
+            if math.isnan(score):
+                raise InvalidArgumentError(
+                    f"document {document!r} of query {query!r} in {label} has score NaN, which cannot be ranked."
+                )
+
+
+def check_relevance(qrels: Qrels) -> None:
+    """Check that each relevance is an integer, of whatever type, and not too large: see `relevance_fault`.
+
+    `qrels`: query id to document id to relevance, checked by `check_table`.
+    """
+    for query, judged in qrels.items():
+        for document, relevance in judged.items():
+            if fault := relevance_fault(float(relevance)):
+                raise InvalidArgumentError(
+                    f"the relevance of document {document!r} for query {query!r} {fault}: received "
+                    f"{describe(relevance)}; give grades such as 0, 1 and 2."
+                )
+
+
+# trec_eval allocates arrays as long as the largest relevance, and holds it in a C integer: larger ones take gigabytes,
+# are cut off, or end the process.
+_LARGEST_RELEVANCE = 1_000_000
+
+
+def relevance_fault(relevance: float) -> str | None:
+    """Return what is wrong with a relevance; None if it is an integer from minus a million to a million.
+
+    A fraction would be cut off without a word, and a very large integer too, or take all memory.
+    """
+    if -_LARGEST_RELEVANCE <= relevance <= _LARGEST_RELEVANCE:
+        return None if float(relevance).is_integer() else "is not an integer"
+    if relevance != relevance or abs(relevance) == math.inf:
+        return "is not an integer"
+    return f"is not from {-_LARGEST_RELEVANCE:,} to {_LARGEST_RELEVANCE:,}"
