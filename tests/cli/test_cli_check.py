@@ -4,7 +4,6 @@ import json
 import shutil
 
 import numpy as np
-import pytest
 
 from latelier import indexes
 
@@ -69,12 +68,6 @@ def test_why_not_prints_the_cause_and_what_would_find_it(run, folder):
     assert lines[-2:] == ["It is found if you", f"  search with k={json.loads(lines[-1].partition('=')[2])}"]
 
 
-def test_why_not_of_a_search_by_keywords(run, folder):
-    result = run("why-not", folder, "unhealthy fruit", "moon", "--mode", "keywords", "--device", "cpu")
-    assert result.exit_code == 0, result.output
-    assert "no_query_word: its text has no word of the query: 'unhealthy', 'fruit'" in result.stdout
-
-
 def test_why_not_with_filters_as_json(run, folder):
     filters = ("--filter", "year > ?", "--filter", "lang = ?", "--parameter", 2020, "--parameter", "en")
     result = run("why-not", folder, "fruit", "fruit", *filters, "--device", "cpu", "--json")
@@ -86,18 +79,3 @@ def test_why_not_with_filters_as_json(run, folder):
     report = json.loads(run("why-not", folder, "fruit", "moon", "-k", 1, "--device", "cpu", "--json").stdout)
     assert report["differences"][1].keys() == {"position", "similarity", "other", "token"}
     assert report["differences"][1]["token"] == "fruit"
-
-
-@pytest.mark.parametrize("id", ["9", "Fruit", "\x1b[2J"])
-def test_why_not_of_an_unknown_id(run, folder, id):
-    result = run("why-not", folder, "fruit", id, "--device", "cpu")
-    assert result.exit_code == 0
-    assert "not_stored: no document has the id" in result.stdout
-    assert "\x1b" not in result.stdout
-    assert ("near ids: 'fruit'" in result.stdout) == (id == "Fruit")
-
-
-def test_why_not_of_an_option_that_the_index_does_not_have(run, folder):
-    result = run("why-not", folder, "fruit", "moon", "--effort", 2, "--device", "cpu")
-    assert result.exit_code == 1
-    assert "Flat has no option 'effort'" in result.stderr

@@ -2,14 +2,11 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 
 from latelier import indexes
 from latelier.cli import app
-from latelier.cli.output import bold
-from latelier.kernels.instruction_sets import instruction_set
 from latelier.retrieve import Retriever
 
 
@@ -61,18 +58,6 @@ def test_search_explains_below_each_result(run, folder):
     assert len(lines) == 2
     assert lines[1].strip().startswith("unhealthy ~ healthy ")
     assert ", fruit ~ bananas " in lines[1]
-
-
-def test_search_that_finds_nothing(run, folder):
-    result = run("search", folder, "fruit", "--filter", "year > 3000", "--device", "cpu")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no document found.\n")
-
-
-def test_warmup_compiles_and_says_so(run):
-    facts = json.loads(run("warmup", "--json").stdout)
-    assert facts["kernels"] == instruction_set().name
-    assert 0 < facts["seconds"] < 300
-    assert run("warmup").stdout.startswith(f"compiled the {facts['kernels']} kernels in ")
 
 
 def test_info(run, folder, tmp_path):
@@ -154,18 +139,6 @@ def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_
     assert run("search", copy, "fruit", "--model", minilm, "--device", "cpu").exit_code == 0
 
 
-def test_index_with_a_model_of_ones_own(run, tmp_path, tiny, records_file):
-    folder = tmp_path / "index"
-    assert run("index", records_file, "--index", folder, "--model", tiny, "--device", "cpu").exit_code == 0
-    assert json.loads(run("info", folder, "--json").stdout)["model"] == tiny
-    result = run("index", "-", "--index", folder, "--device", "cpu", input="one more text\n")
-    assert result.stdout == f"{folder}: 4 documents, 3 before.\n"
-    result = run("index", "-", "--index", tmp_path / "new", "--model", "./absent", "--device", "cpu", input="text\n")
-    assert result.exit_code == 1
-    assert "could not load the model './absent'" in result.stderr
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -200,19 +173,6 @@ def test_faulty_arguments_of_a_search(run, folder):
         assert result.exit_code == 1
         assert result.stderr.startswith("Error: ")
         assert result.stderr.count("\n") < 5
-
-
-def test_a_search_takes_the_options_of_the_index(run, tmp_path, folder, records_file):
-    approximate = tmp_path / "approximate"
-    assert run("index", records_file, "--index", approximate, "--kind", "ivf", "--device", "cpu").exit_code == 0
-    options = ["--nprobe", 8, "--candidates", 10, "--rerank", 3, "--effort", 2]
-    result = run("search", approximate, "unhealthy fruit", "-k", 1, "--json", "--device", "cpu", *options)
-    assert [found["id"] for found in json.loads(result.stdout)["results"]] == ["fruit"]
-    for effort, message in [("slow", "received effort='slow'"), ("-1", "received effort=-1")]:
-        result = run("search", approximate, "fruit", "--effort", effort, "--device", "cpu")
-        assert (result.exit_code, message in result.stderr) == (1, True)
-    result = run("search", folder, "fruit", "--effort", "exact", "--device", "cpu")
-    assert "a search of Flat has no option 'effort'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -264,14 +224,3 @@ def test_help_names_every_command_with_an_example(run):
         printed = run(name, "--help").stdout
         assert "Example:\n    " in printed
         assert printed.split("\n\n")[0].count("...") <= 1  # the usage
-
-
-def test_bold_is_for_terminals_unless_no_color_is_set(monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert bold("x") == "\x1b[1mx\x1b[0m"
-    monkeypatch.setenv("NO_COLOR", "")
-    assert bold("x") == "x"
-    monkeypatch.delenv("NO_COLOR")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert bold("x") == "x"

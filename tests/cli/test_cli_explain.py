@@ -37,14 +37,6 @@ def test_pages_and_pictures_are_written(run, folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["map.PNG", "page.html"]
 
 
-def test_a_figure_of_no_format_leaves_no_page(run, folder, tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the extra plot")
-    files = "--html", tmp_path / "page.html", "--figure", tmp_path / "map.xyz"
-    result = run("explain", folder, "fruit", "fruit", *files, "--device", "cpu")
-    assert (result.exit_code, "ends in 'xyz' for a figure" in result.stderr) == (1, True)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_ids_are_found_as_they_are_typed(run, tmp_path):
     folder = tmp_path / "index"
     lines = [{"id": 7, "text": "Bananas."}, {"id": "8", "text": "Apples."}, {"id": "1e3", "text": "Pears."}]

@@ -82,30 +82,3 @@ def test_importing_sub_packages_imports_no_torch():
     code += "latelier.retrieve.Retriever; print(*[n for n in ('torch', 'numba', 'transformers') if n in sys.modules])"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.split() == []
-
-
-def test_a_process_without_torch_searches_by_the_kernels_too(tiny, tmp_path, monkeypatch):
-    """Flat and IVF, again and again until the kernels have taken over from numpy."""
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    pytest.importorskip("onnxscript", reason="needs the extra onnx")
-    monkeypatch.setenv("LATELIER_CACHE", str(tmp_path / "cache"))
-    for kind in (indexes.Flat, indexes.IVF):
-        with Retriever(tiny, kind(tmp_path / kind.kind), device="cpu") as retriever:
-            retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
-            retriever.export_encoder()
-    code = """if True:
-        import sys
-        sys.modules["torch"] = None  # importing it raises an error
-        from latelier.retrieve import Retriever
-        for folder in sys.argv[1:]:
-            with Retriever.open(folder) as retriever:
-                found = [retriever.search("bananas") for _ in range(2)]
-                retriever.index.search_by_kernels()
-                found.append(retriever.search("bananas"))
-                assert {result.id for results in found for result in results} == {"a", "b"}
-                scores = [result.score for results in found for result in results if result.id == "a"]
-                assert max(scores) - min(scores) < 1e-5, scores
-    """
-    folders = [str(tmp_path / kind) for kind in ("flat", "ivf")]
-    process = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr

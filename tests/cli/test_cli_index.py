@@ -170,22 +170,6 @@ def test_columns_of_a_table(run, tmp_path, tiny):
         assert (result.exit_code > 0, message in result.stderr) == (True, True)
 
 
-def test_a_memory_budget_of_index_and_search(run, tmp_path, tiny):
-    (tmp_path / "two.txt").write_text("Pears ripen in September.\nThe moon is far away.\n")
-    index = tmp_path / "index"
-    command = ["index", tmp_path / "two.txt", "--index", index, "--model", tiny, "--device", "cpu", "--kind", "ivf"]
-    assert run(*command, "--max-memory", "1GB").stdout.endswith("2 documents, 0 before.\n")
-    found = run("search", index, "moon", "--device", "cpu", "--max-memory", "512MB", "--json")
-    assert len(json.loads(found.stdout)["results"]) == 2
-    for value, message in (
-        ("1MB", "needs at least"),
-        ("much", "received max_memory='much'; expected a number of bytes"),
-    ):
-        refused = run("search", index, "moon", "--max-memory", value)
-        assert refused.exit_code == 1
-        assert message in refused.output
-
-
 def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, monkeypatch):
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
@@ -216,8 +200,3 @@ def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, mon
         refused = run("index", tmp_path / "more.txt", "--index", index, "--compute-dtype", wrong)
         assert refused.exit_code != 0
         assert f"compute_dtype='{wrong}', but the index was filled in " in refused.stderr
-
-
-def test_one_document_is_not_several(run, tmp_path, tiny):
-    result = run("index", "-", "--index", tmp_path / "a", "--model", tiny, "--device", "cpu", input="Pears.\n")
-    assert (result.exit_code, result.stdout.endswith("a: 1 document, 0 before.\n")) == (0, True), result.output

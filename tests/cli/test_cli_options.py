@@ -19,13 +19,6 @@ def test_an_option_of_another_search_mode_is_refused(run, command, mode, option,
     assert f"Invalid value for {option}: it has no effect on --mode {mode}, only on " in result.stderr
 
 
-def test_evaluate_refuses_options_of_another_mode(run):
-    result = run("evaluate", "no-data", "--fusion", "rrf")  # its mode is vectors
-    assert (result.exit_code, "--fusion: it has no effect on --mode vectors" in result.stderr) == (2, True)
-    result = run("evaluate", "no-data", "--mode", "hybrid", "--fusion", "rrf")
-    assert (result.exit_code, "no-data" in result.stderr) == (1, True)
-
-
 SEARCH = {
     "--index": "x",
     "--model": "m",
@@ -44,12 +37,6 @@ def test_evaluate_refuses_options_of_a_search_beside_a_run(run, option, value):
     result = run("evaluate", "no-data", "--run", "no-run", option, value)
     assert result.exit_code == 2
     assert f"Invalid value for {option}: it has no effect" in result.stderr
-
-
-def test_evaluate_refuses_a_kind_beside_an_index(run):
-    result = run("evaluate", "no-data", "--index", "no-index", "--kind", "flat")
-    assert result.exit_code == 2
-    assert "Invalid value for --kind: it has no effect beside --index, which has a kind already" in result.stderr
 
 
 @pytest.mark.parametrize("command", [("search", "no-index", "fruit"), ("why-not", "no-index", "fruit", "moon")])
@@ -75,13 +62,6 @@ def test_options_of_http_need_it(run, option, value):
     result = run("mcp", "no-index", option, value)
     assert result.exit_code == 2
     assert f"Invalid value for {option}: it has no effect without --http" in result.stderr
-
-
-def test_a_token_in_the_environment_may_stay_there_without_http(run, monkeypatch):
-    pytest.importorskip("mcp")
-    monkeypatch.setenv("LATELIER_MCP_TOKEN", "a-secret-of-clients")
-    result = run("mcp", "no-index")
-    assert (result.exit_code, "there is no index in" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["read", "write"])
@@ -124,29 +104,3 @@ def test_training_on_texts_refuses_texts_for_ids(run, tmp_path, option, row):
     (tmp_path / "rows.jsonl").write_text(f'{row}\n{{"query_id": 1, "document_ids": [2], "scores": [1]}}\n')
     result = run(*command, option, tmp_path / "none.jsonl")
     assert (result.exit_code, "there is no file" in result.stderr) == (1, True)
-
-
-@pytest.mark.parametrize("option", ["--queries", "--documents"])
-def test_training_on_a_folder_refuses_texts_for_ids(run, tmp_path, option):
-    result = run("train", tmp_path, "--output", tmp_path / "model", option, tmp_path / "none.jsonl")
-    assert result.exit_code == 2
-    assert f"Invalid value for {option}: it has no effect on {tmp_path}, a folder, which has texts" in result.stderr
-
-
-@pytest.mark.parametrize("command", ["search", "why-not"])
-def test_the_help_shows_weights_as_they_are_typed(run, command):
-    shown = " ".join(run(command, "--help").stdout.split())
-    assert "Default: 0.5 0.5." in shown
-    assert "0.5, 0.5" not in shown
-
-
-def test_a_faulty_file_and_a_faulty_argument_are_told_apart(run, tmp_path):
-    pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    (tmp_path / "texts.txt").write_text("Pears.\n")
-    command = "index", tmp_path / "texts.txt", "--index", tmp_path / "index"
-    result = run(*command, "--format", "parquet")
-    assert (result.exit_code, "texts.txt is not a Parquet file" in result.stderr) == (1, True)
-    result = run(*command, "--title", "name")
-    assert (result.exit_code > 0, "received names of fields for" in result.stderr) == (True, True)
-    result = run(*command, "--passages", 0)
-    assert (result.exit_code, "an integer of at least 16" in result.stderr) == (2, True)

@@ -137,12 +137,6 @@ def test_faulty_rows_are_named(train, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_that_are_no_unicode_are_named(train):
-    result = train([*PAIRS[:2], {"query": "half \ud800", "positive": "a pear"}])
-    assert result.exit_code == 1
-    assert "Error: pairs.jsonl:3: query is not valid Unicode: '\\ud800' at position 5" in result.stderr
-
-
 @pytest.mark.parametrize("option", ["--epochs=inf", "--learning-rate=inf", "--seed=-1", "--seed=4294967296"])
 def test_numbers_that_nothing_can_be_trained_with(train, tmp_path, option):
     result = train(PAIRS, option)
@@ -158,18 +152,6 @@ def test_what_is_there_is_not_replaced(train, tmp_path):
     assert result.exit_code == 1
     assert "holds something already; give a new folder or an empty one" in result.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
-
-
-def test_scored_rows_are_not_mined(train):
-    result = train([{"query": p["query"], "documents": [p["positive"]], "scores": [1]} for p in PAIRS], "--mine", 1)
-    assert result.exit_code == 1
-    assert "the rows have a teacher's scores, which mined negatives would lack; leave out mine" in result.stderr
-
-
-def test_too_little_to_train_on(train):
-    result = train(PAIRS[:1])
-    assert result.exit_code == 1
-    assert "leave 1 row to train on; expected at least 2" in result.stderr
 
 
 @pytest.mark.parametrize("was_folder", [False, True])
