@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.kernels.instruction_sets import instruction_set
+from latelier.kernels.multiply import instruction_set
 
 __all__ = ["maxsim_cpu_calls", "numkong_calls"]
 

@@ -30,7 +30,7 @@ from sentence_transformers import MultiVectorEncoder
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, load_beir
-from latelier.kernels.instruction_sets import instruction_set
+from latelier.kernels.multiply import instruction_set
 from latelier.models import DEFAULT_MODEL, ColBERT
 
 PEER = "sentence-transformers"

@@ -41,7 +41,7 @@ from sentence_transformers.util import maxsim as peer_maxsim
 from torch.nn.functional import cross_entropy, normalize
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.instruction_sets import instruction_set, supported
+from latelier.kernels.multiply import instruction_set, supported
 from latelier.scores import colbert_scores
 
 DIM, QUERY_TOKENS = 128, 32

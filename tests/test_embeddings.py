@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
-from latelier.kernels.instruction_sets import supported
+from latelier.kernels.multiply import supported
 from latelier.scores import colbert_scores
 
 KINDS = [("numpy", "float32"), ("numpy", "float16"), ("torch", "float32"), ("torch", "float16"), ("torch", "bfloat16")]

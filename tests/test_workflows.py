@@ -57,7 +57,7 @@ def test_the_suite_runs_once_with_each_set_of_instructions():
 def test_forced_instructions_are_those_that_libraries_use():
     program = """
 import torch
-from latelier.kernels.instruction_sets import instruction_set
+from latelier.kernels.multiply import instruction_set
 multiplies = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 isa = instruction_set()
 print(torch.backends.cpu.get_cpu_capability(), isa.name, isa.multiplies_bfloat16, multiplies)

@@ -53,4 +53,4 @@ def test_ids_are_found_as_they_are_typed(run, tmp_path):
     assert told["text"].endswith("Pears are green.")
     result = run("explain", folder, "fruit", "9", "--device", "cpu")
     assert result.exit_code == 1
-    assert result.stderr == "Error: no document has the id '9'; latelier search shows the ids of what it finds.\n"
+    assert "no document has the id '9'" in result.stderr

@@ -4,10 +4,10 @@ import contextlib
 
 import pytest
 
-from latelier.indexes.sharded import worker
+from latelier.indexes.sharded import index
 from latelier.utils.ray_session import connect_to_ray
 
-START, STOP = worker.start, worker.stop
+START, STOP = index.start, index.stop
 
 
 @contextlib.contextmanager
@@ -38,12 +38,12 @@ def reused_processes():
         return actor
 
     with pytest.MonkeyPatch.context() as patch, local_ray():
-        patch.setattr(worker, "start", start_or_reuse)
-        patch.setattr(worker, "stop", lambda ray, actor: idle.append(actor))
+        patch.setattr(index, "start", start_or_reuse)
+        patch.setattr(index, "stop", lambda ray, actor: idle.append(actor))
         yield
 
 
 def use_new_processes(monkeypatch):
     """Start processes for each index again: Ray would restart a reused one as the shard that it was first."""
-    monkeypatch.setattr(worker, "start", START)
-    monkeypatch.setattr(worker, "stop", STOP)
+    monkeypatch.setattr(index, "start", START)
+    monkeypatch.setattr(index, "stop", STOP)

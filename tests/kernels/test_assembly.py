@@ -9,9 +9,8 @@ import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
 
-from latelier.kernels.instruction_sets import INSTRUCTION_SETS
-from latelier.kernels.multiply import multiply_floats
-from latelier.kernels.simd import ROWS, at, constant
+from latelier.kernels.jit import ROWS, at, constant
+from latelier.kernels.multiply import INSTRUCTION_SETS, multiply_floats
 
 pytestmark = pytest.mark.skipif(
     llvm.llvm_version_info[0] < 20, reason="the loops of older releases of LLVM have other instructions around them"

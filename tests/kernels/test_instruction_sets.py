@@ -10,14 +10,14 @@ import numba
 import pytest
 
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.instruction_sets import INSTRUCTION_SETS, instruction_set, supported
 from latelier.kernels.jit import has_features
+from latelier.kernels.multiply import INSTRUCTION_SETS, instruction_set, supported
 
 PROGRAM = """
 import sys, torch
 from latelier.embeddings import TokenEmbeddings
 from latelier.scores import colbert_scores
-from latelier.kernels.instruction_sets import instruction_set
+from latelier.kernels.multiply import instruction_set
 print(instruction_set().name, instruction_set().multiplies_bfloat16)
 generator = torch.Generator().manual_seed(0)
 queries, documents = torch.randn(2, 3, 32, generator=generator), torch.randn(5, 4, 32, generator=generator)

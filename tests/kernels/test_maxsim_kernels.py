@@ -5,8 +5,8 @@ import pytest
 
 from latelier.kernels.conversion import BFLOAT16, FLOAT16, INT8, WIDE_INT8, WORDS, convert_rows
 from latelier.kernels.float_maxsim import NO_POSITIONS, Documents, Queries, pack_queries, score_range
-from latelier.kernels.instruction_sets import INSTRUCTION_SETS
 from latelier.kernels.jit import has_features
+from latelier.kernels.multiply import INSTRUCTION_SETS
 
 pytestmark = pytest.mark.processor
 

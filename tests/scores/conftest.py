@@ -2,7 +2,7 @@
 
 import pytest
 
-from latelier.kernels.instruction_sets import INSTRUCTION_SETS
+from latelier.kernels.multiply import INSTRUCTION_SETS
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)

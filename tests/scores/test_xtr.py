@@ -61,7 +61,7 @@ def test_all_forms_give_the_same_scores(monkeypatch):
     ]
     torch.testing.assert_close(ours.xtr_scores(*packed, top_k=4), expected)
     torch.testing.assert_close(ours.xtr_scores(*(list(p.to("numpy")) for p in packed), top_k=4), expected)
-    monkeypatch.setattr("latelier.scores.xtr._BLOCK_ELEMENTS", 40)  # one or two query tokens at a time
+    monkeypatch.setattr("latelier.scores.colbert._BLOCK_ELEMENTS", 40)  # one or two query tokens at a time
     torch.testing.assert_close(ours.xtr_scores(*packed, top_k=4), expected)
 
 

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from latelier.cli.demo import demo
 from latelier.cli.evaluate import compare, evaluate
 from latelier.cli.index import copy, index
-from latelier.cli.info import check, info, warmup
+from latelier.cli.info import check, demo, info, warmup
 from latelier.cli.output import messages, prepare_streams
 from latelier.cli.search import explain, search, why_not
 from latelier.cli.serve import mcp, serve

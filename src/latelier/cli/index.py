@@ -205,8 +205,7 @@ def index(
 
 
 def _read(source: str, format: DocumentFormat, fields: dict[str, Any], glob: list[str]) -> Iterable[Any]:
-    from latelier.retrieve.documents import as_fields
-    from latelier.retrieve.readers import read_document_file, read_documents
+    from latelier.retrieve.readers import as_fields, read_document_file, read_documents
 
     try:
         named = as_fields(**fields)

@@ -27,8 +27,7 @@ from latelier.indexes.options import (
     Tokenizer,
     check_texts,
 )
-from latelier.indexes.results import CheckReport, Hit, Id, StageLoss, VerifyReport, WhyNotReport
-from latelier.indexes.values import as_prefixes
+from latelier.indexes.results import CheckReport, Hit, Id, StageLoss, VerifyReport, WhyNotReport, as_prefixes
 from latelier.indexes.why_not import why_not_by_vectors
 from latelier.utils.checks import check_count
 from latelier.utils.misc import NotCopied

@@ -28,8 +28,7 @@ from latelier.errors import (
     UnknownIdError,
 )
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.results import Id
-from latelier.indexes.values import INT64, dump_json, duplicate_ids
+from latelier.indexes.results import INT64, Id, dump_json, duplicate_ids
 from latelier.utils.checks import describe, parse_bytes, short
 from latelier.utils.files import parse_json, replaced
 from latelier.utils.misc import progress_bar

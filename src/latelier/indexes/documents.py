@@ -17,10 +17,9 @@ import numpy as np
 from latelier.arrays import dtype_name, is_array, is_tensor, refuse_mask
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.results import Id
+from latelier.indexes.results import Id, as_id, check_text, is_single_id
 from latelier.indexes.store import connections
 from latelier.indexes.store.rows import DocumentColumns, StoredDocument, encode_metadata
-from latelier.indexes.values import as_id, check_text, is_single_id
 from latelier.kernels.threads import allowed_threads, map_each
 from latelier.utils.misc import progress_bar
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows

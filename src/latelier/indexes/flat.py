@@ -16,9 +16,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.base import PathLike
 from latelier.indexes.exact import BlockSize, score_blocks
 from latelier.indexes.options import SearchOptions, Tokenizer
-from latelier.indexes.store.files import AROUND, release_memory
-from latelier.indexes.store.segments import Part, TokenArray
-from latelier.indexes.store.snapshot import Snapshot
+from latelier.indexes.store.segments import AROUND, Part, Snapshot, TokenArray, release_memory
 from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.kernels.threads import KernelWarmUp
 from latelier.scores.maxsim import maxsim, maxsim_numpy

@@ -13,7 +13,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import Hit, Ranking
-from latelier.indexes.store.snapshot import Snapshot
+from latelier.indexes.store.segments import Snapshot
 
 # The constant of reciprocal rank fusion in its paper.
 _RANK_CONSTANT = 60

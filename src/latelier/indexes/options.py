@@ -11,8 +11,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.results import Hit, Id, StageLoss
-from latelier.indexes.values import is_unicode
+from latelier.indexes.results import Hit, Id, StageLoss, is_unicode
 from latelier.utils.checks import check_choice, check_count, describe, short
 
 Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]

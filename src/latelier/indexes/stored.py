@@ -29,18 +29,19 @@ from latelier.indexes.results import (
     Ranking,
     Record,
     VerifyReport,
+    as_id,
+    as_ids,
+    as_prefixes,
+    is_single_id,
     warn_of_damage,
 )
 from latelier.indexes.store.catalog import UserSettings, count_documents
 from latelier.indexes.store.connections import as_folder
-from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
 from latelier.indexes.store.rows import all_ids, find_numbers, has_metadata, has_texts
-from latelier.indexes.store.segments import Arrays, Part, TokenArray
-from latelier.indexes.store.snapshot import Snapshot
+from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, TokenArray
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
-from latelier.indexes.values import as_id, as_ids, as_prefixes, is_single_id
 from latelier.kernels.threads import thread_count
 from latelier.scores.topk import TopK
 from latelier.utils import resolve_device

@@ -18,8 +18,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.filters.parse import fold_name, parse_filter
 from latelier.indexes.options import Parameters, Searchable, SearchOptions, effort_factor
-from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport
-from latelier.indexes.values import as_id
+from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport, as_id
 from latelier.scores.topk import align
 from latelier.utils.checks import short
 

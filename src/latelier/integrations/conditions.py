@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters.parse import RESERVED, fold_name
-from latelier.indexes.values import dump_json
+from latelier.indexes.results import dump_json
 from latelier.utils.checks import describe
 
 

@@ -15,7 +15,7 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.indexes.values import INT64
+from latelier.indexes.results import INT64
 from latelier.integrations.common import (
     RerankingModel,
     SharedFolder,

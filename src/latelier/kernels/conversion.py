@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.kernels.jit import cgutils, has_features, intrinsic, ir, kernel, types
-from latelier.kernels.simd import LANES, at, constant, emit_prefetch
+from latelier.kernels.jit import LANES, at, cgutils, constant, emit_prefetch, has_features, intrinsic, ir, kernel, types
 
 # What rows hold: words of four bytes that need no conversion; half precision, which becomes float32; or int8, which
 # becomes uint8 or, as WIDE_INT8, 16 bits.

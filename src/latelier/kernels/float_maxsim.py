@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS, convert_meanwhile, convert_rows
-from latelier.kernels.instruction_sets import instruction_set_of, tile_groups, tile_rows
-from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.multiply import multiply_floats
-from latelier.kernels.simd import FLOATS, INTS, LANES, STEP, at, constant, splat
+from latelier.kernels.jit import FLOATS, INTS, LANES, STEP, at, cgutils, constant, intrinsic, ir, kernel, splat, types
+from latelier.kernels.multiply import instruction_set_of, multiply_floats, tile_groups, tile_rows
 
 # The argument `positions` if the positions of the best tokens are not needed.
 NO_POSITIONS = np.empty((0, 0), dtype=np.int32)

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.kernels.conversion import INT8, WIDE_INT8, WORDS, convert_meanwhile, convert_rows
-from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of, tile_groups
-from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.simd import FLOATS, LANES, ROWS, STEP, at, constant, splat
+from latelier.kernels.jit import FLOATS, LANES, ROWS, STEP, at, cgutils, constant, intrinsic, ir, kernel, splat, types
+from latelier.kernels.multiply import has_wide_rows, instruction_set_of, tile_groups
 
 
 class Documents(NamedTuple):

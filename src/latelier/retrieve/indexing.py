@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
+from latelier.indexes.results import duplicate_ids
 from latelier.indexes.store.rows import encode_metadata
-from latelier.indexes.values import duplicate_ids
-from latelier.retrieve.documents import InputDocument, parse_documents
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
     PassageId,
@@ -29,6 +28,7 @@ from latelier.retrieve.passages import (
     encode_passage_id,
     passage_prefix,
 )
+from latelier.retrieve.readers import InputDocument, parse_documents
 from latelier.utils.checks import short
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes import Hit, Id, Index
 from latelier.indexes.options import SearchOptions
-from latelier.indexes.results import Record
-from latelier.indexes.values import as_ids, check_known
+from latelier.indexes.results import Record, as_ids, check_known
 from latelier.retrieve.results import Result, Results
 from latelier.utils.checks import check_count, describe, is_count
 

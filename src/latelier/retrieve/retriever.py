@@ -19,9 +19,8 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
-from latelier.indexes.values import as_id
-from latelier.retrieve.explaining import explain_documents
-from latelier.retrieve.explanation import Explanation
+from latelier.indexes.results import as_id
+from latelier.retrieve.explanation import Explanation, explain_documents
 from latelier.retrieve.indexing import (
     OnExisting,
     bounded_sizes,

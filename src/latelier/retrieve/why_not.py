@@ -17,10 +17,10 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.exact import exact_scores
 from latelier.indexes.options import Mode, SearchKeywords
+from latelier.indexes.results import as_id
 from latelier.indexes.store.keywords import query_words
-from latelier.indexes.values import as_id
 from latelier.indexes.why_not import Tester, examine, why_not_by_vectors
-from latelier.retrieve.explaining import best_part
+from latelier.retrieve.explanation import best_part
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.checks import check_count, describe, short

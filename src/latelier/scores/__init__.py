@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
-    from latelier.scores.colbert import colbert_kd_scores, colbert_scores, colbert_scores_pairwise, top_k
-    from latelier.scores.xtr import xtr_kd_scores, xtr_scores, xtr_scores_pairwise
+    from latelier.scores.colbert import (
+        colbert_kd_scores,
+        colbert_scores,
+        colbert_scores_pairwise,
+        top_k,
+        xtr_kd_scores,
+        xtr_scores,
+        xtr_scores_pairwise,
+    )
 
 __all__ = [
     "colbert_kd_scores",
@@ -25,6 +32,13 @@ __all__ = [
 
 __getattr__, __dir__ = lazy_names(
     __name__,
-    colbert=("colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise", "top_k"),
-    xtr=("xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"),
+    colbert=(
+        "colbert_kd_scores",
+        "colbert_scores",
+        "colbert_scores_pairwise",
+        "top_k",
+        "xtr_kd_scores",
+        "xtr_scores",
+        "xtr_scores_pairwise",
+    ),
 )

@@ -12,8 +12,7 @@ from torch.autograd.function import once_differentiable
 from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.float_maxsim import Packed, add_document_gradients, add_query_gradients
 from latelier.kernels.threads import for_ranges
-from latelier.scores.engine import Engine, needs_gradient, outside_graphs
-from latelier.scores.inputs import Side
+from latelier.scores.inputs import Engine, Side, needs_gradient, outside_graphs
 from latelier.scores.maxsim import AddressedDocuments, maxsim, maxsim_int8, maxsim_into
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 

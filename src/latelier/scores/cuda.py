@@ -14,8 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from latelier.arrays import as_tensor
 from latelier.errors import MissingExtraError
-from latelier.scores.engine import Engine, needs_gradient, outside_graphs
-from latelier.scores.inputs import Side
+from latelier.scores.inputs import Engine, Side, needs_gradient, outside_graphs
 
 if TYPE_CHECKING:
     from latelier.scores.triton import Rows

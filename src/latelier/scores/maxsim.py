@@ -68,7 +68,7 @@ def _score_share(
 ) -> None:
     from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS
     from latelier.kernels.float_maxsim import NO_POSITIONS, Documents, Queries, pack_queries, score_range
-    from latelier.kernels.instruction_sets import instruction_set
+    from latelier.kernels.multiply import instruction_set
 
     isa = instruction_set()
     pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
@@ -150,8 +150,8 @@ def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndar
 
     What is not int8 is quantised in each call, every token by its own scale.
     """
-    from latelier.kernels.instruction_sets import instruction_set
     from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
+    from latelier.kernels.multiply import instruction_set
 
     left, right = queries.to("int8"), documents.to("int8")
     scores = np.empty((len(left), len(right)), dtype=np.float32)

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
 from latelier.retrieve import Explanation, Result, Retriever
-from latelier.retrieve.explaining import explain_documents
+from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.common import check_token, exits_on_signals, listen, sends_token
 

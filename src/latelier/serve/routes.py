@@ -16,7 +16,7 @@ from latelier.errors import CorruptedIndexError, EmbeddingsError, StorageError, 
 from latelier.indexes import Id
 from latelier.indexes.results import Record
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.explaining import explain_documents
+from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import Search
 from latelier.serve.errors import UnknownIndexError, storage_problem

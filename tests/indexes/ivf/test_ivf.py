@@ -10,7 +10,7 @@ from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.instruction_sets import supported
+from latelier.kernels.multiply import supported
 
 pytestmark = pytest.mark.processor
 

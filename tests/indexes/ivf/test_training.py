@@ -6,9 +6,10 @@ import torch
 from ivf_helpers import DIM, collection, lists_of
 
 from latelier import indexes
-from latelier.indexes.ivf import lists, training
+from latelier.indexes.ivf import lists
+from latelier.indexes.ivf import lists as training
 from latelier.indexes.ivf.codec import Codec, DocumentTable
-from latelier.indexes.ivf.training import train_centroids
+from latelier.indexes.ivf.lists import train_centroids
 
 
 @pytest.mark.parametrize("nbits", [8, 4, 1])

@@ -22,8 +22,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape, byte_width, sign_words
-from latelier.indexes.store.files import AROUND, release_memory
-from latelier.indexes.store.segments import Part, Segment, TokenArray
+from latelier.indexes.store.segments import AROUND, Part, Segment, TokenArray, release_memory
 from latelier.kernels.threads import for_ranges
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 

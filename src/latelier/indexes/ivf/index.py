@@ -28,8 +28,7 @@ from latelier.indexes.ivf.layout import BITS, GROUP, byte_width, coarse_count, l
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.results import Id, StageLoss, warn_of_damage
 from latelier.indexes.store import connections
-from latelier.indexes.store.segments import Part, Segment, TokenArray
-from latelier.indexes.store.snapshot import Snapshot
+from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.stored import StoredIndex
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
@@ -311,8 +310,7 @@ class IVF(StoredIndex):
 
     def _maintain(self, *, compacting: bool = False) -> None:
         """Train the inverted lists or append to them, if that is due, and store them."""
-        from latelier.indexes.ivf.lists import append_documents
-        from latelier.indexes.ivf.training import train_lists
+        from latelier.indexes.ivf.lists import append_documents, train_lists
 
         snapshot = self._storage.snapshot()
         if not snapshot.documents:
@@ -386,9 +384,8 @@ def compile_kernels() -> None:
 
     A few random documents are encoded, put into lists, appended and searched in each way.
     """
-    from latelier.indexes.ivf.lists import append_documents, build_lists
+    from latelier.indexes.ivf.lists import append_documents, build_lists, train_centroids
     from latelier.indexes.ivf.search import Scope, SearchParameters, search_query
-    from latelier.indexes.ivf.training import train_centroids
 
     documents, tokens, dim = 128, 8, 32  # more documents than are reranked without the sign stage
     vectors = np.random.default_rng(0).standard_normal((documents * tokens, dim), dtype="float32")

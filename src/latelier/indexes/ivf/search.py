@@ -45,7 +45,7 @@ from latelier.indexes.ivf.layout import size_factor
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
 from latelier.indexes.options import SearchOptions, effort_factor
 from latelier.indexes.results import Cause, StageLoss
-from latelier.kernels.instruction_sets import instruction_set
+from latelier.kernels.multiply import instruction_set
 
 # nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
 # the recall they give.

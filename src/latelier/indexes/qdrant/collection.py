@@ -25,8 +25,8 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.filters.parse import fold_name, new_fields
+from latelier.indexes.results import as_key, encode_json
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
-from latelier.indexes.values import as_key, encode_json
 from latelier.utils.checks import describe
 
 if TYPE_CHECKING:

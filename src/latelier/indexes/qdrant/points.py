@@ -46,10 +46,9 @@ from latelier.errors import CorruptedIndexError
 from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.filters.parse import fold_name, is_nameable
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
-from latelier.indexes.results import Id
+from latelier.indexes.results import INT64, Id, dump_json
 from latelier.indexes.store.keywords import TOKENIZERS, query_words
 from latelier.indexes.store.rows import SqlValue, StoredDocument
-from latelier.indexes.values import INT64, dump_json
 from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import IndexFormatError
+from latelier.indexes.results import as_key, encode_json, is_unicode
 from latelier.indexes.store.checks import (
     CATALOG,
     COLUMNS,
@@ -45,7 +46,6 @@ from latelier.indexes.store.checks import (
     row_checksum,
 )
 from latelier.indexes.store.keywords import FTS5_TABLES, TABLE_STATEMENTS
-from latelier.indexes.values import as_key, encode_json, is_unicode
 
 FORMAT_VERSION = 1
 APPLICATION_ID = int.from_bytes(b"LATL", "big")

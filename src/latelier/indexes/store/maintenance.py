@@ -20,7 +20,6 @@ from latelier.indexes.store.catalog import (
 )
 from latelier.indexes.store.checks import CATALOG, COLUMNS, row_checksum
 from latelier.indexes.store.connections import ConnectionPool
-from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import (
     FTS5_TABLES,
     TABLE_STATEMENTS,
@@ -30,8 +29,7 @@ from latelier.indexes.store.keywords import (
     translate_damage,
 )
 from latelier.indexes.store.rows import document_checksum, ids_between, known_fields
-from latelier.indexes.store.segments import Part, Segment, SegmentStore
-from latelier.indexes.store.snapshot import SegmentState, Snapshot
+from latelier.indexes.store.segments import Part, Scratch, Segment, SegmentState, SegmentStore, Snapshot
 
 
 def verify(pool: ConnectionPool, store: SegmentStore) -> VerifyReport:

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, TypeAlias, overload
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters.parse import fold_name, new_fields
-from latelier.indexes.results import Id, Record
+from latelier.indexes.results import INT64, Id, Record, as_key, dump_json, encode_json, plain_str
 from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_tombstones
 from latelier.indexes.store.checks import check_row, column_checksums, damaged, decode_json, row_checksum, spell
 from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
-from latelier.indexes.values import INT64, as_key, dump_json, encode_json, plain_str
 
 SqlValue: TypeAlias = "int | float | str | None"
 

@@ -1,4 +1,4 @@
-"""Segment, Part, stores of segments.
+"""Array files with checksums, segments of documents, and snapshots of them.
 
 A segment holds the numbers, ids and token offsets of its documents, so a search of an open segment does not need the
 catalog, whatever other processes commit meanwhile. It also holds the token arrays of the index, with one row per token:
@@ -9,29 +9,220 @@ to its final name, so a folder with a final name is complete. It never changes a
 (no SIGBUS), and a reader can use the files that it has open even after the segment is deleted.
 
 Only `FileStore` turns names in the catalog into paths, and only those that `latelier.indexes.store.checks` lets pass.
+
+The description has the size in bytes, the CRC-32 of all bytes, the dtype and the shape. Opening a file compares
+everything except the checksum; `verify` compares it, and so does a merge before it copies an array.
+
+Reading a row through a map makes its page resident, and with it, on Linux, up to 15 pages beside it: 64 KiB for a
+sign code of 500 bytes. So an index with a memory budget gives the memory of maps back block by block.
+
+The snapshot of a later commit shares all segments that have not changed, so only new segments are opened.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import math
+import mmap
+import os
 import secrets
 import shutil
+import sys
+import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
+from latelier.indexes.filters.sql import SelectionCache
 from latelier.indexes.results import Id
-from latelier.indexes.store.catalog import Files, SegmentRow
-from latelier.indexes.store.checks import check_segment, is_segment_name, own_file
-from latelier.indexes.store.connections import looking_into
-from latelier.indexes.store.files import Scratch, compare_checksum, file_damage, read_file, release_memory, write_file
+from latelier.indexes.store.catalog import (
+    AnnDataRow,
+    Files,
+    SegmentRow,
+    read_ann_data,
+    read_segments,
+    read_setting,
+    read_stamp,
+    tombstones,
+)
+from latelier.indexes.store.checks import check_description, check_segment, is_segment_name, own_file
+from latelier.indexes.store.connections import Connection, looking_into
 from latelier.utils.files import new_folder, sync_folder
 from latelier.utils.ragged import lengths_to_offsets, rows_or_slice, split_by_rows
+
+# Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
+# Smaller files are read rather than memory-mapped: a map holds a file descriptor, and their number is limited.
+_MAP_BYTES = 1 << 20
+# Linux makes up to this many bytes around a mapped byte resident when it is read.
+AROUND = 1 << 16
+# Bytes read or written at a time.
+_CHUNK_BYTES = 1 << 22
+_WRONG_CHECKSUM = "its bytes do not match their checksum"
+
+
+def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
+    """Write an array into a new file, sync it, and return its description for the catalog."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array)))
+    checksum = zlib.crc32(header.getvalue())
+    with path.open("xb") as file:
+        file.write(header.getvalue())
+        for chunk in _chunks(array):
+            file.write(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+        file.flush()
+        os.fsync(file.fileno())
+    size = header.tell() + array.nbytes
+    return {"bytes": size, "crc32": checksum, "dtype": array.dtype.str, "shape": list(array.shape)}
+
+
+def read_file(path: Path, written: Any) -> np.ndarray:
+    """Return an array, memory-mapped if it is large, given its description in the catalog.
+
+    Its header is not parsed but compared with the description. Raises `CorruptedIndexError` if they differ; raises
+    `StorageError` if the operating system cannot open the file now, for example because too many files are open.
+    """
+    try:
+        dtype, shape = check_description(written, path)
+        with path.open("rb") as file:
+            header = file.read(written["bytes"] - math.prod(shape) * dtype.itemsize)
+            expected = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape}, }}"
+            if header[:8] != b"\x93NUMPY\x01\x00" or header[10:].rstrip() != expected.encode():
+                raise CorruptedIndexError(f"it begins with {header[10:].rstrip()!r:.99}, but {expected} was written")
+            if written["bytes"] <= _MAP_BYTES:
+                return np.frombuffer(bytearray(file.read()), dtype).reshape(shape)
+            # "c" is copy on write: torch accepts only writable memory without a copy, and no write reaches the file.
+            return np.asarray(np.memmap(file, dtype, "c", len(header), shape))
+    except CorruptedIndexError as error:
+        raise CorruptedIndexError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise read_error(path, error) from error
+
+
+def file_damage(path: Path, written: Any) -> str | None:
+    """Read every byte of a file; return what is wrong with it, or ``None`` if it is intact."""
+    try:
+        check_description(written, path)
+        checksum = 0
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                checksum = zlib.crc32(chunk, checksum)
+    except CorruptedIndexError as error:
+        return str(error)
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise read_error(path, error) from error
+        return str(error)
+    return None if checksum == written["crc32"] else _WRONG_CHECKSUM
+
+
+def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> None:
+    """Raise `CorruptedIndexError` unless a file's header and the array that was read from it match their checksum."""
+    try:
+        with path.open("rb") as file:
+            checksum = zlib.crc32(file.read(written["bytes"] - array.nbytes))
+    except OSError as error:
+        raise read_error(path, error) from error
+    for chunk in _chunks(array):
+        checksum = zlib.crc32(chunk, checksum)
+    if checksum != written["crc32"]:
+        raise CorruptedIndexError(f"{path} is damaged: {_WRONG_CHECKSUM}")
+
+
+def read_error(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
+    """Return the error for a file that cannot be read: damage, or a temporary failure of the system."""
+    if error.errno in _DAMAGE:
+        return CorruptedIndexError(f"{path} is damaged: {error}")
+    return StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.")
+
+
+def release_memory(array: np.ndarray) -> None:
+    """Give the memory of an array that is mapped from a file back to the system; it is read again when it is needed."""
+    base = array.base
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    mapped = getattr(base, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _chunks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield the bytes of an array; the memory of a mapped one is given back after each chunk."""
+    content = np.ascontiguousarray(array).reshape(-1).view("uint8").data
+    for first in range(0, len(content), _CHUNK_BYTES):
+        yield content[first : first + _CHUNK_BYTES]
+        release_memory(array)
+
+
+# Bytes copied at a time, before the memory of mapped files is given back.
+_COPIED = 4 << 20
+
+
+class Scratch:
+    """Makes arrays in memory, or in temporary files that are deleted with the array, even if the process is killed.
+
+    `folder`: folder of the temporary files; ``None`` keeps all arrays in memory. `most`: arrays with more bytes are in
+    a file; ``None`` keeps all arrays in memory. `block`: bytes that a writer may hold in memory of each array that it
+    reads or makes.
+    """
+
+    def __init__(self, folder: Path | None = None, most: int | None = None) -> None:
+        self._folder, self._most = folder, most
+        self.block = sys.maxsize if folder is None or most is None else max(1 << 10, most)
+
+    def empty(self, shape: int | Sequence[int], dtype: np.dtype | str) -> np.ndarray:
+        """Return an array whose values are arbitrary."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._folder is None or self._most is None or size <= self._most:
+            return np.empty(shape, dtype)
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                _allocate(file.fileno(), size)
+                return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+        except OSError as error:
+            raise StorageError(
+                f"could not write {size:,} temporary bytes into {self._folder}: {error.strerror or error}. Earlier "
+                "commits are kept; free some space."
+            ) from error
+
+    def concatenate(self, blocks: Iterable[np.ndarray], rows: int, like: np.ndarray) -> np.ndarray:
+        """Return the rows of all blocks in one array.
+
+        `blocks`: arrays; the memory of mapped ones is given back while they are copied. `like`: an array with the dtype
+        and the shape per row of the result.
+        """
+        joined = self.empty((rows, *like.shape[1:]), like.dtype)
+        step = max(1, _COPIED // max(1, like.dtype.itemsize * math.prod(like.shape[1:])))
+        count = 0
+        for block in blocks:
+            for first in range(0, len(block), step):
+                some = block[first : first + step]
+                joined[count : count + len(some)] = some
+                count += len(some)
+                release_memory(block)
+                release_memory(joined)
+        return joined
+
+
+def _allocate(file: int, size: int) -> None:
+    """Reserve the space of a file; without it, a full disk would kill the process at its first access to a page."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+        return
+    zeros = bytes(min(size, _COPIED))
+    for written in range(0, size, len(zeros)):
+        os.write(file, zeros[: size - written])
+
 
 Arrays: TypeAlias = "dict[str, np.ndarray]"
 
@@ -313,3 +504,194 @@ class FileStore:
 
 
 SegmentStore: TypeAlias = "MemoryStore | FileStore"
+
+
+class SegmentState(NamedTuple):
+    """One segment of a commit: its row in the catalog, and its live documents, or the error if it is damaged."""
+
+    row: SegmentRow
+    part: Part | CorruptedIndexError
+
+    @property
+    def live(self) -> Part:
+        """The live documents; raises `CorruptedIndexError` if the segment cannot be read."""
+        if isinstance(self.part, Part):
+            return self.part
+        raise CorruptedIndexError(
+            f"{self.part}. Its {self.row.documents - self.row.removed} documents still have their texts and metadata "
+            "but not their vectors; all other documents can be read. verify() lists the ids: update() or "
+            "remove() them, or restore the file from a backup."
+        ) from self.part
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the live documents, or of all documents if the segment cannot be read."""
+        return self.part.tokens if isinstance(self.part, Part) else self.row.tokens
+
+    def select(self, numbers: np.ndarray) -> Part:
+        """Return the live documents with these row ids, which ascend; raise an error if one is not in the segment."""
+        segment, live = self.live
+        positions = np.searchsorted(segment.numbers, numbers)
+        found = segment.numbers[np.minimum(positions, len(segment) - 1)] == numbers
+        if not found.all() or (self.row.removed and not np.isin(positions, live).all()):
+            raise _unknown_documents(f"its segment {self.row.name} does not hold")
+        return Part(segment, positions)
+
+    def keep_live(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those row ids, of ascending ones, that are live documents; all if the segment cannot be read."""
+        if not isinstance(self.part, Part):
+            return numbers
+        known, is_live = self.part.segment.numbers, np.zeros(len(self.part.segment), bool)
+        is_live[self.part.positions] = True
+        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+        return numbers[is_live[places] & (known[places] == numbers)]
+
+
+class AnnData(NamedTuple):
+    """The ANN data of a commit: its row in the catalog, and its arrays, or the error if it is damaged."""
+
+    row: AnnDataRow
+    arrays: Arrays | CorruptedIndexError
+
+
+class Snapshot:
+    """The segments and ANN data of one commit.
+
+    `dim`: dimension of the token vectors; ``None`` if there is no document. `segments`: the segments in the order of
+    insertion. `ann_state`: the ANN data; ``None`` if there is none. `stamp`: the value of `read_stamp` for the commit.
+    `selections`: cache of the documents that filters have selected from this snapshot.
+    """
+
+    def __init__(
+        self,
+        generation: int,
+        dim: int | None,
+        segments: Sequence[SegmentState],
+        ann_state: AnnData | None = None,
+        stamp: Any = None,
+    ) -> None:
+        self.generation = generation
+        self.stamp = stamp
+        self.selections = SelectionCache()
+        self.dim = dim if segments else None
+        self.segments = list(segments)
+        self.ann_state = ann_state
+        self._firsts = np.array([state.row.first for state in segments], dtype="int64")
+        self._lasts = np.array([state.row.last for state in segments], dtype="int64")
+
+    @cached_property
+    def damaged(self) -> frozenset[str]:
+        """Names of the segments and of the ANN data that cannot be read."""
+        names = [state.row.name for state in self.segments if isinstance(state.part, CorruptedIndexError)]
+        if self.ann_state is not None and isinstance(self.ann_state.arrays, CorruptedIndexError):
+            names.append(self.ann_state.row.name)
+        return frozenset(names)
+
+    @property
+    def ann_data(self) -> Arrays | None:
+        """The arrays of the ANN data; ``None`` if there are none or they cannot be read."""
+        arrays = None if self.ann_state is None else self.ann_state.arrays
+        return arrays if isinstance(arrays, dict) else None
+
+    @property
+    def ann_damage(self) -> CorruptedIndexError | None:
+        """Why the ANN data cannot be read; ``None`` if it can, or there is none."""
+        arrays = None if self.ann_state is None else self.ann_state.arrays
+        return arrays if isinstance(arrays, CorruptedIndexError) else None
+
+    @cached_property
+    def documents(self) -> int:
+        """Number of live documents."""
+        return sum(state.row.documents - state.row.removed for state in self.segments)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Number of tokens of the live documents, and of all documents in segments that cannot be read."""
+        return sum(state.tokens for state in self.segments)
+
+    def parts(self, numbers: np.ndarray | None = None) -> list[Part]:
+        """Return live documents by segment, in the order of insertion.
+
+        `numbers`: ascending row ids of live documents; ``None`` returns all. Raises `CorruptedIndexError` if one of
+        these documents is in a segment that cannot be read, or in no segment.
+        """
+        if numbers is None:
+            return [state.live for state in self.segments]
+        found = list(self._split(numbers))
+        if sum(len(own) for _, own in found) < len(numbers):
+            raise _unknown_documents("no segment holds")
+        return [state.select(own) for state, own in found]
+
+    def keep_live(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those row ids, of ascending ones, that are live documents or in a segment that cannot be read."""
+        kept = [state.keep_live(own) for state, own in self._split(numbers)]
+        return np.concatenate([np.zeros(0, "int64"), *kept])
+
+    def ids(self, numbers: np.ndarray) -> list[Id]:
+        """Return the ids of live documents by their row ids, which may be in any order."""
+        ids = np.empty(len(numbers), dtype=object)
+        owners = np.searchsorted(self._firsts, numbers, side="right") - 1
+        for owner in set(owners.tolist()):
+            places = np.flatnonzero(owners == owner)
+            segment = self.segments[owner].live.segment
+            ids[places] = segment.ids(np.searchsorted(segment.numbers, numbers[places]))
+        return list(ids)
+
+    def _split(self, numbers: np.ndarray) -> Iterator[tuple[SegmentState, np.ndarray]]:
+        """Yield each segment with the row ids that lie in its range, if there are any; `numbers` ascend."""
+        begins = np.searchsorted(numbers, self._firsts).tolist()
+        ends = np.searchsorted(numbers, self._lasts, side="right").tolist()
+        for state, begin, end in zip(self.segments, begins, ends, strict=True):
+            if begin < end:
+                yield state, numbers[begin:end]
+
+
+def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapshot | None) -> Snapshot:
+    """Return the snapshot of the commit that `connection` reads; the previous one, if nothing has changed.
+
+    Segments that could not be read are opened again each time. `connection`: a connection in a reading transaction;
+    `previous`: the latest snapshot that was loaded, if any.
+    """
+    stamp = read_stamp(connection)
+    is_same = previous is not None and previous.stamp == stamp
+    if previous is not None and is_same and not previous.damaged:
+        return previous
+    generation, dim = read_setting(connection, "generation"), read_setting(connection, "dim")
+    known = {state.row.name: state for state in previous.segments} if previous else {}
+    segments = [_load_segment(connection, store, row, dim, known.get(row.name)) for row in read_segments(connection)]
+    ann_data = _load_ann_data(connection, store, previous.ann_state if previous else None)
+    snapshot = Snapshot(generation, dim, segments, ann_data, stamp)
+    return previous if previous is not None and is_same and previous.damaged == snapshot.damaged else snapshot
+
+
+def _load_segment(
+    connection: Connection, store: SegmentStore, row: SegmentRow, dim: int, known: SegmentState | None
+) -> SegmentState:
+    known_part = known.part if known is not None and isinstance(known.part, Part) else None
+    if known is not None and known_part is not None and known.row == row:
+        return known
+    try:
+        # If the segment is open already, only its removed documents have changed.
+        segment = store.open(row, dim) if known_part is None else known_part.segment
+        return SegmentState(row, segment.live(tombstones(connection, row) if row.removed else []))
+    except CorruptedIndexError as error:
+        return SegmentState(row, error)
+
+
+def _load_ann_data(connection: Connection, store: SegmentStore, known: AnnData | None) -> AnnData | None:
+    row = read_ann_data(connection)
+    if row is None:
+        return None
+    if known is not None and known.row == row and isinstance(known.arrays, dict):
+        return known
+    try:
+        return AnnData(row, store.open_arrays(row.name, row.files))
+    except CorruptedIndexError as error:
+        return AnnData(row, error)
+
+
+def _unknown_documents(where: str) -> CorruptedIndexError:
+    return CorruptedIndexError(
+        f"the catalog of this index is damaged: it names documents that {where}. Restore catalog.sqlite from a backup "
+        "or rebuild the index."
+    )

@@ -22,7 +22,7 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.filters.sql import matching_rows, read_filter, selection_key
 from latelier.indexes.options import Parameters
-from latelier.indexes.results import Id, Ranking, Record, VerifyReport
+from latelier.indexes.results import Id, Ranking, Record, VerifyReport, check_known
 from latelier.indexes.store.catalog import (
     UserSettings,
     count_documents,
@@ -43,14 +43,20 @@ from latelier.indexes.store.connections import (
     make_catalog,
     no_index,
 )
-from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import is_merged, keyword_damage, make_keywords, rank_by_keywords
 from latelier.indexes.store.maintenance import delete_garbage, merged_segments, verify
 from latelier.indexes.store.rows import find_numbers, find_records, has_texts, known_fields
-from latelier.indexes.store.segments import Arrays, FileStore, Layout, MemoryStore, SegmentStore
-from latelier.indexes.store.snapshot import Snapshot, load_snapshot
+from latelier.indexes.store.segments import (
+    Arrays,
+    FileStore,
+    Layout,
+    MemoryStore,
+    Scratch,
+    SegmentStore,
+    Snapshot,
+    load_snapshot,
+)
 from latelier.indexes.store.transaction import Transaction
-from latelier.indexes.values import check_known
 
 T = TypeVar("T")
 

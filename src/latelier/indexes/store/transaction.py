@@ -17,7 +17,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.documents import DocumentBatch
-from latelier.indexes.results import Id
+from latelier.indexes.results import Id, check_known, duplicate_ids
 from latelier.indexes.store import catalog
 from latelier.indexes.store import rows as document_rows
 from latelier.indexes.store.catalog import (
@@ -29,7 +29,6 @@ from latelier.indexes.store.catalog import (
 )
 from latelier.indexes.store.checks import damaged
 from latelier.indexes.store.connections import Connection
-from latelier.indexes.store.files import Scratch
 from latelier.indexes.store.keywords import (
     DEFAULT_TOKENIZER,
     drop_keywords,
@@ -39,8 +38,7 @@ from latelier.indexes.store.keywords import (
     stored_tokenizer,
 )
 from latelier.indexes.store.rows import make_fields
-from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Segment, SegmentStore
-from latelier.indexes.values import check_known, duplicate_ids
+from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Scratch, Segment, SegmentStore
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
-from latelier.kernels.instruction_sets import supported
+from latelier.kernels.multiply import supported
 
 WIDTH, DIM = 32, 20
 

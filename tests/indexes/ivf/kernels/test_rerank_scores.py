@@ -7,7 +7,7 @@ from coded_documents import LENGTHS, CodedSample
 from latelier.indexes.ivf.kernels.centroids import quantise_query
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.layout import BITS
-from latelier.kernels.instruction_sets import supported
+from latelier.kernels.multiply import supported
 
 pytestmark = pytest.mark.processor
 

@@ -8,7 +8,7 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.ivf.kernels.signs import fill_sign_tables, round_to_integers, sign_scores
 from latelier.indexes.ivf.layout import sign_words
 from latelier.indexes.store.segments import Segment
-from latelier.kernels.instruction_sets import INSTRUCTION_SETS, supported
+from latelier.kernels.multiply import INSTRUCTION_SETS, supported
 
 pytestmark = pytest.mark.processor
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from latelier.indexes.ivf.kernels.centroids import centroid_dots, quantise_query
 from latelier.indexes.ivf.kernels.codes import lowest_bit, prefetch, read_half, read_word
-from latelier.kernels.jit import intrinsic, ir, kernel, types
-from latelier.kernels.simd import INTS, LANES, at, constant, declare, shuffle, splat
+from latelier.kernels.jit import INTS, LANES, at, constant, declare, intrinsic, ir, kernel, shuffle, splat, types
 
 
 @kernel()

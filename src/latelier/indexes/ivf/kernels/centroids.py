@@ -2,7 +2,7 @@
 
 Rows are tokens as bytes shifted by 128; they are multiplied with groups of 16 centroids, packed so that
 each has a SIMD lane. Every kernel takes `InstructionSet.argument` and is compiled with the multiplication of that
-instruction set, see `latelier.kernels.instruction_sets`; the results are equal for all instruction sets.
+instruction set, see `latelier.kernels.multiply`; the results are equal for all instruction sets.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 
 from latelier.indexes.ivf.kernels.codes import copy_bytes, prefetch
 from latelier.kernels.conversion import widen_bytes
-from latelier.kernels.instruction_sets import has_wide_rows, instruction_set_of
-from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.simd import INTS, LANES, ROWS, at, constant, declare, splat
+from latelier.kernels.jit import INTS, LANES, ROWS, at, cgutils, constant, declare, intrinsic, ir, kernel, splat, types
+from latelier.kernels.multiply import has_wide_rows, instruction_set_of
 
 
 @intrinsic

@@ -32,9 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
-from latelier.kernels import simd as vectors
-from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.simd import ROWS, at, constant
+from latelier.kernels import jit as vectors
+from latelier.kernels.jit import ROWS, at, cgutils, constant, intrinsic, ir, kernel, types
 
 _WORD = ir.IntType(32)
 _BITS = ir.VectorType(ir.IntType(1), 32)

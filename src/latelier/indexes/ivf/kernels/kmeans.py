@@ -6,8 +6,7 @@ import numpy as np
 
 from latelier.indexes.ivf.kernels.candidates import NO_CENTROID
 from latelier.indexes.ivf.kernels.centroids import nearest_centroids
-from latelier.kernels.jit import kernel
-from latelier.kernels.simd import LANES
+from latelier.kernels.jit import LANES, kernel
 
 # A float32 of at most 127, added to it, has no digits after the point: it is rounded, half to even.
 _ROUND = np.float32(3 << 22)

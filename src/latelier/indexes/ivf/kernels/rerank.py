@@ -24,11 +24,22 @@ from latelier.indexes.ivf.kernels.codes import (
     token_addresses,
 )
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
-from latelier.kernels.instruction_sets import has_wide_rows
 from latelier.kernels.int8_maxsim import emit_maxima
-from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.multiply import multiply_pairs
-from latelier.kernels.simd import FLOATS, LANES, ROWS, at, constant, declare, splat
+from latelier.kernels.jit import (
+    FLOATS,
+    LANES,
+    ROWS,
+    at,
+    cgutils,
+    constant,
+    declare,
+    intrinsic,
+    ir,
+    kernel,
+    splat,
+    types,
+)
+from latelier.kernels.multiply import has_wide_rows, multiply_pairs
 
 # Groups of query tokens whose products with a document are kept at a time; limits the memory for long queries.
 _GROUPS = 4

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.indexes.ivf.kernels.codes import CodedDocuments, copy_bytes, prefetch
-from latelier.kernels.instruction_sets import instruction_set_of
-from latelier.kernels.jit import cgutils, intrinsic, ir, kernel, types
-from latelier.kernels.simd import at, constant, declare, shuffle, splat
+from latelier.kernels.jit import at, cgutils, constant, declare, intrinsic, ir, kernel, shuffle, splat, types
+from latelier.kernels.multiply import instruction_set_of
 
 # Neighbouring dims whose absolute integers add up to at most 15: all sums of their products with signs fit five bits.
 GROUP, _MOST = 4, 15
