@@ -28,7 +28,7 @@ from _common import make_run, median_ms, parse_options, sample
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT, pool_tokens
-from latelier.models.compression import recorded_attention
+from latelier.models.pooling import recorded_attention
 from latelier.scores import colbert_scores, top_k
 from latelier.training import distill_pooling
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from latelier.models import ColBERT
-from latelier.models.tokens import token_starts, tokenizer_lock, tokenizer_offsets
+from latelier.models.exported import token_starts, tokenizer_lock, tokenizer_offsets
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.tokens import token_starts, tokenizer_offsets
+from latelier.models.exported import token_starts, tokenizer_offsets
 from latelier.retrieve.passages import (
     PassageId,
     Passages,

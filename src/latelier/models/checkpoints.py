@@ -25,8 +25,8 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.construction import max_length
+from latelier.models.exported import tokenizer_lock
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.tokens import tokenizer_lock
 
 _ARGUMENTS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # Those that this library passes itself.

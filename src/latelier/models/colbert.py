@@ -16,7 +16,8 @@ from tqdm import trange
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.models import aliases, compression, encoding, location
+from latelier.models import aliases, encoding, location
+from latelier.models import pooling as compression
 from latelier.models.checkpoints import LayoutName, check_modules, damage_errors, is_layout, save_for_pylate
 from latelier.models.construction import Construction, check_lengths, max_length, set_max_lengths
 from latelier.models.encoding import OutputForm

@@ -21,9 +21,9 @@ from tokenizers import AddedToken
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.models.exported import tokenizer_lock
 from latelier.models.recipe import Recipe, checked_stream
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.tokens import tokenizer_lock
 from latelier.utils import check_count, check_flag, encoder_limit, resolve_length
 from latelier.utils.checks import describe, short
 from latelier.utils.features import move_features

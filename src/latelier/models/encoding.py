@@ -33,15 +33,14 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, limited_threads, thread_count
 from latelier.models.aliases import check_delegated_dtype, check_prompt, has_loop_options, prompt_errors
-from latelier.models.compression import recorded_attention
 from latelier.models.construction import check_lengths, encoder_module, length_limit, max_length
+from latelier.models.exported import tokenizer_lock
 from latelier.models.frozen import can_lay_out
 from latelier.models.gpu import encode_unpadded, is_unpadded, one_behind, packed_batches, start_copy
-from latelier.models.pooling import Pooling, pool_tokens
+from latelier.models.pooling import Pooling, pool_tokens, recorded_attention
 from latelier.models.recipe import are_texts, checked_stream
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import tokenize_window
-from latelier.models.tokens import tokenizer_lock
 from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, check_flag, resolve_device, tokens_per_batch
 from latelier.utils.checks import check_choice
 from latelier.utils.features import move_features, select_rows, used_positions

@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.aliases import check, check_prompt
-from latelier.models.compression import has_pooling
 from latelier.models.construction import encoder_module, length_limit
+from latelier.models.exported import text_ranges, tokenizer_lock
+from latelier.models.pooling import has_pooling
 from latelier.models.recipe import check_texts, is_group
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.tokens import text_ranges, tokenizer_lock
 from latelier.utils import resolve_length
 from latelier.utils.checks import describe
 
@@ -98,7 +98,7 @@ def scored_tokens(model: MultiVectorEncoder, features: dict[str, Any]) -> list[s
 def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str) -> list[tuple[int, int] | None]:
     """Return the range of the text's characters that each of its scored tokens stands for.
 
-    Returns: as in `latelier.models.tokens.text_ranges`; None for added mask tokens too, and for all tokens if the
+    Returns: as in `latelier.models.exported.text_ranges`; None for added mask tokens too, and for all tokens if the
     tokenizer gives no offsets: it is not of the package tokenizers, or the encoder reads something else than the prompt
     and the text. Raises `LatelierError` if the model pools texts of this task.
     """

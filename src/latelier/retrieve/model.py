@@ -29,9 +29,16 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierErro
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
 from latelier.indexes.store.checks import CATALOG
-from latelier.models.exported import DESCRIPTION_FILE, ExportedEncoder, is_own, is_whole
+from latelier.models.exported import (
+    DESCRIPTION_FILE,
+    ExportedEncoder,
+    is_own,
+    is_whole,
+    token_starts,
+    tokenizer_lock,
+    tokenizer_offsets,
+)
 from latelier.models.location import DEFAULT_MODEL
-from latelier.models.tokens import token_starts, tokenizer_lock, tokenizer_offsets
 from latelier.models.untrusted import load, load_untrusted
 from latelier.utils import is_count
 from latelier.utils.checks import check_choice, cut, describe, short

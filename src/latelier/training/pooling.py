@@ -18,7 +18,7 @@ from torch import Tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
-from latelier.models.compression import find_pooling, unpooled
+from latelier.models.pooling import find_pooling, unpooled
 from latelier.models.recipe import checked_stream
 from latelier.modules import AttentionPooling
 from latelier.utils import check_count, check_number
