@@ -1,5 +1,8 @@
 """One retriever with real texts, in memory and on disk, for all adapters: they only read it."""
 
+import asyncio
+import threading
+
 import pytest
 from adapter_records import LONG, RECORDS
 
@@ -30,3 +33,26 @@ def passages(searcher):
             [{"id": "sea", "text": LONG, "year": 2020}, {"id": "air", "text": "Swifts sleep in flight."}], passages=64
         )
         yield long
+
+
+@pytest.fixture
+def held_up(monkeypatch):
+    """Return a function that runs a coroutine, whose search goes on only after the event loop has."""
+    entered, released = threading.Event(), threading.Event()
+    search = Retriever.search
+
+    def held(self, *arguments, **options):
+        entered.set()
+        assert released.wait(30)
+        return search(self, *arguments, **options)
+
+    monkeypatch.setattr(Retriever, "search", held)
+
+    async def main(searching):
+        task = asyncio.ensure_future(searching)
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        released.set()  # never, if the search held the loop
+        return await task
+
+    return lambda searching: asyncio.run(main(searching))

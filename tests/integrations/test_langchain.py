@@ -4,17 +4,15 @@ import asyncio
 import copy
 import gc
 import pickle
-import threading
 
 import pytest
 
 pytest.importorskip("langchain_core")
-from concurrent.futures import ThreadPoolExecutor
 
 from adapter_records import LONG
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from pydantic import ValidationError
 
@@ -59,13 +57,6 @@ def test_documents_are_the_results(fruit, searcher):
     assert documents[0].id == "fruit"
     own = {"year": 2019, "lang": "en", "score": 4.5}  # metadata named like what the retriever adds
     assert documents[0].metadata == own | {"latelier_id": "fruit", "latelier_score": results[0].score}
-
-
-def test_the_exact_id_finds_the_document_again(fruit, searcher):
-    [king] = fruit.invoke("kings of Rome", k=1)
-    assert (king.id, king.metadata["latelier_id"]) == ("7", 7)
-    explanation = searcher.explain("kings of Rome", king.metadata["latelier_id"])
-    assert explanation.score == pytest.approx(king.metadata["latelier_score"], abs=1e-4)
 
 
 def test_passages_have_their_place(passages):
@@ -143,12 +134,6 @@ def test_a_chain_searches_reranks_and_formats(fruit):
     assert asyncio.run(chain.ainvoke("is the moon in the night sky?")) == "The moon is far away from the earth."
 
 
-def test_configured_copies_share_the_index(fruit):
-    configurable = fruit.configurable_fields(k=ConfigurableField(id="k"))
-    assert len(configurable.with_config(configurable={"k": 4}).invoke("fruit")) == 4
-    assert len(configurable.invoke("fruit")) == 2
-
-
 def test_callbacks_and_traces_hear_of_a_search(fruit):
     class Heard(BaseCallbackHandler):
         def on_retriever_start(self, serialized, query, *, metadata=None, **kwargs):
@@ -161,43 +146,6 @@ def test_callbacks_and_traces_hear_of_a_search(fruit):
     fruit.invoke("kings of Rome", {"callbacks": [heard]}, k=1)
     assert (heard.query, heard.ids) == ("kings of Rome", ["7"])
     assert heard.metadata["ls_embedding_model"] == fruit.retriever.model_name
-
-
-def test_async_searches_leave_the_loop_free(fruit, monkeypatch):
-    """The loop goes on while a search is held up in its thread."""
-    entered, released = threading.Event(), threading.Event()
-    search = Retriever.search
-
-    def held(self, *arguments, **options):
-        entered.set()
-        assert released.wait(30)
-        return search(self, *arguments, **options)
-
-    monkeypatch.setattr(Retriever, "search", held)
-
-    async def main():
-        task = asyncio.ensure_future(fruit.ainvoke("kings of Rome", k=1))
-        while not entered.is_set():
-            await asyncio.sleep(0.001)
-        released.set()  # never, if the search held the loop
-        return await task
-
-    assert [document.id for document in asyncio.run(main())] == ["7"]
-
-
-def test_threads_search_and_rerank_at_once(fruit):
-    reranker = LangChainReranker(model=fruit.retriever.model)
-    queries = ["fruit", "kings of Rome", "a train to Italy", "boiling noodles in a pot of water"]
-    texts = [Document("The harbour was quiet. " * 9), Document("Bananas."), Document("A king.")]
-
-    def work(query):
-        ranked = reranker.compress_documents(texts, query)
-        found = [*fruit.invoke(query), *ranked]
-        return [(document.page_content, round(document.metadata["latelier_score"], 3)) for document in found]
-
-    expected = [work(query) for query in queries]
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(work, queries * 3)) == expected * 3
 
 
 def test_reranked_documents_are_copies_with_scores(fruit):
@@ -260,3 +208,7 @@ def test_rerankers_are_copied(minilm, searcher):
         for other in (copy.deepcopy(given), pickle.loads(pickle.dumps(given)), given.model_copy()):
             assert other.top_n == given.top_n
             assert other.compress_documents(texts, "fruit") == expected
+
+
+def test_async_searches_leave_the_loop_free(fruit, held_up):
+    assert [document.id for document in held_up(fruit.ainvoke("kings of Rome", k=1))] == ["7"]

@@ -1,17 +1,11 @@
 """`LlamaIndexRetriever` and `LlamaIndexReranker` in query engines of llama-index-core, and its filters."""
 
 import asyncio
-import copy
 import itertools
-import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("llama_index.core")
-from adapter_records import LONG
-from llama_index.core import QueryBundle
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
@@ -20,7 +14,7 @@ from llama_index.core.vector_stores import FilterCondition, MetadataFilter, Meta
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 from pydantic import ValidationError
 
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import InvalidArgumentError
 from latelier.integrations.llamaindex import LlamaIndexReranker, LlamaIndexRetriever, llamaindex_filter
 from latelier.retrieve import Retriever
 
@@ -45,13 +39,6 @@ def test_nodes_are_the_results(fruit, searcher):
     for_llm = nodes[0].node.get_content(MetadataMode.LLM)
     assert "score: 4.5" in for_llm
     assert "latelier" not in for_llm
-
-
-def test_passages_have_their_place(passages):
-    [sea] = LlamaIndexRetriever(passages, similarity_top_k=1).retrieve("how many hearts does an octopus have?")
-    assert (sea.node.node_id, sea.node.metadata["latelier_id"]) == ("sea", "sea")
-    assert sea.text == LONG[sea.node.start_char_idx : sea.node.end_char_idx]
-    assert "three hearts" in sea.text
 
 
 def test_options_filters_and_both(searcher):
@@ -86,11 +73,6 @@ def test_filters_and_arguments_of_another_type_are_errors(searcher):
         LlamaIndexReranker(model=searcher.model, top_k=3)
 
 
-def test_texts_of_a_transformed_query_are_searched(fruit):
-    hyde = QueryBundle("?", custom_embedding_strs=["Kings ruled Rome", "before the republic."])
-    assert ids(fruit.retrieve(hyde))[0] == "7"
-
-
 def test_a_query_engine_searches_and_reranks(searcher):
     keywords = LlamaIndexRetriever(searcher, search_options={"mode": "keywords"})
     query = "is the moon in the night sky?"
@@ -105,35 +87,6 @@ def test_a_query_engine_searches_and_reranks(searcher):
         assert ids(response.source_nodes) == ["moon"]
         assert "The moon is far away from the earth." in str(response)
         assert "kings" not in str(response)
-
-
-def test_async_searches_leave_the_loop_free(fruit, monkeypatch):
-    """The loop goes on while a search is held up in its thread."""
-    entered, released = threading.Event(), threading.Event()
-    search = Retriever.search
-
-    def held(self, *arguments, **options):
-        entered.set()
-        assert released.wait(30)
-        return search(self, *arguments, **options)
-
-    monkeypatch.setattr(Retriever, "search", held)
-
-    async def main():
-        task = asyncio.ensure_future(fruit.aretrieve("kings of Rome"))
-        while not entered.is_set():
-            await asyncio.sleep(0.001)
-        released.set()  # never, if the search held the loop
-        return await task
-
-    assert ids(asyncio.run(main()))[0] == "7"
-
-
-def test_threads_search_at_once(fruit):
-    queries = ["fruit", "kings of Rome", "a train to Italy", "boiling noodles in a pot of water"]
-    expected = [ids(fruit.retrieve(query)) for query in queries]
-    with ThreadPoolExecutor(8) as threads:
-        assert [ids(found) for found in threads.map(fruit.retrieve, queries * 5)] == expected * 5
 
 
 def test_reranked_nodes_have_new_scores(searcher):
@@ -164,31 +117,6 @@ def test_a_reranker_is_serialised_by_the_name_of_its_model(minilm, searcher):
         LlamaIndexReranker(model=searcher.model).to_json()
     with pytest.raises(ValidationError, match="top_n"):
         LlamaIndexReranker(model=minilm, top_n=0)
-
-
-def test_who_opens_the_index_closes_it(folder, searcher):
-    with LlamaIndexRetriever.open(folder, device="cpu", similarity_top_k=1) as opened:
-        assert ids(opened.retrieve("kings of Rome")) == ["7"]
-    with pytest.raises(LatelierError, match="closed"):
-        opened.retrieve("kings of Rome")
-    with LlamaIndexRetriever(searcher) as given:
-        pass
-    assert len(given.retrieve("kings of Rome")) == 5
-
-
-def test_closing_a_copy_leaves_the_index_open(folder):
-    with LlamaIndexRetriever.open(folder, device="cpu", similarity_top_k=1) as opened:
-        copy.copy(opened).close()
-        assert ids(opened.retrieve("kings of Rome")) == ["7"]
-
-
-def test_rerankers_are_copied(minilm, searcher):
-    nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("Kings.", "Bananas.")]
-    for given in (LlamaIndexReranker(model=minilm, device="cpu"), LlamaIndexReranker(model=searcher.model)):
-        expected = given.postprocess_nodes(nodes, query_str="fruit")
-        assert expected[0].text == "Bananas."
-        for other in (copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
-            assert other.postprocess_nodes(nodes, query_str="fruit") == expected
 
 
 METADATA = {
@@ -287,3 +215,7 @@ def test_no_filters_select_everything(labelled):
 def test_filters_that_make_no_sense_are_errors(labelled, filter, message):
     with pytest.raises(InvalidArgumentError, match=message):
         selected(labelled, MetadataFilters(filters=[MetadataFilter(**filter)]))
+
+
+def test_async_searches_leave_the_loop_free(fruit, held_up):
+    assert ids(held_up(fruit.aretrieve("kings of Rome")))[0] == "7"

@@ -144,14 +144,6 @@ def test_the_schemas_say_what_is_accepted(retriever):
     assert document["properties"]["text"]["type"] == "string"
 
 
-def test_metadata_may_be_left_out(retriever):
-    async def session(client):
-        assert value(await client.call_tool("add", {"documents": [{"id": "pear", "text": "Pears are ripe."}]}))
-        assert value(await client.call_tool("get", {"ids": ["pear"]}))[0]["metadata"] == {}
-
-    with_client(create_mcp_server({"records": retriever}, writable=True), session)
-
-
 def deep(levels):
     value = 1
     for _ in range(levels - 1):  # the metadata is the outermost level
@@ -196,21 +188,6 @@ def test_a_document_without_a_text_takes_no_citations_from_the_others(retriever)
         assert "moon" in " ".join(cited["moon"])
 
     with_client(create_mcp_server({"records": retriever}), session)
-
-
-def test_a_child_process_serves_over_standard_input_and_output(folder, shallow):
-    command = ["-c", "from latelier.cli import main; main()", "mcp", str(folder), "--model", shallow, "--device", "cpu"]
-
-    async def session(client):
-        assert {tool.name for tool in (await client.list_tools()).tools} == READING
-        found = value(await client.call_tool("search", {"query": "planets in the sky", "k": 1}))
-        failed = await client.call_tool("get", {"ids": ["nothing"]})
-        assert failed.is_error
-        again = value(await client.call_tool("get", {"ids": [found[0]["id"]]}))
-        return again[0]["text"]
-
-    server = stdio_client(StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ)))
-    assert with_client(server, session) == "The moon is far away from the earth."
 
 
 def test_a_child_process_logs_nothing_where_all_is_well(folder, shallow, tmp_path):

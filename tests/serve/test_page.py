@@ -23,13 +23,7 @@ def url(shallow, tmp_path_factory):
         retriever.add(
             [
                 {"id": "fruit", "text": "Bananas are healthy.", "year": 2019, "kind": "food", "ripe": True},
-                {
-                    "id": "moon",
-                    "text": "The moon is far away from the earth.",
-                    "year": 2021,
-                    "kind": "sky",
-                    "isbn": "2021",
-                },
+                {"id": "moon", "text": "The moon is far from the earth.", "year": 2021, "kind": "sky", "isbn": "2021"},
                 {"id": "mars", "text": "Mars is the fourth planet from the sun.", "year": 2023, "kind": "sky"},
                 {"id": "hostile", "text": HOSTILE, "year": 2025, "kind": "<b>bold</b>"},
             ]
@@ -39,7 +33,38 @@ def url(shallow, tmp_path_factory):
     server.stop()
 
 
+LARGE = 2**53 + 1  # JavaScript rounds it
+NUMBERS = {"large": 1e20, "whole": float(2**60), "negative": -1e19, "huge": 2**64, "least": 2**63, "exact": -(2**63)}
+VALUES = [
+    {"id": "exact", "text": "The moon.", "isbn": LARGE, "kind": "", "digits": str(LARGE)},
+    {"id": "rounded", "text": "The sun.", "isbn": 2**53, "kind": "sky", "huge": 2**70},
+    {"id": "odd", "text": "The earth.", "metadata": {"id": 5, "text": "other", "isbn": 3, "lines": "a\nb"}},
+]
+
+
 @pytest.fixture(scope="module")
+def many(shallow, tmp_path_factory):
+    """A server of several indexes, of which the first has been moved away."""
+    folder = tmp_path_factory.mktemp("many")
+    numbers = [{"id": name, "text": "The moon.", name: number} for name, number in NUMBERS.items()]
+    moon = [(LARGE, "The moon is far away from the earth.")]
+    contents = {
+        "moved": moon,
+        "whole": moon,
+        "values": VALUES,
+        "numbers": [*numbers, {"id": "other", "text": "The sun."} | dict.fromkeys(NUMBERS, 0.5)],
+        "pooled": moon,
+    }
+    for name, documents in contents.items():
+        with Retriever(shallow, folder / name, device="cpu") as retriever:
+            retriever.add(documents, pool_factor=2 if name == "pooled" else 1)
+    server = Process(*(str(folder / name) for name in contents), "--model", shallow, "--device", "cpu", "--no-log")
+    shutil.move(folder / "moved", folder / "elsewhere")
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
 def browser():
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
@@ -200,77 +225,6 @@ def test_assistive_technology_finds_nothing_to_complain_about(browser, url, sche
     page.close()
 
 
-def test_a_click_on_a_value_filters_by_exactly_this_value_or_is_not_offered(browser, shallow, tmp_path):
-    large = 2**53 + 1  # JavaScript rounds it
-    with Retriever(shallow, tmp_path / "values", device="cpu") as retriever:
-        retriever.add(
-            [
-                {"id": "exact", "text": "The moon.", "isbn": large, "kind": "", "digits": str(large)},
-                {"id": "rounded", "text": "The sun.", "isbn": 2**53, "kind": "sky", "huge": 2**70},
-                {"id": "odd", "text": "The earth.", "metadata": {"id": 5, "text": "other", "isbn": 3, "lines": "a\nb"}},
-            ]
-        )
-    server = Process(str(tmp_path / "values"), "--model", shallow, "--device", "cpu", "--no-log")
-    page, errors = browser.new_page(), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(f"{server.url}/?q=planets")
-    found = page.locator("#results h2")
-    expect(found).to_have_count(3, timeout=60_000)
-    for value, id in (
-        (f"isbn: {large}", "exact"),
-        (f"isbn: {2**53}", "rounded"),
-        (f"huge: {2**70}", "rounded"),
-        (f"digits: {large}", "exact"),
-        ("kind: ", "exact"),
-    ):
-        page.get_by_role("button", name=value.strip(), exact=True).click()
-        expect(found).to_have_text([id], timeout=60_000)
-        page.reload()  # the address keeps it
-        expect(found).to_have_text([id], timeout=60_000)
-        page.get_by_role("button", name="Remove this filter").click()
-        expect(found).to_have_count(3, timeout=60_000)
-    odd = page.locator("#results > li", has=page.locator("h2", has_text="odd")).locator(".metadata")
-    assert odd.get_by_role("button").all_inner_texts() == ["isbn: 3"]
-    assert set(odd.locator("span").all_text_contents()) == {"id: 5", "text: other", "lines: a\nb"}
-    assert errors == []
-    page.close()
-    server.stop()
-
-
-def test_numbers_beyond_what_javascript_or_sqlite_counts_exactly_are_found(browser, shallow, tmp_path):
-    numbers = {
-        "large": 1e20,
-        "whole": float(2**60),
-        "negative": -1e19,
-        "huge": 2**64,
-        "least": 2**63,
-        "exact": -(2**63),
-    }
-    with Retriever(shallow, tmp_path / "numbers", device="cpu") as retriever:
-        retriever.add([{"id": name, "text": "The moon.", name: number} for name, number in numbers.items()])
-        retriever.add([{"id": "other", "text": "The sun."} | dict.fromkeys(numbers, 0.5)])
-    server = Process(str(tmp_path / "numbers"), "--model", shallow, "--device", "cpu", "--no-log")
-    page = browser.new_page()
-    page.goto(f"{server.url}/?q=planets")
-    found = page.locator("#results h2")
-    expect(found).to_have_count(7, timeout=60_000)
-    for name in numbers:
-        page.locator("#results > li", has=page.locator("h2", has_text=name)).locator(".metadata button").click()
-        expect(found).to_have_text([name], timeout=60_000)
-        page.reload()
-        expect(found).to_have_text([name], timeout=60_000)
-        page.get_by_role("button", name="Remove this filter").click()
-        expect(found).to_have_count(7, timeout=60_000)
-    page.click("#add-condition")
-    condition = page.locator("#conditions li")
-    condition.locator("select").first.select_option("large")
-    condition.locator("input").fill("100000000000000000000")
-    expect(found).to_have_text(["large"], timeout=60_000)
-    assert ids(page) == ["large"]
-    page.close()
-    server.stop()
-
-
 @pytest.mark.parametrize(
     ("address", "unknown"),
     [
@@ -333,38 +287,59 @@ def test_each_token_restores_the_search_once(browser, shallow, tmp_path, monkeyp
     server.stop()
 
 
-def test_an_index_that_cannot_be_read_leaves_the_others_to_search(browser, shallow, tmp_path):
-    for name in ("moved", "whole"):
-        with Retriever(shallow, tmp_path / name, device="cpu") as retriever:
-            retriever.add([(name, "The moon is far away from the earth.")])
-    server = Process(str(tmp_path / "moved"), str(tmp_path / "whole"), "--model", shallow, "--device", "cpu")
-    shutil.move(tmp_path / "moved", tmp_path / "elsewhere")
-    page = browser.new_page()
-    page.goto(f"{server.url}/?q=planets")
+def test_a_click_on_a_value_filters_by_exactly_this_value_or_is_not_offered(page, many):
+    page.goto(f"{many}/?index=values&q=planets")
+    found = page.locator("#results h2")
+    expect(found).to_have_count(3, timeout=60_000)
+    for value, id in (
+        (f"isbn: {LARGE}", "exact"),
+        (f"isbn: {2**53}", "rounded"),
+        (f"huge: {2**70}", "rounded"),
+        (f"digits: {LARGE}", "exact"),
+        ("kind: ", "exact"),
+    ):
+        page.get_by_role("button", name=value.strip(), exact=True).click()
+        expect(found).to_have_text([id], timeout=60_000)
+        page.reload()  # the address keeps it
+        expect(found).to_have_text([id], timeout=60_000)
+        page.get_by_role("button", name="Remove this filter").click()
+        expect(found).to_have_count(3, timeout=60_000)
+    odd = page.locator("#results > li", has=page.locator("h2", has_text="odd")).locator(".metadata")
+    assert odd.get_by_role("button").all_inner_texts() == ["isbn: 3"]
+    assert set(odd.locator("span").all_text_contents()) == {"id: 5", "text: other", "lines: a\nb"}
+
+
+def test_numbers_beyond_what_javascript_or_sqlite_counts_exactly_are_found(page, many):
+    page.goto(f"{many}/?index=numbers&q=planets")
+    found = page.locator("#results h2")
+    expect(found).to_have_count(7, timeout=60_000)
+    for name in NUMBERS:
+        page.locator("#results > li", has=page.locator("h2", has_text=name)).locator(".metadata button").click()
+        expect(found).to_have_text([name], timeout=60_000)
+        page.reload()
+        expect(found).to_have_text([name], timeout=60_000)
+        page.get_by_role("button", name="Remove this filter").click()
+        expect(found).to_have_count(7, timeout=60_000)
+    page.click("#add-condition")
+    condition = page.locator("#conditions li")
+    condition.locator("select").first.select_option("large")
+    condition.locator("input").fill("100000000000000000000")
+    expect(found).to_have_text(["large"], timeout=60_000)
+
+
+def test_an_index_that_cannot_be_read_leaves_the_others_to_search(page, many):
+    page.goto(f"{many}/?q=planets")
     expect(page.locator("#about")).to_contain_text("moved: the server cannot use the files", timeout=60_000)
     page.select_option("#index", "whole")
-    expect(page.locator("#results h2")).to_have_text("whole", timeout=60_000)
+    expect(page.locator("#results h2")).to_have_text(str(LARGE), timeout=60_000)
     expect(page.locator("#about")).to_contain_text("whole: 1 documents")
-    assert ids(page) == ["whole"]
-    page.close()
-    server.stop()
 
 
-def test_a_pooled_index_and_large_integer_ids(browser, shallow, tmp_path):
-    large = 2**53 + 1  # JavaScript rounds it
-    for name, factor in (("pooled", 2), ("plain", 1)):
-        with Retriever(shallow, tmp_path / name, device="cpu") as retriever:
-            retriever.add([(large, "The moon is far away from the earth.")], pool_factor=factor)
-    server = Process(
-        str(tmp_path / "pooled"), str(tmp_path / "plain"), "--model", shallow, "--device", "cpu", "--no-log"
-    )
-    page = browser.new_page()
-    page.goto(f"{server.url}/?q=planets")
-    expect(page.locator("#results h2")).to_have_text(str(large), timeout=60_000)
+def test_a_pooled_index_and_large_integer_ids(page, many):
+    page.goto(f"{many}/?index=pooled&q=planets")
+    expect(page.locator("#results h2")).to_have_text(str(LARGE), timeout=60_000)
     expect(page.locator("#times")).to_contain_text("highlights", timeout=60_000)
     expect(page.locator("#status")).to_contain_text("1 document in")
     assert page.locator("#results mark").count() == 0
-    page.select_option("#index", "plain")
+    page.select_option("#index", "whole")
     expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
-    page.close()
-    server.stop()

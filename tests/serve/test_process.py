@@ -17,7 +17,7 @@ import pytest
 
 from latelier import indexes
 from latelier.retrieve import Retriever
-from latelier.serve import Limits, run, serve
+from serve.conftest import Process
 
 SEARCH = "/v1/indexes/records/search"
 DOCUMENTS = "/v1/indexes/records/documents"
@@ -28,6 +28,14 @@ TOKEN = "t" * 20
 def own_folder(folder, tmp_path):
     """An index that the test may change."""
     return shutil.copytree(folder, tmp_path / "records")
+
+
+@pytest.fixture(scope="module")
+def asked(folder):
+    """The address of a server that no test stops or changes."""
+    server = Process(str(folder), "--device", "cpu", "--no-log")
+    yield server.url
+    server.stop()
 
 
 def metric(url, name):
@@ -66,26 +74,20 @@ def test_a_server_in_the_background_of_a_script_says_what_stopped_it(folder, sta
     assert server.process.wait(60) == 130
 
 
-def test_a_write_token_for_an_index_that_takes_no_changes_is_refused(folder, start):
-    with pytest.raises(AssertionError, match="received a write token, but every index is open for reading only"):
-        start(folder, "--device", "cpu", "--read-only", "--write-token", TOKEN)
-
-
-def test_64_clients_at_once_get_their_own_answers(folder, shallow, start):
-    server = start(folder, "--device", "cpu", "--no-log")
+def test_64_clients_at_once_get_their_own_answers(folder, shallow, asked):
     with Retriever.open(folder, model=shallow, device="cpu", read_only=True) as retriever:
         texts = [f"{word} {number}" for number in range(16) for word in ("moon", "bananas", "kings", "earth")]
         expected = [[result.id for result in found] for found in retriever.search(texts)]
 
     def ask(text):
         with httpx.Client(timeout=60) as client:
-            return [client.post(server.url + SEARCH, json={"query": text}).json()["results"][0] for _ in range(3)]
+            return [client.post(asked + SEARCH, json={"query": text}).json()["results"][0] for _ in range(3)]
 
     with concurrent.futures.ThreadPoolExecutor(64) as pool:
         answers = list(pool.map(ask, texts))
     for found, ids in zip(answers, expected, strict=True):
         assert [[hit["id"] for hit in each] for each in found] == [ids] * 3
-    assert metric(server.url, "latelier_batch_queries_count") < 64 * 3  # many were searched together
+    assert metric(asked, "latelier_batch_queries_count") < 64 * 3  # many were searched together
 
 
 def test_after_kill_9_every_acknowledged_document_is_there(own_folder, start):
@@ -204,27 +206,8 @@ def test_other_machines_are_served_with_a_token_only(folder, start):
         start(folder, "--host", "0.0.0.0")
     server = start(folder, "--host", "0.0.0.0", "--read-token", TOKEN, "--device", "cpu")
     url, headers = server.url.replace("0.0.0.0", "127.0.0.1"), {"authorization": f"Bearer {TOKEN}"}
+    with upload_and_stall(url) as connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")  # before the body is read
     assert httpx.get(f"{url}/v1/indexes").status_code == 401
     assert httpx.get(f"{url}/v1/indexes", headers=headers).status_code == 200
     assert httpx.delete(f"{url}{DOCUMENTS}/moon", headers=headers).status_code == 403
-
-
-def test_an_upload_without_a_token_is_refused_before_it_is_read(folder, start):
-    server = start(folder, "--read-token", TOKEN, "--device", "cpu", "--no-log")
-    with upload_and_stall(server.url) as connection:
-        assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")
-
-
-def test_a_port_in_use_is_a_clear_error(folder, start):
-    server = start(folder, "--device", "cpu")
-    port = server.url.rpartition(":")[2]
-    with pytest.raises(AssertionError, match=r"cannot listen on 127\.0\.0\.1"):
-        start(folder, "--device", "cpu", "--port", port)
-
-
-@pytest.mark.parametrize("seconds", [1, 60])
-def test_a_stopping_server_gives_requests_longer_than_they_may_take(retriever, monkeypatch, seconds):
-    configurations = []
-    monkeypatch.setattr(run._Server, "run", lambda server, sockets: configurations.append(server.config))
-    serve({"records": retriever}, port=0, limits=Limits(seconds=seconds), log=False)
-    assert configurations[0].timeout_graceful_shutdown > seconds

@@ -1,4 +1,4 @@
-"""Opening, searching, options."""
+"""What the adapters share: opening, searching, ids and metadata of results, options."""
 
 from __future__ import annotations
 
@@ -20,21 +20,6 @@ from latelier.utils.checks import describe
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "END_KEY",
-    "ID_KEY",
-    "SCORE_KEY",
-    "START_KEY",
-    "OpenedRetriever",
-    "RerankingModel",
-    "SharedFolder",
-    "add_filter",
-    "check_ids",
-    "find_documents",
-    "merge_search_options",
-    "place_metadata",
-    "result_text",
-]
 
 # Keys of their own, so that metadata such as {"id": ..., "score": ...} stays as it is stored.
 ID_KEY, SCORE_KEY, START_KEY, END_KEY = "latelier_id", "latelier_score", "latelier_start", "latelier_end"
@@ -42,72 +27,10 @@ _KEYS = (ID_KEY, SCORE_KEY, START_KEY, END_KEY)
 
 
 def find_documents(retriever: Retriever, query: str, **options: Any) -> Sequence[Result]:
-    """Search for one query, whose documents are to have ids that differ as str.
-
-    `query`: one query: frameworks do not check that it is a text; `**options`: arguments of
-    `latelier.retrieve.Retriever.search`.
-
-    Examples
-    --------
-    >>> retriever = Retriever(device="cpu")
-    >>> retriever.add([("a", "Bananas."), ("b", "The moon.")])
-    >>> [found] = find_documents(retriever, "fruit", k=1)
-    >>> found.id
-    'a'
-    """
+    """Search for one query, whose documents have to have ids that differ as str; frameworks do not check its type."""
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")
     results = retriever.search(query, **options)
-    check_ids(results)
-    return results
-
-
-def place_metadata(result: Result) -> dict[str, Any]:
-    """Return a document's metadata, with its exact id and the place of its passage.
-
-    Returns: the stored metadata; ``latelier_id``, an int or a str, while ids of other packages are str; and of a
-    passage ``latelier_start`` and ``latelier_end``, in characters. Stored values of these keys and of
-    ``latelier_score`` are left out: they are of an earlier search, whose documents were indexed with all their
-    metadata.
-
-    Examples
-    --------
-    >>> place_metadata(Result(7, 1.5, "Bananas.", {"id": "x"}, 10, 18))
-    {'id': 'x', 'latelier_id': 7, 'latelier_start': 10, 'latelier_end': 18}
-    """
-    place = {} if result.start is None else {START_KEY: result.start, END_KEY: result.end}
-    stored = {key: value for key, value in result.metadata.items() if key not in _KEYS}
-    return {**stored, ID_KEY: result.id, **place}
-
-
-def result_text(result: Result) -> str:
-    """Return the text of a document.
-
-    Raises `LatelierError` if the index has no text of it.
-
-    Examples
-    --------
-    >>> result_text(Result("a", 1.5, None, {}))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    latelier.errors.LatelierError: the document 'a' was stored without its text; ...
-    """
-    if result.text is None:
-        raise LatelierError(
-            f"the document {result.id!r} was stored without its text; store it with its text, as Retriever.update does."
-        )
-    return result.text
-
-
-def check_ids(results: Sequence[Result]) -> None:
-    """Check that the ids of documents differ as str, which is what other packages compare.
-
-    Examples
-    --------
-    >>> results = [Result(id, 1.5, "Pears.", {}) for id in (7, "7")]
-    >>> check_ids(results)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: the query finds documents with the ids 7 and '7', ...
-    """
     seen: dict[str, Any] = {}
     for result in results:
         other = seen.setdefault(str(result.id), result.id)
@@ -116,6 +39,27 @@ def check_ids(results: Sequence[Result]) -> None:
                 f"the query finds documents with the ids {other!r} and {result.id!r}, which are one id here, where ids "
                 "are str; use other ids."
             )
+    return results
+
+
+def place_metadata(result: Result) -> dict[str, Any]:
+    """Return a document's metadata, with ``latelier_id``, its exact id, and of a passage its place, in characters.
+
+    Stored values of these keys and of the score are left out: they are of an earlier search, whose documents were
+    indexed with all their metadata.
+    """
+    place = {} if result.start is None else {START_KEY: result.start, END_KEY: result.end}
+    stored = {key: value for key, value in result.metadata.items() if key not in _KEYS}
+    return {**stored, ID_KEY: result.id, **place}
+
+
+def result_text(result: Result) -> str:
+    """Return the text of a document; raise `LatelierError` if the index has none of it."""
+    if result.text is None:
+        raise LatelierError(
+            f"the document {result.id!r} was stored without its text; store it with its text, as Retriever.update does."
+        )
+    return result.text
 
 
 class OpenedRetriever:
@@ -184,17 +128,7 @@ class OpenedRetriever:
 
 
 class RerankingModel:
-    """What a user gives as the model of a reranker. A copy loads its own, also one of `pickle`.
-
-    `model`, `device`, `options`: as for `latelier.retrieve.model.given_model`.
-
-    Examples
-    --------
-    >>> import copy
-    >>> model = RerankingModel("all-MiniLM-L6-v2", "cpu", None)
-    >>> copy.deepcopy(model).loaded is model.loaded
-    False
-    """
+    """The model of a reranker, given as for `given_model`; a copy, also one by pickle, loads its own."""
 
     def __init__(self, model: Any, device: str | None, options: dict[str, Any] | None) -> None:
         self._given = model, device, options
@@ -206,7 +140,7 @@ class RerankingModel:
 
     @property
     def loaded(self) -> QueryModel:
-        """The model, loaded on first use; errors are those of `latelier.retrieve.model.given_model`."""
+        """The model, loaded on first use."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = given_model(*self._given)
@@ -214,18 +148,7 @@ class RerankingModel:
 
 
 def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Merge arguments of `latelier.retrieve.Retriever.search`; later ones replace earlier ones.
-
-    `*levels`: from general to special; None has no arguments. A ``filter`` comes with its own ``parameters``.
-
-    Examples
-    --------
-    >>> own = {"k": 5, "filter": "year > ?", "parameters": (2020,)}
-    >>> merge_search_options(own, {"k": 3})
-    {'k': 3, 'filter': 'year > ?', 'parameters': (2020,)}
-    >>> merge_search_options(own, {"filter": "lang = 'en'"})
-    {'k': 5, 'filter': "lang = 'en'"}
-    """
+    """Merge keywords of `Retriever.search`, from general to special; a ``filter`` comes with its own ``parameters``."""
     merged: dict[str, Any] = {}
     for level in levels:
         if not isinstance(level, (Mapping, type(None))):
@@ -240,16 +163,7 @@ def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def add_filter(options: Mapping[str, Any], condition: SqlCondition | None) -> dict[str, Any]:
-    """Add a condition to the filter of a search, so that both have to hold.
-
-    `options`: arguments of `latelier.retrieve.Retriever.search`; returns: the arguments.
-
-    Examples
-    --------
-    >>> own = {"filter": "year > ?", "parameters": (2020,)}
-    >>> add_filter(own, SqlCondition("lang = ?", ("en",)))
-    {'filter': ['year > ?', 'lang = ?'], 'parameters': (2020, 'en')}
-    """
+    """Add a condition to the filter in keywords of `Retriever.search`, so that both have to hold."""
     if condition is None:
         return dict(options)
     filters, parameters = options.get("filter"), options.get("parameters", ())
@@ -263,10 +177,7 @@ def add_filter(options: Mapping[str, Any], condition: SqlCondition | None) -> di
 
 
 class SharedFolder:
-    """A folder that a `Retriever` has filled, which several threads search. A copy opens it by itself.
-
-    `options`: arguments of `Retriever.open`.
-    """
+    """A folder that a `Retriever` has filled, which several threads search; a copy opens it by itself."""
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
         self._given = path, options
@@ -279,10 +190,7 @@ class SharedFolder:
 
     @contextmanager
     def opened(self) -> Iterator[Retriever]:
-        """Return the retriever, which stays open within the ``with`` block.
-
-        Raises `LatelierError`: as `Retriever.open` does.
-        """
+        """Return the retriever, which stays open within the ``with`` block."""
         with self._changed:
             if self._retriever is None:
                 path, options = self._given

@@ -16,29 +16,14 @@ from latelier.utils.checks import describe
 
 
 class SqlCondition(NamedTuple):
-    """An SQL expression and the values of its ``?``, as `latelier.retrieve.Retriever.search` takes them.
-
-    Examples
-    --------
-    >>> condition = equals(metadata_field("year"), 2024)
-    >>> condition.sql, condition.parameters
-    ('"year" = ?', (2024,))
-    """
+    """An SQL expression and the values of its ``?``, as `Retriever.search` takes them: ``"year" = ?``, ``(2024,)``."""
 
     sql: str
     parameters: tuple[Any, ...] = ()
 
 
 def metadata_field(*keys: str) -> SqlCondition:
-    """Return a metadata value by its key, or by the keys of nested dicts.
-
-    Examples
-    --------
-    >>> metadata_field("year").sql
-    '"year"'
-    >>> metadata_field("author", "name")
-    SqlCondition(sql='json_extract(metadata, ?)', parameters=('$."author"."name"',))
-    """
+    """Return a metadata value by its key, or by the keys of nested dicts."""
     for key in keys:
         if not isinstance(key, str) or not key or (len(keys) > 1 and '"' in key):
             raise InvalidArgumentError(f"received {describe(key)} as a metadata key; expected a text without quotes.")
@@ -49,15 +34,7 @@ def metadata_field(*keys: str) -> SqlCondition:
 
 
 def equals(field: SqlCondition, value: Any) -> SqlCondition:
-    """Return whether a field has a value; None: whether it is missing or null.
-
-    `value`: a number, a text, a bool, None, or a list or dict.
-
-    Examples
-    --------
-    >>> equals(metadata_field("lang"), None).sql
-    '"lang" IS NULL'
-    """
+    """Return whether a field has a value: a number, text, bool, list or dict; None: whether it is missing or null."""
     if value is None:
         return SqlCondition(f"{field.sql} IS NULL", field.parameters)
     # A list is stored as JSON text.
@@ -66,15 +43,9 @@ def equals(field: SqlCondition, value: Any) -> SqlCondition:
 
 
 def in_order(field: SqlCondition, operator: Literal["<", "<=", ">", ">="], value: float | str) -> SqlCondition:
-    r"""Return whether a field is of the type of a value, number or text, and below or above it.
+    """Return whether a field is of the type of a value, number or text, and below or above it.
 
-    `field`, `operator`, `value`: what to compare. Without the check of the type, SQL would have every text above every
-    number.
-
-    Examples
-    --------
-    >>> in_order(metadata_field("year"), ">=", 2020).sql
-    '(typeof("year") IN (\'integer\', \'real\') AND "year" >= ?)'
+    Without the check of the type, SQL would have every text above every number.
     """
     types = "'text'" if isinstance(value, str) else "'integer', 'real'"
     twice = (*field.parameters, *field.parameters)
@@ -82,10 +53,7 @@ def in_order(field: SqlCondition, operator: Literal["<", "<=", ">", ">="], value
 
 
 def one_of(field: SqlCondition, values: Sequence[Any]) -> SqlCondition:
-    """Return whether a field has one of some values.
-
-    `field`, `values`: the field, and values as of `equals`.
-    """
+    """Return whether a field has one of some values, as of `equals`."""
     plain = [dump_json(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
     given = [value for value in plain if value is not None]
     listed = SqlCondition(f"{field.sql} IN ({', '.join('?' * len(given))})", (*field.parameters, *given))
@@ -93,17 +61,7 @@ def one_of(field: SqlCondition, values: Sequence[Any]) -> SqlCondition:
 
 
 def holds_element(field: SqlCondition, value: Any) -> SqlCondition:
-    """Return whether a list holds a value, or a text holds a part.
-
-    Examples
-    --------
-    >>> from latelier.retrieve import Retriever
-    >>> retriever = Retriever(device="cpu")
-    >>> retriever.add([{"text": "Pears.", "tags": ["fruit", "tree"]}])
-    >>> sql, parameters = holds_element(metadata_field("tags"), "tree")
-    >>> len(retriever.search("pears", filter=sql, parameters=parameters))
-    1
-    """
+    """Return whether a list holds a value, or a text holds a part."""
     sql, given = field
     is_list = f"iif(json_valid({sql}), {sql} GLOB '[[]*', 0)"
     inside = SqlCondition(
@@ -121,14 +79,7 @@ def is_empty(field: SqlCondition) -> SqlCondition:
 
 
 def combine(operator: Literal["AND", "OR"], conditions: Sequence[SqlCondition]) -> SqlCondition:
-    """Return whether all conditions hold, or one does.
-
-    Examples
-    --------
-    >>> year = metadata_field("year")
-    >>> combine("OR", [equals(year, 2023), equals(year, 2024)]).sql
-    '("year" = ? OR "year" = ?)'
-    """
+    """Return whether all conditions hold, or one does."""
     if len(conditions) == 1:
         return conditions[0]
     parameters = tuple(value for condition in conditions for value in condition.parameters)
@@ -136,11 +87,5 @@ def combine(operator: Literal["AND", "OR"], conditions: Sequence[SqlCondition]) 
 
 
 def negate(condition: SqlCondition) -> SqlCondition:
-    """Return whether a condition does not hold, which includes documents without its field.
-
-    Examples
-    --------
-    >>> negate(equals(metadata_field("lang"), "en")).sql
-    '(ifnull("lang" = ?, 0) = 0)'
-    """
+    """Return whether a condition does not hold, which includes documents without its field."""
     return SqlCondition(f"(ifnull({condition.sql}, 0) = 0)", condition.parameters)

@@ -73,7 +73,7 @@ class _Options(_Body):
     """What is compared: token vectors, keywords (BM25), both, or keywords first and then token vectors."""
     fusion: Fusion = _DEFAULT.fusion
     """How hybrid search combines both lists: by relative scores or by reciprocal ranks."""
-    weights: tuple[Weight, Weight] = tuple(_DEFAULT.weights)
+    weights: tuple[Weight, Weight] = (_DEFAULT.weights[0], _DEFAULT.weights[1])
     """Weights of token vectors and of keywords in hybrid search."""
     depth: Count | None = _DEFAULT.depth
     """How many documents of each side hybrid search combines, and how many `rerank` orders by token vectors."""
