@@ -84,22 +84,8 @@ class OpenedRetriever:
     ) -> Self:
         """Open a folder that a `Retriever` has filled, for reading; `close` or a ``with`` block closes it.
 
-        Parameters
-        ----------
-        path, model, device, backend
-            As for `Retriever.open`.
-        **options
-            The other arguments of this class.
-
-        Returns
-        -------
-        LangChainRetriever or LlamaIndexRetriever
-            Ready to search.
-
-        Raises
-        ------
-        LatelierError
-            As `Retriever.open` does.
+        `path`, `model`, `device` and `backend` are as for `Retriever.open`, `**options` the other arguments of this
+        class.
         """
         opened = Retriever.open(path, model=model, device=device, backend=backend, read_only=True)
         try:

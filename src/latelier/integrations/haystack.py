@@ -31,8 +31,6 @@ from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
 
-__all__ = ["HaystackRanker", "HaystackRetriever"]
-
 try:
     from haystack import Document, component, default_from_dict, default_to_dict
     from haystack.core.errors import SerializationError
@@ -71,8 +69,6 @@ class HaystackRetriever:
     ------
     InvalidArgumentError
         If an argument has the wrong type or value.
-    MissingExtraError
-        If haystack-ai is not installed, when this module is imported.
 
     Examples
     --------

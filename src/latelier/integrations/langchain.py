@@ -36,8 +36,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("Searching from LangChain", "langchain") from error
 
-__all__ = ["LangChainReranker", "LangChainRetriever"]
-
 
 class LangChainRetriever(OpenedRetriever, BaseRetriever):
     """A `latelier.retrieve.Retriever` as a retriever of LangChain.
@@ -56,13 +54,6 @@ class LangChainRetriever(OpenedRetriever, BaseRetriever):
         Further arguments of `Retriever.search`: ``mode``, ``filter``, ``parameters``, ``effort``, ...
     tags, metadata, name
         For callbacks and traces, as in every retriever of LangChain.
-
-    Raises
-    ------
-    pydantic.ValidationError
-        If an argument is not of these.
-    MissingExtraError
-        If langchain-core is not installed, when this module is imported.
 
     Notes
     -----
@@ -143,8 +134,6 @@ class LangChainReranker(BaseDocumentCompressor):
 
     Raises
     ------
-    pydantic.ValidationError
-        If an argument is not of these.
     ModelLoadError
         If there is no such model.
     InvalidArgumentError

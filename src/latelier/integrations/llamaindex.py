@@ -38,8 +38,6 @@ from latelier.retrieve import Result, Retriever
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
 
-__all__ = ["LlamaIndexReranker", "LlamaIndexRetriever"]
-
 try:
     from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
     from llama_index.core.callbacks import CallbackManager
@@ -76,8 +74,6 @@ class LlamaIndexRetriever(OpenedRetriever, BaseRetriever):
     ------
     InvalidArgumentError
         If an argument has the wrong type or value.
-    MissingExtraError
-        If llama-index-core is not installed, when this module is imported.
 
     Notes
     -----
@@ -144,8 +140,6 @@ class LlamaIndexReranker(BaseNodePostprocessor):
 
     Raises
     ------
-    pydantic.ValidationError
-        If an argument is not of these.
     ModelLoadError
         If there is no such model.
     InvalidArgumentError

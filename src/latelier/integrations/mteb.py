@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder
     from typing_extensions import Self
 
-__all__ = ["MTEBSearch"]
 
 # Texts that mteb prepares at once.
 _BATCH = 2048
@@ -71,8 +70,6 @@ class MTEBSearch:
     ------
     InvalidArgumentError
         If an argument has the wrong type, or mteb hands over inputs other than texts.
-    MissingExtraError
-        If mteb is not installed, when this module is imported.
 
     Examples
     --------
@@ -136,14 +133,12 @@ class MTEBSearch:
             The documents, as mteb hands them over: with ``id``, ``text`` and ``title``.
         task_metadata
             The task, which chooses the prompt.
-        hf_split, hf_subset
-            The split and subset; not used.
         encode_kwargs
             Arguments of the model's `encode_document`, such as ``batch_size``.
         num_proc
             Processes that prepare the texts.
-        **kwargs
-            mteb reserves them for extensions; not used.
+        hf_split, hf_subset, **kwargs
+            Not used.
         """
         self.close()
         texts = self._texts(corpus, task_metadata, _DOCUMENT, num_proc)
@@ -208,7 +203,7 @@ class MTEBSearch:
         return run
 
     def close(self) -> None:
-        """Close the index and remove its folder. Closing twice is allowed."""
+        """Close the index and remove its folder."""
         self._index = None
         self._open.close()
 

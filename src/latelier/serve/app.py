@@ -22,8 +22,6 @@ from latelier.serve.routes import router
 from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
 from latelier.serve.service import Limits, Metrics, Service
 
-__all__ = ["check_names", "create_app"]
-
 _PAGE = Path(__file__).parent / "page"
 
 
@@ -116,12 +114,7 @@ def create_app(
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Check the names that indexes get in addresses.
-
-    Examples
-    --------
-    >>> check_names(["papers", "notes-2024"])
-    """
+    """Check the names that indexes get in addresses."""
     names = list(names)
     if not names:
         raise InvalidArgumentError("received no retriever; expected at least one.")

@@ -19,8 +19,6 @@ from latelier.errors import (
     Advice,
     CorruptedIndexError,
     DuplicateIdError,
-    FilterTimeoutError,
-    InvalidArgumentError,
     LatelierError,
     ReadOnlyIndexError,
     StorageError,
@@ -96,14 +94,6 @@ _ADVICE: dict[Advice, str] = {
     "update": "PUT replaces documents.",
     "update-or-skip": "PUT replaces documents; leave out those that are to stay as they are stored.",
 }
-# The first class that fits counts.
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (UnknownIdError, 404),
-    (DuplicateIdError, 409),
-    (FilterTimeoutError, 422),
-    (InvalidArgumentError, 422),
-    (LatelierError, 422),
-)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -147,7 +137,8 @@ async def _of_storage(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _of_library(request: Request, error: Any) -> JSONResponse:
-    status = getattr(error, "status", None) or next(status for kind, status in _STATUS if isinstance(error, kind))
+    status = 404 if isinstance(error, UnknownIdError) else 409 if isinstance(error, DuplicateIdError) else 422
+    status = getattr(error, "status", status)  # of an error of the server itself
     return _answer(error, error.worded(_ADVICE), status)
 
 

@@ -30,8 +30,6 @@ from latelier.serve.common import check_token, exits_on_signals, listen, sends_t
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["create_mcp_server", "serve_mcp", "serve_stdio"]
-
 
 _INSTRUCTIONS = (
     "Searches collections of documents by meaning. Call list_indexes first: it names the collections and the fields "
