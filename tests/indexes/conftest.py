@@ -4,7 +4,6 @@ import pytest
 from ray_processes import reused_processes
 
 from latelier import indexes
-from latelier.kernels.threads import KernelWarmUp
 
 # One function per index, from the folder it may use.
 KINDS = {
@@ -21,25 +20,15 @@ NOT_IN_QDRANT = {
     "metadata ->>": "no condition has operators",
     "lower(lang)": "no condition has functions",
     "test_names_ignore_case": "no condition has operators; see test_filters_of_fields_that_differ_in_case",
-    "is_evaluated_once": "SQLite does not evaluate its filters, and nothing is cached",
-    "are_evaluated_each": "SQLite does not evaluate its filters, and nothing is cached",
-    "types_are_other_questions": "SQLite does not evaluate its filters, and nothing is cached",
     "test_repr_says": "counting tokens would read every payload; statistics() does",
 }
 # What cannot be seen of shards, likewise.
-NOT_IN_SHARDED = (
-    dict.fromkeys(
-        ["is_evaluated_once", "are_evaluated_each", "types_are_other_questions"],
-        "SQLite evaluates its filters in the processes of the shards, where nothing counts them",
-    )
-    | dict.fromkeys(
-        ["test_store_forks.py", "test_processes_see_whole_commits"],
-        "no connection to Ray survives a fork, see test_shard_deaths.py",
-    )
-    | dict.fromkeys(
-        ["test_keywords_equal_bm25_by_loops", "test_hybrid_is_the_fusion_of_both"],
-        "each shard scores words by its own statistics, see test_sharded.py",
-    )
+NOT_IN_SHARDED = dict.fromkeys(
+    ["test_store_forks.py", "test_processes_see_whole_commits"],
+    "no connection to Ray survives a fork, see test_shard_deaths.py",
+) | dict.fromkeys(
+    ["test_keywords_equal_bm25_by_loops", "test_hybrid_is_the_fusion_of_both"],
+    "each shard scores words by its own statistics, see test_sharded.py",
 )
 # These start processes, which takes long beside what they test.
 SHARDED = [name for name in KINDS if name.startswith("sharded")]
@@ -70,9 +59,9 @@ def make(request, folder):
 
 
 @pytest.fixture(autouse=True)
-def _kernels_at_once(monkeypatch):
+def _kernels_at_once():
     """Search by the kernels from the first search on; numpy's answers have tests of their own."""
-    monkeypatch.setattr(indexes.Flat, "_warm_up", KernelWarmUp(most_work=0))
+    indexes.Flat().search_by_kernels()
 
 
 @pytest.fixture(params=kinds(KINDS))

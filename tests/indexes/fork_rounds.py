@@ -1,57 +1,31 @@
 """One fork at a random moment, while threads of the parent add, remove and search: is anything lost, found or hung?"""
 
-import json
 import os
 import random
-import select
-import signal
 import threading
 import time
 import traceback
 from typing import NamedTuple
 
 import numpy as np
+from index_helpers import start_child
 
 from latelier import indexes
 from latelier.errors import StorageError
 
 KINDS = {"flat": indexes.Flat, "ivf": indexes.IVF}
-SECONDS = 60  # after which a child counts as hung
 QUERY = np.ones((2, 8))
 
 
 class Outcome(NamedTuple):
-    """How a round ended.
-
-    Parameters
-    ----------
-    child
-        ``"worked"``, or ``"refused"`` if it got a clear error.
-    failures
-        What went wrong; empty if nothing did.
-    """
+    """How a round ended: whether the child "worked" or was "refused" by a clear error, and what went wrong."""
 
     child: str
     failures: list
 
 
 def fork_round(kind, folder, seed):
-    """Fork once and compare what is stored with what was acknowledged.
-
-    Parameters
-    ----------
-    kind
-        ``"flat"`` or ``"ivf"``.
-    folder
-        A `pathlib.Path` that does not exist.
-    seed
-        Of all random choices.
-
-    Returns
-    -------
-    Outcome
-        ``failures`` names what was lost, found although it was removed, damaged or hung.
-    """
+    """Fork once; the failures name what was lost, found although it was removed, damaged or hung."""
     rng = random.Random(seed)
     parent, failures = Work("parent", rng.random()), []
     index = KINDS[kind](folder)
@@ -63,14 +37,17 @@ def fork_round(kind, folder, seed):
     for thread in threads:
         thread.start()
     time.sleep(rng.random() * 0.1)
-    child = fork(lambda: work_in_child(index, rng.random()), from_thread=rng.random() < 0.3)
+    child = start_child(lambda: work_in_child(index, rng.random()), from_thread=rng.random() < 0.3)
     time.sleep(rng.random() * 0.1)
     stop.set()
     for thread in threads:
         thread.join()
     if rng.random() < 0.6:
         index.close()  # while the child goes on
-    answer = child()
+    try:
+        answer = child()
+    except (AssertionError, TimeoutError) as error:
+        answer = {"child": "failed", "added": [], "failures": [str(error)]}
     index.close()
     failures += answer.pop("failures")
     failures += differences(folder, parent.added | set(answer["added"]))
@@ -153,45 +130,6 @@ def work_in_child(index, seed):
             answer["failures"].append(f"the child misses its own {sorted(missing)}")
         index.close()
     return {**answer, "added": sorted(work.added)}
-
-
-def fork(function, from_thread=False):
-    """Run a function in a forked child; return a function that waits for its answer, or says that it hung."""
-    reader, writer = os.pipe()
-    children = []
-
-    def start():
-        child = os.fork()
-        if child:
-            children.append(child)
-            return
-        try:
-            answer = function()
-        except BaseException:  # noqa: BLE001 (whatever it is, the parent shows it)
-            answer = {"child": "failed", "added": [], "failures": [traceback.format_exc()]}
-        os.write(writer, json.dumps(answer).encode())
-        os._exit(0)
-
-    if from_thread:
-        thread = threading.Thread(target=start)
-        thread.start()
-        thread.join()
-    else:
-        start()
-    os.close(writer)
-
-    def wait():
-        with os.fdopen(reader, "rb") as pipe:
-            hung = not select.select([pipe], [], [], SECONDS)[0]
-            if hung:
-                os.kill(children[0], signal.SIGKILL)
-            text = pipe.read()
-        os.waitpid(children[0], 0)
-        if hung:
-            return {"child": "hung", "added": [], "failures": [f"no answer from the child for {SECONDS} s"]}
-        return json.loads(text) if text else {"child": "died", "added": [], "failures": ["the child died"]}
-
-    return wait
 
 
 def differences(folder, added):

@@ -4,14 +4,13 @@ import json
 import os
 import select
 import signal
+import threading
 import traceback
 
 import numpy as np
 import pytest
-import torch
 
 from latelier import indexes
-from latelier.indexes.gpu import GpuSearch
 from naive import naive_matrix
 
 
@@ -65,37 +64,45 @@ def contents(index):
     return list(zip(index.get(ids), vectors, strict=True))
 
 
-def on_device(index, **options):
-    """Make an index search as it does on a GPU, here with torch on the CPU."""
-    index._gpu = GpuSearch(torch.device("cpu"), index._decode, index._gpu_dtype, **options)
-    return index
-
-
-def start_child(function):
+def start_child(function, from_thread=False):
     """Run a function in a forked child process; return a function that waits for its JSON result.
 
     Fork before starting threads: what another thread has locked stays locked in the child.
     """
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+    children = []
+
+    def start():
+        child = os.fork()
+        if child:
+            children.append(child)
+            return
         try:
             answer = {"result": function()}
         except BaseException:  # noqa: BLE001 (whatever it is, the parent shows it)
             answer = {"error": traceback.format_exc()}
         os.write(writer, json.dumps(answer).encode())
         os._exit(0)
+
+    if from_thread:
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+    else:
+        start()
     os.close(writer)
 
     def result():
-        with os.fdopen(reader) as pipe:
-            if not select.select([pipe], [], [], 120)[0]:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise TimeoutError("the child process hangs")
-            answer = json.load(pipe)
-        os.waitpid(child, 0)
-        assert "error" not in answer, answer.get("error")
+        with os.fdopen(reader, "rb") as pipe:
+            hangs = not select.select([pipe], [], [], 120)[0]
+            if hangs:
+                os.kill(children[0], signal.SIGKILL)
+            text = pipe.read()
+        os.waitpid(children[0], 0)
+        if hangs:
+            raise TimeoutError("the child process hangs")
+        answer = json.loads(text or '{"error": "the child process died"}')
+        assert "error" not in answer, answer["error"]
         return answer["result"]
 
     return result

@@ -143,14 +143,9 @@ def test_files_of_other_programs(tmp_path):
     [
         ({"id": ["a"]}, InvalidArgumentError, "needs the columns 'id' and 'vectors'"),
         ({"id": ["a"], "vectors": [[1.0]]}, InvalidArgumentError, "give lists of lists"),
-        ({"id": ["a"], "vectors": [[["1"]]]}, InvalidArgumentError, "give lists of lists"),
         ({"id": ["a"], "vectors": [[[1.0], [1.0, 2.0]]]}, EmbeddingsError, "differ in dim"),
         ({"id": ["a"], "vectors": [[[1.0, None]]]}, EmbeddingsError, "missing numbers"),
-        ({"id": ["a", "b"], "vectors": [[[1.0]], None]}, EmbeddingsError, "missing numbers"),
-        ({"id": ["a"], "vectors": [[[float("nan")]]]}, EmbeddingsError, "NaN"),
         ({"id": ["a", "a"], "vectors": [[[1.0]]] * 2}, DuplicateIdError, "in the source twice"),
-        ({"id": [1.5], "vectors": [[[1.0]]]}, InvalidArgumentError, "1.5 .* as an id"),
-        ({"id": ["a"], "text": [5], "vectors": [[[1.0]]]}, InvalidArgumentError, "int as its text"),
     ],
 )
 def test_files_that_hold_no_documents(columns, error, message, tmp_path):
@@ -187,7 +182,7 @@ documents = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=documents, size=st.integers(1, 2000), dtype=st.sampled_from(["float32", "float16"]))
 def test_what_an_index_accepts_comes_back_from_a_file(rows, size, dtype, tmp_path_factory):
     ids, texts, metadata, lengths = (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 4
@@ -203,9 +198,9 @@ def test_what_an_index_accepts_comes_back_from_a_file(rows, size, dtype, tmp_pat
 
 @pytest.mark.parametrize("nbits", [8, 4, 2, 1])
 def test_codes_stay_as_they_are_from_ivf_to_ivf(nbits):
-    vectors = np.random.default_rng(0).standard_normal((2000, 128)).astype("float32")
+    vectors = np.random.default_rng(0).standard_normal((1000, 64)).astype("float32")
     source, target = indexes.IVF(nbits=nbits), indexes.IVF(nbits=nbits)
-    source.add(range(100), list(vectors.reshape(100, 20, 128)))
+    source.add(range(100), list(vectors.reshape(100, 10, 64)))
     indexes.copy_documents(source, target)
     before, after = (index.get_embeddings(range(100)).vectors for index in (source, target))
     same = (before == after).all(axis=1).mean()
@@ -272,7 +267,7 @@ def test_an_index_that_cannot_take_the_documents(source, tmp_path):
                 indexes.copy_documents(index, same)
 
 
-def test_what_others_change_meanwhile(source, tmp_path):
+def test_what_others_change_meanwhile(source):
     class Leaking(indexes.Flat):
         def add(self, ids, *more, **options):
             super().add(ids, *more, **options)
@@ -280,26 +275,6 @@ def test_what_others_change_meanwhile(source, tmp_path):
 
     with pytest.raises(StorageError, match="removed 1 of the documents meanwhile, such as 'doc 50'"):
         indexes.copy_documents(source, Leaking(), batch_size=1000)
-
-    class Changing(indexes.Flat):
-        """Another connection removes documents while the first are read."""
-
-        def get_embeddings(self, ids):
-            with indexes.open(tmp_path / "index") as other:
-                if "doc 98" in other:
-                    other.remove("doc 98")
-            return super().get_embeddings(ids)
-
-    with Changing(tmp_path / "index") as changing:
-        indexes.copy_documents(source, changing)
-        target = indexes.Flat()
-        assert indexes.copy_documents(changing, target).written == 100  # of one moment
-        changing.add("doc 98", np.ones((1, 16)))
-    Changing.snapshot = indexes.Index.snapshot
-    file = tmp_path / "x.parquet"
-    with Changing(tmp_path / "index") as changing, pytest.raises(StorageError, match="while it was copied"):
-        indexes.copy_documents(changing, file)
-    assert not file.exists()
 
 
 def test_damaged_documents_are_not_copied(tmp_path):

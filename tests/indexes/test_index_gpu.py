@@ -1,15 +1,20 @@
 """Searching on a device: the same hits as exact search on the CPU, from a copy that follows the index."""
 
-import gc
-
 import numpy as np
 import pytest
 import torch
-from index_helpers import check_hits, expected_hits, matrices, on_device
+from index_helpers import check_hits, expected_hits, matrices
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import InvalidArgumentError
 from latelier.indexes.exact import BlockSize
+from latelier.indexes.gpu import GpuSearch
+
+
+def on_device(index, **options):
+    """Make an index search as it does on a GPU, here with torch on the CPU."""
+    index._gpu = GpuSearch(torch.device("cpu"), index._decode, index._gpu_dtype, **options)
+    return index
 
 
 @pytest.mark.parametrize("nbits", [8, 4, 1])
@@ -51,24 +56,6 @@ def test_of_equal_scores_the_document_that_was_added_first_comes_first():
     assert [hit.id for hit in found] == [*(f"equal {i}" for i in range(20)), "lower", "zero", "negative zero"]
 
 
-def test_copies_hold_several_segments_and_keep_the_order_of_the_documents():
-    index = on_device(indexes.Flat(), copy_numbers=35)
-    index._segment_bytes = 100  # no two segments become one
-    for i in range(6):
-        index.add([3 * i, 3 * i + 1, 3 * i + 2], matrices([1, 2, 1], seed=i), metadata=[{"n": i}] * 3)
-    queries = matrices([2, 1], seed=9)
-    odd = index.search(queries, 20, filter="n % 2 = 1")  # copies of every other segment
-    assert [{hit.id // 3 for hit in row} for row in odd] == [{1, 3, 5}] * 2
-    index.remove([4, 9, 17])
-    check_hits(index.search(queries, 20), expected_hits(index, queries, 20))
-    sizes = {id(place.copy): place.copy.vectors.num_tokens for place in index._gpu._places.values()}
-    assert sorted(sizes.values()) == [4, 4, 8, 8]
-    # All equal: the documents come in the order in which they were added, though copies alternate.
-    index.update(range(18), [np.eye(4)[:1]] * 18)
-    [found] = index.search(np.eye(4)[:1], 18)
-    assert [hit.id for hit in found] == list(range(18))
-
-
 @pytest.mark.parametrize("long", ["documents", "queries"])
 def test_vectors_beyond_half_precision_are_scored_in_single(long):
     index = on_device(indexes.IVF())
@@ -90,26 +77,6 @@ def test_the_copy_follows_the_index():
     check_hits(index.search(query, 9), expected_hits(index, query, 9))
     index.compact()
     check_hits(index.search(query, 9), expected_hits(index, query, 9))
-    gc.collect()
-    places = index._gpu._places
-    copies = {id(place.copy): place.copy for place in places.values()}
-    assert [copy.vectors.num_tokens for copy in copies.values()] == [3 + 4 + 3]
-    index.close()
-    assert not places
-
-
-def test_what_a_device_has_no_room_for(monkeypatch):
-    index = on_device(indexes.IVF())
-    index.add("a", matrices([3], dim=128)[0])
-
-    def fail(*args, **options):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch, "empty", fail)
-    with pytest.raises(
-        LatelierError, match=r"no room for this index, whose vectors take 0\.0 GiB there; leave out device"
-    ):
-        index.search(matrices([1], dim=128)[0])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has the device")

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from index_helpers import check_hits, check_stored
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, UnknownIdError
-from latelier.indexes.ivf.index import Thresholds
 from naive import naive_maxsim
 
 # Few ids, so that they meet again; both types of one number among them.
@@ -30,7 +30,7 @@ class Machine(RuleBasedStateMachine):
 
     def make(self, folder):
         index = indexes.Flat(folder)
-        index._segment_bytes = 400
+        index._segment_bytes = 400  # so that some segments are full
         return index
 
     @initialize()
@@ -133,7 +133,7 @@ class IVFMachine(Machine):
     exact = False
 
     def make(self, folder):
-        indexes.IVF._thresholds = Thresholds(train_tokens=10, train_documents=1, small=0, append_tokens=3)
+        indexes.IVF._thresholds = replace(THRESHOLDS, train_tokens=10, train_documents=1, small=0, append_tokens=3)
         index = indexes.IVF(folder)
         index._segment_bytes = 400
         return index
@@ -149,11 +149,11 @@ class IVFDiskMachine(IVFMachine):
 
 quickly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 TestInMemory = Machine.TestCase
-TestInMemory.settings = settings(max_examples=60, stateful_step_count=25, **quickly)
+TestInMemory.settings = settings(max_examples=30, stateful_step_count=25, **quickly)
 TestOnDisk = DiskMachine.TestCase
-TestOnDisk.settings = settings(max_examples=25, stateful_step_count=20, **quickly)
+TestOnDisk.settings = settings(max_examples=12, stateful_step_count=20, **quickly)
 
 TestIVFInMemory = IVFMachine.TestCase
-TestIVFInMemory.settings = settings(max_examples=40, stateful_step_count=25, **quickly)
+TestIVFInMemory.settings = settings(max_examples=25, stateful_step_count=25, **quickly)
 TestIVFOnDisk = IVFDiskMachine.TestCase
-TestIVFOnDisk.settings = settings(max_examples=20, stateful_step_count=20, **quickly)
+TestIVFOnDisk.settings = settings(max_examples=12, stateful_step_count=20, **quickly)

@@ -3,11 +3,6 @@
 import numpy as np
 import pytest
 
-from latelier import indexes
-from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.why_not import not_stored_cause
-
 QUERY = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
 
 
@@ -78,16 +73,6 @@ def test_an_id_that_is_not_stored(filled, id, near):
     assert all(repr(each) in str(report) for each in near)
 
 
-def test_an_empty_index(index):
-    assert kinds(index.why_not(QUERY, "a")) == ["not_stored"]
-
-
-def test_removed_documents_are_not_stored(filled):
-    filled.remove("b")
-    assert kinds(filled.why_not(QUERY, "b")) == ["not_stored"]
-    assert filled.why_not(QUERY, "c", k=2).rank == 2
-
-
 @pytest.mark.parametrize(
     ("filter", "parameters", "expressions", "values", "change"),
     [
@@ -107,8 +92,6 @@ def test_removed_documents_are_not_stored(filled):
             {"lang": "de"},
             {"filter": "year = :y", "parameters": {"l": "en", "y": 2019}},
         ),
-        ("lang IS NULL", (), ["lang IS NULL"], {"lang": "de"}, None),
-        ("text = 'y'", (), ["text = 'y'"], {}, None),
     ],
 )
 def test_a_filter_that_excludes_it(filled, filter, parameters, expressions, values, change):
@@ -127,13 +110,6 @@ def test_a_filter_and_a_lower_score(filled):
     check_changes(filled, QUERY, report, filter="lang = 'en'")
 
 
-def test_a_filter_on_a_field_that_the_document_does_not_have(filled):
-    filled.add(["new"], [np.ones((1, 4))])
-    report = filled.why_not(QUERY, "new", filter="year > 2000")
-    assert report.causes[0].details["values"] == {"year": None}
-    assert "no year" in str(report)
-
-
 def test_any_document_of_random_indexes(index):
     rng = np.random.default_rng(0)
     documents = [rng.integers(-2, 3, size=(rng.integers(1, 5), 4)).astype("float32") for _ in range(60)]  # many ties
@@ -148,51 +124,3 @@ def test_any_document_of_random_indexes(index):
         assert ("filtered" in kinds(report)) == (filter is not None and id % 3 != 1)
         if not report.is_found:
             check_changes(index, query, report, filter=filter)
-
-
-def test_wrong_arguments(filled):
-    with pytest.raises(InvalidArgumentError, match="received 2 queries; why_not is about the search of one"):
-        filled.why_not(TokenEmbeddings.from_list([QUERY, QUERY]), "a")
-    with pytest.raises(InvalidArgumentError, match="k=0"):
-        filled.why_not(QUERY, "a", k=0)
-    with pytest.raises(InvalidArgumentError, match="as an id"):
-        filled.why_not(QUERY, 1.5)
-    with pytest.raises(EmbeddingsError, match="dim"):
-        filled.why_not(np.ones((1, 3)), "a")
-    with pytest.raises(InvalidArgumentError, match="unknown field"):
-        filled.why_not(QUERY, "a", filter="colour = 1")
-
-
-def test_near_ids_of_many_are_those_that_differ_in_case_or_type():
-    ids = [f"document-{i}" for i in range(60_000)]
-    assert not_stored_cause("Document-5", ids).details == {"near": ["document-5"]}
-    assert not_stored_cause("documnt-5", ids).details == {"near": []}
-
-
-def test_notebooks_show_a_table_with_escaped_texts(filled):
-    filled.add(["<b>"], [-np.ones((1, 4))])
-    page = filled.why_not(QUERY, "<b>", k=1)._repr_html_()
-    assert "&lt;b&gt;" in page
-    assert "<b>" not in page
-    assert "scored_lower" in page
-    assert "k=7" in page
-
-
-def test_the_k_that_is_proposed_is_the_smallest_where_a_smaller_one_selects_fewer_candidates():
-    rng = np.random.default_rng(1)
-    topics = rng.standard_normal((200, 48))
-
-    def near(centres, noise):
-        vectors = centres + noise * rng.standard_normal(centres.shape)
-        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("float32")
-
-    documents = [near(topics[rng.choice(200, 3)][rng.integers(0, 3, rng.integers(30, 51))], 0.8) for _ in range(4000)]
-    with indexes.IVF(nbits=1) as index:
-        index.add(range(4000), documents)
-        for document in documents[::200]:
-            query = near(document[:8], 0.3)
-            ranking = [hit.id for hit in index.search(query, k=4000, effort="exact")[0]]
-            for id_ in (ranking[15], ranking[25], ranking[60]):
-                report = index.why_not(query, id_, k=10)
-                if not report.is_found:
-                    check_changes(index, query, report)

@@ -10,16 +10,13 @@ import sys
 import textwrap
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.errors import FilterTimeoutError, InvalidArgumentError, LatelierError
-from latelier.indexes.filters import parse, sql
-from latelier.indexes.filters.sql import deadline
-from latelier.indexes.store.connections import connect
+from latelier.errors import FilterTimeoutError, InvalidArgumentError
+from latelier.indexes.filters import parse
 
 QUERY = np.ones((1, 2))
 # Thousands of millions of steps: each of a document's thousand items beside each.
@@ -76,27 +73,24 @@ def test_a_filter_ends_when_its_time_is_over(index):
         found(index, ENDLESS, filter_timeout=np.float32(0.2))
 
 
-def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path, monkeypatch):
-    passed = 0.0  # on the clock that ends filters
-    monkeypatch.setattr(sql, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path):
     with indexes.Flat(tmp_path / "index") as index:
         index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"items": list(range(1000))}, {"items": []}])
-        errors = []
+        ended = []
 
         def search():
-            with pytest.raises(FilterTimeoutError, match="within 900 seconds") as error:
-                found(index, ENDLESS, filter_timeout=900)
-            errors.append(error.value)
+            with pytest.raises(FilterTimeoutError, match="within 3 seconds"):
+                found(index, ENDLESS, filter_timeout=3)
+            ended.append(time.monotonic())
 
         thread = threading.Thread(target=search)
         thread.start()
         for i in range(10):
             assert found(index, "items = ''" if i % 2 else "json_valid(items)") == ([] if i % 2 else ["a", "b"])
             index.add(i, [np.ones((1, 2))])
-        assert thread.is_alive()
-        passed = 900.0
+        finished = time.monotonic()
         thread.join()
-        assert len(errors) == 1
+        assert finished < ended[0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
@@ -111,34 +105,6 @@ def test_ctrl_c_ends_a_filter_and_leaves_the_index_usable(index):
         signal.signal(signal.SIGINT, before)
     index.add("new", [np.ones((1, 2))])
     assert found(index, "items IS NULL") == ["new"]
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of signals")
-def test_no_signal_is_lost_between_two_steps_of_the_clock():
-    def handle(*_):
-        raise LookupError("from a signal")
-
-    connection = connect(":memory:")
-    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        for round in range(300):  # at another place between two looks at the clock each time
-            end = time.monotonic() + 60  # so that a lost signal fails, rather than hangs
-            with pytest.raises(LookupError, match="from a signal"), deadline(connection, end, TimeoutError):  # noqa: PT012
-                signal.setitimer(signal.ITIMER_REAL, 0.0005 + round * 5e-7)
-                connection.execute(endless).fetchone()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_a_deadline_ends_with_its_block():
-    connection = connect(":memory:")
-    slow = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 300000) SELECT max(x) FROM c"
-    with pytest.raises(LookupError, match="late"), deadline(connection, time.monotonic(), lambda: LookupError("late")):
-        connection.execute(slow).fetchone()
-    assert connection.execute(slow).fetchone() == (300_000,)
-    with pytest.raises(sqlite3.OperationalError, match="no such table"), deadline(connection, None, LookupError):
-        connection.execute("SELECT * FROM absent")
 
 
 GROWING = [
@@ -173,15 +139,9 @@ def test_no_filter_takes_much_memory():
 def test_filters_are_bounded_in_every_way(index):
     for filter, message in [
         ("items = '" + "x" * 100_000 + "'", "it has 100,010 characters.*json_each"),
-        ("1" + "+1" * 15_000, "it has 30,001 names, values and operators"),
         ("(" * 21 + "1" + ")" * 21, "nested more than 20 deep"),
-        ("abs(" * 1000 + "1" + ")" * 1000, "nested more than 20 deep"),
         ("NOT " * 5000 + "1", "nested more than 20 deep"),
-        ("- " * 5000 + "1", "nested more than 20 deep"),
-        ("items" + " ISNULL" * 5000, "nested more than 20 deep"),
-        ("1" + "+1" * 9_000, "nest less"),
         (" || ".join(["items"] * 20), r"more than 16 \|\| and replace"),
-        ("replace(" * 17 + "items" + ", 1, 2)" * 17, r"more than 16 \|\| and replace"),
         ("1" + " OR items = 1" * 1100, r"nest less, and write .* x IN \(...\)"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message) as error:
@@ -221,15 +181,3 @@ def test_a_hole_in_the_grammar_would_lead_nowhere(index):
         ):
             with pytest.raises(sqlite3.DatabaseError, match=r"not authorized|prohibited"):
                 connection.execute(statement).fetchall()
-
-
-def test_damage_is_not_taken_for_a_fault_of_the_filter(tmp_path):
-    with indexes.Flat(tmp_path / "index") as index:
-        index.add(range(2000), [np.ones((1, 2))] * 2000, texts=["x" * 1000] * 2000)
-    path = tmp_path / "index" / "catalog.sqlite"
-    content = bytearray(path.read_bytes())
-    content[100_000 : len(content) - 100_000] = os.urandom(len(content) - 200_000)
-    path.write_bytes(content)
-    with pytest.raises(LatelierError, match="damaged") as error, indexes.open(tmp_path / "index") as index:
-        found(index, "text LIKE '%y%'")
-    assert not isinstance(error.value, InvalidArgumentError)

@@ -8,8 +8,6 @@ from index_helpers import matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filters.sql import SelectionCache, matching_rows
-from latelier.indexes.store import storage
 
 ROWS = {
     "a": {"year": 2019, "lang": "en", "open": True, "tags": ["x", "y"], "score": 0.5},
@@ -78,56 +76,6 @@ def test_filters_follow_updates_and_removals(index):
     assert found(index, "year <= 2021") == ["a", "c"]
 
 
-@pytest.fixture
-def evaluated(monkeypatch):
-    """The filters that SQLite was asked about."""
-    asked = []
-
-    def count(connection, filter, *others):
-        asked.append(filter.expression)
-        return matching_rows(connection, filter, *others)
-
-    monkeypatch.setattr(storage, "matching_rows", count)
-    return asked
-
-
-def test_a_filter_is_evaluated_once_per_commit(index, evaluated):
-    assert [found(index, "year > ?", [2019]) for _ in range(3)] == [[4, "b", "c"]] * 3
-    assert len(evaluated) == 1
-    assert found(index, "year > ?", [2020]) == [4, "c"]
-    assert found(index, "Year>:y -- or so", {"y": 2019, "z": 0}) == [4, "b", "c"]
-    assert len(evaluated) == 2
-    index.update(["a"], matrices([1]), metadata=[{"year": 2022}])
-    assert found(index, "year > ?", [2019]) == [4, "a", "b", "c"]
-
-
-@pytest.mark.parametrize("values", [(1, 1.0, True), (2, 2.0, "2")])
-def test_equal_values_of_other_types_are_other_questions(index, evaluated, values):
-    kinds = ["integer", "real", {True: "integer", "2": "text"}[values[2]]]
-    for value, kind in zip(values, kinds, strict=True):
-        assert len(found(index, f"typeof(?) = '{kind}'", [value])) == 5
-        assert found(index, "typeof(?) = 'blob'", [value]) == []
-    assert len(evaluated) == 6
-
-
-@pytest.mark.parametrize("filter", ["date('now') > '2020'", "datetime () /**/ > '2020'"])
-def test_filters_that_may_ask_for_the_time_are_evaluated_each_time(index, evaluated, filter):
-    assert len(found(index, filter)) == len(found(index, filter)) == 5
-    assert len(evaluated) == 2
-
-
-def test_selections_take_bounded_memory():
-    kept = SelectionCache()
-    for i in range(200):
-        kept.find(i, lambda: np.zeros(1 << 18, dtype="int64"))
-    assert len(kept._kept) == 7
-    for i in range(20_000):
-        kept.find(f"nothing {i}", lambda: np.zeros(0, dtype="int64"))
-    assert len(kept._kept) == 1 << 14
-    kept.find("more than all of it", lambda: np.zeros(1 << 22, dtype="int64"))
-    assert len(kept._kept) == 1 << 14
-
-
 def test_more_keys_than_columns_are_reached_through_the_json():
     index = indexes.Flat()
     index.add("a", matrices([1])[0], metadata={f"k{i}": i for i in range(600)} | {"an odd key": 1})
@@ -142,13 +90,8 @@ def test_more_keys_than_columns_are_reached_through_the_json():
     [
         ("yaer > 2020", (), "'yaer'. Did you mean 'year'.*fields are: year, lang"),
         ('"lagn" = 1', (), "Did you mean 'lang'.*strings in single quotes"),
-        ("zzzzz = 1", (), "'zzzzz'. The fields are: year"),
         ("year > ?", (), "received 0 values, but expected 1"),
-        ("year > ?2", (1, 2, 3), "received 3 values, but expected 2"),
         ("year > :x", {"y": 1}, "values for 'y', but no value for 'x'"),
-        ("year > ?", {"y": 1}, r"a \? needs a tuple of values"),
-        ("year > ?", ([1],), "received list as a value"),
-        ("year > ?", (2**70,), "beyond 64 bits"),
         ("year > ?", "x", "received str as the filter's parameters"),
         ("year > ?", 5, "received int as the filter's parameters"),
         ("json_extract(lang, '$.x')", (), "cannot be evaluated: malformed JSON"),
@@ -172,7 +115,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(names, values, min_size=1, max_size=4))
 def test_any_key_can_be_named_and_any_value_found(metadata):
     """Of keys that differ by ASCII case the first one counts; a few names are SQL's or the document's own."""

@@ -1,5 +1,7 @@
 """The grammar of filters: what it accepts means what it means in SQL, and what it refuses is named."""
 
+import itertools
+import json
 import random
 import re
 import sqlite3
@@ -12,7 +14,6 @@ from hypothesis import strategies as st
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.store.rows import encode_metadata
 
 QUERY = np.ones((1, 2))
 IDS = [f"d{i}" for i in range(len(ROWS))]
@@ -34,8 +35,8 @@ def plain():
     columns = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
     connection.execute(f"CREATE TABLE plain (id, text TEXT, metadata TEXT, {columns})")
     for id, text, row in zip(IDS, TEXTS, ROWS, strict=True):
-        json, fields = encode_metadata(row, id)
-        values = [id, text, json, *(fields[name] for name in names)]
+        fields = [json.dumps(row[name]) if isinstance(row[name], (list, dict)) else row[name] for name in names]
+        values = [id, text, json.dumps(row), *fields]
         connection.execute(f"INSERT INTO plain VALUES ({', '.join('?' * len(values))})", values)
     return connection
 
@@ -46,34 +47,23 @@ def found(index, filter, parameters=(), **options):
 
 
 ACCEPTED = [
-    "year == 2001",
     "year <> 2001 AND typeof(year) = 'integer'",
-    "year != 2001 AND year < 2005",
-    "score >= -1 AND score <= .5",
     "score > 1e0 AND NOT score >= 0x2",
     "NOT lang IN ('en', 'de')",
-    "lang IN ()",
     "lang IS NULL",
-    "lang is not null and lang notnull and lang not null",
-    "lang IS NOT 'en'",
     "lang IS DISTINCT FROM 'en'",
-    "lang IS NOT DISTINCT FROM NULL",
-    "open IS TRUE",
     "open IS NOT TRUE",
     "score NOT BETWEEN 0 AND 1",
     "lang LIKE 'e_'",
     "text LIKE '%1!%%' ESCAPE '!'",
     "lang GLOB 'e*'",
     "lang = 'en' COLLATE NOCASE",
-    "lang || '!' = 'en!'",
     "author ->> '$.born' % 10 = 5",
     "author -> '$.names' ->> '$[0]' = 'A' AND id = 'd1'",
     "json_extract(metadata, '$.tags[0]', '$.lang') = '[\"x\",\"en\"]'",
     "score * 4 + 8 = 3 - -2 * 1",
     "CASE lang WHEN 'en' THEN open WHEN 'EN' THEN 1 ELSE 0 END",
-    "CASE WHEN open THEN score > 0 END",
     "max(score, 0) = 0 AND coalesce(lang, 'none') = 'none'",
-    "replace(lang, 'e', 'ee') = 'een'",
     "date('2020-01-01', '+1 day') = '2020-01-02' AND open",
     "x'656e' = CAST(lang AS BLOB)",
     '"odd ""name"" é" = 3 OR [odd "name" é] = 4 OR `odd "name" é` = 5',
@@ -119,56 +109,27 @@ def test_parameters_stand_for_values(index, filter, parameters, ids):
 
 REJECTED = [
     ("year = ", "rejected at its end: expected a field, a value"),
-    ("(year", r"rejected at its end: expected '\)'"),
     ("year year", r"'year' \(character 5\): expected an operator or the end"),
     ("year = NOT 1", "'NOT' .*: put NOT and its operand in parentheses"),
     ("year NOT 5", "'5' .*: expected LIKE, GLOB, BETWEEN or IN"),
     ("1, 2", "',' .*several values are allowed only after IN"),
-    ("year IN 5", r"expected '\('"),
-    ("year BETWEEN 1 OR 2", "'OR' .*expected 'AND'"),
-    ("lang COLLATE rtrim", "'rtrim' .*expected the collation NOCASE"),
     ("CAST(year AS DATE)", "'DATE' .*expected one of the types int"),
-    ("CASE END", "'END'"),
     ("count(*) > 1", r"'count' \(character 0\): unknown function; filters may call abs"),
-    ("strftime('%Y') > '2020'", "unknown function; filters may call abs, .*datetime"),
     ("year & 1", "'&' .*no number, name or operator of filters"),
-    ("~year", "'~' .*no number, name or operator of filters"),
     ("max(year) > 1", r"misuse of aggregate"),
-    ("abs(1, 2)", "wrong number of arguments"),
-    ("printf('%d', 1)", "'printf' .*unknown function; filters may call abs"),
-    ('"lower"(lang)', "expected an operator or the end"),
-    ("lower(DISTINCT lang)", "'DISTINCT'"),
-    ("json_each(tags)", "the only queries within a filter"),
     ("(SELECT 1)", "'SELECT' .*the only queries within a filter are EXISTS"),
     ("EXISTS (SELECT 1 FROM document)", "'document' .*the only queries within a filter"),
-    ("EXISTS (SELECT year FROM json_each(tags))", "'year' .*the only queries within a filter"),
-    ("1 IN (SELECT 1 FROM json_each(tags))", "'1' .*the only queries within a filter"),
-    ("EXISTS (SELECT 1 FROM json_each(tags), json_each(tags))", r"',' .*expected '\)'"),
-    ("EXISTS (SELECT 1 FROM json_each(tags) LIMIT 1)", r"'1'"),
     ("EXISTS (SELECT 1 FROM json_each(tags) UNION SELECT 1)", "'SELECT'"),
-    ("EXISTS (SELECT a.value FROM json_each(tags) AS b)", "the list is called 'b' here"),
-    ("EXISTS (SELECT", "rejected at its end"),
-    ("EXISTS (SELECT 1 FROM json_each(1, 2, 3))", "too many arguments on json_each"),
     ("document.year = 1", "'document' .*a dot is allowed only between"),
     ("year = 1; DROP TABLE document", "';' .*no number, name or operator"),
     ("lang = 'en", 'at "\'" .*strings stand in single quotes'),
     ('"lang = 1', "is rejected at .* names in double ones"),
-    ("1 /* 2", r"'/' .*no number, name or operator"),
     ("year > 12abc", "'12abc' .*no number, name or operator"),
-    ("year > 0x11223344556677889", "'0x11223344556677889' .*no number, name"),
-    ("year > x'123'", "expected an operator or the end"),
     ("year = #1", "'#' .*names in double ones"),
-    ("year = :", r"':' .*a parameter is \?, \?1 or :name"),
-    ("year = ?0", "the numbers of parameters go from 1 to 32766"),
     ("lang = '\ud800'", "is rejected at"),
     ("lang\u00a0= 1", "unknown field 'lang.xa0'. Did you mean 'lang'"),
-    ("\u0131s_open = 1", "unknown field '\u0131s_open'"),
-    ("CURRENT_TIMESTAMP > 1", "unknown field 'CURRENT_TIMESTAMP'"),
-    ('"true" = 1', "unknown field 'true'"),
     ("rowid = 1", "unknown field 'rowid'"),
-    ("lang REGEXP 'x'", "'REGEXP' .*expected an operator"),
     ([], r"received \[\] as a filter"),
-    (["open", " "], r"received \['open', ' '\] as a filter"),
     (["open", "1) OR (1"], r"'1\) OR \(1' is rejected at '\)' \(character 1\)"),
     (["open", "yeer = 1"], "'yeer = 1' is rejected at 'yeer'"),
 ]
@@ -190,24 +151,10 @@ def test_a_name_full_of_sql_is_no_other_question():
         assert found(index, '"x" = 1') == ["a"]
 
 
-def test_a_long_filter_is_shown_around_its_mistake(index):
-    filter = " OR ".join(["year = 2000"] * 500) + " OR yeer = 1 OR " + " OR ".join(["year = 2000"] * 300)
-    with pytest.raises(InvalidArgumentError, match=r"'\.\.\..* OR yeer = 1 OR .*\.\.\.'") as error:
-        found(index, filter)
-    assert len(str(error.value)) < 500
-
-
-@pytest.mark.parametrize("long", ["x" * 90_000, "year = :" + "x" * 90_000, "metadata ->> '$x" + "x" * 90_000 + "'"])
-def test_messages_are_short_whatever_the_filter(index, long):
+def test_messages_are_short_whatever_the_filter(index):
     with pytest.raises(InvalidArgumentError, match=r"the filter .*xxx\.\.\.") as error:
-        found(index, long, {"x": 1} if ":" in long else ())
+        found(index, "x" * 90_000)
     assert len(str(error.value)) < 1000
-
-
-@pytest.mark.parametrize("timeout", [0, -1, "5", True, [1], float("nan")])
-def test_a_timeout_is_a_number_of_seconds(index, timeout):
-    with pytest.raises(InvalidArgumentError, match=r"received filter_timeout="):
-        found(index, "open", filter_timeout=timeout)
 
 
 COLUMNS = ["year", "lang", "score", "open", "id", "text", '"odd ""name"" é"']
@@ -244,7 +191,7 @@ expressions = st.deferred(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(expressions)
 @example("open AND NOT year = 2001 OR lang")
 @example("- id COLLATE NOCASE || 1 -> '$'")
@@ -262,7 +209,7 @@ def test_what_the_grammar_accepts_finds_what_sqlite_finds(index, plain, filter):
 OWN = {id for id, row in zip(IDS, ROWS, strict=True) if row["tenant"] == "t1"}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**64))
 def test_no_filter_finds_the_documents_of_another_tenant(index, seed):
     theirs, parameters = random_filter(random.Random(seed))
@@ -276,34 +223,30 @@ def test_no_filter_finds_the_documents_of_another_tenant(index, seed):
 
 def test_the_fuzzer_makes_filters_of_all_sorts(index):
     outcomes = {"found": 0, "nothing": 0, "rejected": 0, "failed": 0}
-    for seed in range(1500):
+    for seed in range(600):
         filter, parameters = random_filter(random.Random(seed))
         try:
             outcomes["found" if found(index, filter, parameters) else "nothing"] += 1
         except InvalidArgumentError as error:
             outcomes["rejected" if "is rejected at" in str(error) else "failed"] += 1
-    assert min(outcomes.values()) > 50, outcomes
+    assert min(outcomes.values()) > 15, outcomes
 
 
 HOLES = [
     "{0}b('))) UNION SELECT number FROM document /* ')",
     "1) UNION SELECT number FROM document -- ",
     "1) OR (1",
-    "1) OR 1 /*",
     "1)) OR ((1",
     "1\x00) OR (1",
-    "'' ) OR ('",
     "{0}a::b(') OR (1)",
-    "[1) OR (1",
     "`1) OR (1",
     "1 OR tenant = 't2') --\n OR (1",
 ]
 
 
 @pytest.mark.parametrize("hole", HOLES)
-@pytest.mark.parametrize("mark", [":", "@", "$", "#", "?"])
-def test_no_parameter_leaves_its_parenthesis(index, hole, mark):
-    for parameters in ((), (0,), {"b(')": 0, "b": 0, "a": 0}):
+def test_no_parameter_leaves_its_parenthesis(index, hole):
+    for mark, parameters in itertools.product(":@$#?", ((), (0,), {"b(')": 0, "b": 0, "a": 0})):
         with pytest.raises(InvalidArgumentError, match=r"(?s)the filter .* is rejected at"):
             found(index, ["tenant = 't1'", hole.format(mark)], parameters)
 
@@ -313,18 +256,12 @@ def test_no_parameter_leaves_its_parenthesis(index, hole, mark):
     [
         "1); DROP TABLE document; --",
         "1 UNION SELECT number FROM document",
-        "1 ORDER BY (SELECT 1)",
-        "1 LIMIT 1",
         "EXISTS (SELECT 1 FROM sqlite_master)",
         "EXISTS (SELECT 1 FROM pragma_database_list)",
         "EXISTS (WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT 1 FROM c WHERE x < 0)",
         "load_extension('x')",
         "length(randomblob(1000000000)) > 0",
-        "zeroblob(1000000000) IS NULL",
-        "fts3_tokenizer('x')",
-        "RAISE(ABORT, 'x')",
         "(DELETE FROM document)",
-        "EXISTS (PRAGMA user_version)",
         "ATTACH 'other.sqlite' AS other",
     ],
 )

@@ -1,15 +1,16 @@
 """Collections that resemble text, and what is measured of an index of them."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf.index import Thresholds
+from latelier.indexes.ivf import lists  # noqa: F401 (tests have training wait)
 from latelier.indexes.ivf.lists import InvertedLists
 
-__all__ = ["DIM", "EARLY", "check_lists", "collection", "lists_of", "recall"]
-
 DIM = 32
-EARLY = Thresholds(train_tokens=1000, train_documents=1, small=0, append_tokens=100)
+EARLY = replace(indexes.IVF._thresholds, train_tokens=1000, train_documents=1, small=0, append_tokens=100)
 
 
 def collection(count, seed=0, topics=60, dim=DIM):

@@ -16,7 +16,6 @@ from latelier import indexes
 from latelier.errors import (
     CorruptedIndexError,
     IndexDamageWarning,
-    InvalidArgumentError,
     LatelierError,
     StorageError,
 )
@@ -85,8 +84,10 @@ def test_verify_lists_the_documents_that_update_or_remove_mends(tmp_path, mend):
         assert index.check().recall == 1.0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["documents.npy", "ids.npy", "numbers"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(indexes.Flat, "documents.npy"), (indexes.IVF, "ids.npy"), (indexes.Flat, "numbers"), (indexes.IVF, "numbers")],
+)
 def test_no_write_gives_damaged_bytes_a_new_checksum(tmp_path, kind, name):
     folder = make(tmp_path / "index", kind)
     own = {indexes.Flat: "vectors.npy", indexes.IVF: "codes.npy"}[kind]
@@ -140,7 +141,7 @@ def test_flipped_bits_of_the_catalog_are_found_or_change_nothing(tmp_path):
     catalog = folder / "catalog.sqlite"
     content, rng = catalog.read_bytes(), random.Random(0)
     outcomes = {"found": 0, "refused": 0, "harmless": 0}
-    for _ in range(120):
+    for _ in range(80):
         flip(catalog, rng.randrange(len(content)), rng.randrange(8))
         try:
             is_whole, answer = everything()
@@ -153,15 +154,8 @@ def test_flipped_bits_of_the_catalog_are_found_or_change_nothing(tmp_path):
 
 
 def test_a_catalog_that_is_no_database_or_scrambled_is_named(tmp_path):
-    with indexes.Flat(tmp_path / "index") as index:
-        index.add(range(2000), [np.ones((1, 1))] * 2000, texts=["a long text " * 20] * 2000)
-    catalog = tmp_path / "index" / "catalog.sqlite"
+    catalog = make(tmp_path / "index") / "catalog.sqlite"
     content = catalog.read_bytes()
-    middle = len(content) // 2
-    catalog.write_bytes(content[:middle] + b"\xff" * 8192 + content[middle + 8192 :])
-    with indexes.open(tmp_path / "index") as index:
-        assert [damage.file for damage in index.verify().damages] == ["catalog.sqlite"]
-        assert len(index.search(np.ones((1, 1)))[0]) == 10
     begin = content.index(b"CREATE TABLE")
     for damaged in (b"not a database at all" * 100, content[:begin] + b"\xe0" + content[begin + 1 :]):
         catalog.write_bytes(damaged)
@@ -174,11 +168,9 @@ def test_a_catalog_that_is_no_database_or_scrambled_is_named(tmp_path):
     ("statement", "reads"),
     [
         ("UPDATE content SET text = 'A' WHERE text = 'a'", lambda index: index.get("a")),
-        ("UPDATE content SET metadata = '{\"n\":7}' WHERE text = 'a'", lambda index: index.get(["x", "a"])),
         ("UPDATE document SET id = 'e' WHERE id = 'a'", lambda index: index.get("e")),
         ("UPDATE user_setting SET value = '2'", lambda index: index.settings["tool"]),
         ("UPDATE segment SET tokens = tokens + 1", lambda index: index.search(matrices([1]))),
-        ("UPDATE tombstone SET number = number - 1", lambda index: index.search(matrices([1]))),
         ("DELETE FROM tombstone", lambda index: index.search(matrices([1]))),
         ("UPDATE field SET column = 'f7' WHERE name = 'n'", lambda index: index.search(matrices([1]), filter="n = 1")),
         (
@@ -217,8 +209,6 @@ def test_verify_names_the_documents_whose_texts_or_fields_have_changed(tmp_path)
     [
         "CREATE TRIGGER t AFTER INSERT ON document BEGIN DELETE FROM content; END",
         "CREATE VIEW v AS SELECT 1",
-        "CREATE TABLE more (x)",
-        "CREATE INDEX i ON content (text)",
         "ALTER TABLE content ADD COLUMN more",
         "DROP TABLE tombstone",
         "UPDATE setting SET value = '5' WHERE name = 'dim'",
@@ -239,13 +229,8 @@ def test_a_catalog_with_other_tables_or_counters_than_ours_is_refused(tmp_path, 
     [
         {"documents": 0},
         {"documents": 10**15, "tokens": 10**15, "last": 10**15},
-        {"first": -1},
-        {"first": "x"},
-        {"last": 2**62},
         {"tokens": 13},
         {"removed": 2},
-        {"files": "[]"},
-        {"files": "{}"},
         {"files": '{"../../x.npy": {}}'},
         {"files": '{"vectors.npy": {"bytes": 176, "crc32": 0, "dtype": "|O", "shape": [12, 4]}}'},
         {"files": "[" * 100_000},
@@ -266,13 +251,9 @@ def test_a_row_that_lies_is_refused(tmp_path, values):
 
 HOSTILE = {
     "numbers fall": lambda a: a[0].__setitem__(slice(0, 2), a[0][[1, 0]]),
-    "numbers beyond the row": lambda a: a[0].__setitem__(3, 10**9),
     "offsets beyond the tokens": lambda a: a[1].__setitem__(2, 1 << 44),
-    "offsets below": lambda a: a[1].__setitem__(1, -5),
     "offsets that overflow": lambda a: a[1].__setitem__(slice(1, 3), [2**63 - 1, -2]),
     "an empty document": lambda a: a[1].__setitem__(1, 0),
-    "the end is not the end": lambda a: a[1].__setitem__(4, 11),
-    "ids beyond": lambda a: a[2].__setitem__(1, 1 << 40),
     "ids overlap": lambda a: a[2].__setitem__(2, 1),
 }
 
@@ -292,62 +273,6 @@ def test_documents_that_do_not_fit_their_arrays_are_refused(tmp_path, kind, edit
         assert index.get_embeddings("x").lengths.tolist() == [1]
 
 
-@pytest.mark.parametrize("content", [b'"a"]', b"[[[[[[[[", b'1.5"xyz', b"\xff" * 8, rb'"\ud800","', b'"a\xed\xa0\x80"'])
-def test_ids_that_are_none_are_refused(tmp_path, content):
-    folder = make(tmp_path / "index")
-    path = file_of(folder, "a", "ids.npy")
-    array = np.load(path)
-    array[: min(len(content), len(array))] = np.frombuffer(content, "uint8")[: len(array)]
-    np.save(path, array)
-    with indexes.open(folder) as index:
-        with pytest.raises(CorruptedIndexError, match="the ids of a segment are damaged"):
-            index.search(matrices([1]))
-        assert not index.verify().is_whole
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        {},  # whose bytes are a float
-        {"shape": [12, 4, *[1] * 63]},  # numpy has 64 dimensions
-        {"shape": [0, 10**30]},
-        {"shape": [0, 2**40, 2**40]},
-        {"shape": [True, 48]},
-    ],
-    ids=lambda written: str(written)[:30],
-)
-def test_arrays_that_numpy_cannot_make_are_refused(tmp_path, written):
-    """Of a file that says the same as the catalog."""
-    folder = make(tmp_path / "index")
-    name, files = change(folder, "SELECT name, files FROM segment ORDER BY first")[0]
-    files = json.loads(files)
-    shape = tuple(written.get("shape", [12, 4]))
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) % 2**16) + header + b"\0" * 192 * bool(shape[0])
-    (folder / "segments" / name / "vectors.npy").write_bytes(content)
-    files["vectors.npy"].update({"bytes": len(content) if written else float(len(content)), **written})
-    forge(folder, "segment", name, files=json.dumps(files))
-    with indexes.open(folder) as index:
-        for use in (lambda: index.search(matrices([1])), lambda: index.get_embeddings("a")):
-            with pytest.raises(CorruptedIndexError, match=r"vectors\.npy is damaged"):
-                use()
-        assert not index.verify().is_whole
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_documents_that_a_stranger_s_catalog_names_twice_are_not_deleted(tmp_path, kind):
-    """As ANN data, too: the next compaction drops that, and would delete what it was."""
-    folder = make(tmp_path / "index", kind)
-    name, files = change(folder, "SELECT name, files FROM segment ORDER BY first")[0]
-    derived = ("derived", json.dumps([name, json.loads(files)]))
-    change(folder, "INSERT INTO setting VALUES (?, ?, ?)", *derived, row_checksum("setting", derived))
-    with indexes.open(folder) as index:
-        index._storage.write_ann_data(None)
-        assert (folder / "segments" / name).is_dir()
-        assert index.verify().is_whole
-        assert len(index.get_embeddings(index.ids())) == 5
-
-
 # Names, links and special files: nothing outside of the folder is reached.
 
 
@@ -355,7 +280,7 @@ def names(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("name", ["{victim}", "../../victim", "..", ".", "", "a" * 16 + "/../../../victim"])
+@pytest.mark.parametrize("name", ["{victim}", "../../victim", "..", ""])
 def test_stored_names_reach_nothing_outside(tmp_path, name):
     (tmp_path / "victim" / "photos").mkdir(parents=True)
     (tmp_path / "victim" / "ids.npy").write_bytes(b"x")
@@ -404,8 +329,16 @@ def test_links_are_not_followed(tmp_path, place):
 
 
 @posix
-@pytest.mark.parametrize("name", ["catalog.sqlite", *(f"catalog.sqlite-{end}" for end in ("wal", "shm", "journal"))])
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("catalog.sqlite", "link"),
+        ("catalog.sqlite", "pipe"),
+        ("catalog.sqlite-wal", "link"),
+        ("catalog.sqlite-shm", "pipe"),
+        ("catalog.sqlite-journal", "folder"),
+    ],
+)
 def test_a_catalog_of_links_pipes_and_folders_is_refused(tmp_path, name, kind):
     """SQLite would write through a link, and wait for the other end of a pipe for ever."""
     folder, victim = make(tmp_path / "index"), tmp_path / "victim"
@@ -430,22 +363,6 @@ def test_a_journal_that_names_another_file_deletes_nothing(tmp_path):
     with pytest.raises(CorruptedIndexError, match="is not a journal that an index writes"):
         indexes.open(folder)
     assert (tmp_path / "victim").exists()
-
-
-@posix
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
-    path = file_of(make(tmp_path / "index"), "a", "ids.npy")
-    path.unlink()
-    os.mkfifo(path)
-    with indexes.open(tmp_path / "index") as index, pytest.raises(CorruptedIndexError, match="it is missing"):
-        index.search(matrices([1]))
-
-
-@pytest.mark.parametrize("path", [["x"], False, 5, "", "a\0b", b"a\0b"])
-def test_a_path_that_is_none_is_refused(path):
-    for use in (indexes.Flat, indexes.open):
-        with pytest.raises(InvalidArgumentError, match="as a path"):
-            use(path)
 
 
 # What is no damage: full disks, limits of the system.

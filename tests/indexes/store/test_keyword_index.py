@@ -6,13 +6,13 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import contents
 from index_tampering import change
 
 from latelier import indexes
-from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
+from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError
 
 TEXTS = ["Running shoes for runners", "The café's naïve menu", "wi-fi and NEAR fields", "x" * 100_000, "", None]
 
@@ -53,13 +53,12 @@ def test_words_are_found_by_stem_and_without_accents(shared):
         assert found(shared, text) == ids, text
 
 
-@pytest.mark.parametrize(("tokenizer", "ids"), [("unicode61", []), ("trigram", [0]), ("porter", [0])])
-def test_tokenizers_differ_in_what_they_find(tokenizer, ids):
-    with make(None, tokenizer=tokenizer) as index:
-        assert (index.tokenizer, found(index, "runn")) == (tokenizer, [0] if tokenizer == "trigram" else [])
-        assert found(index, "run") == ids
-        index.remove(0)
-        assert found(index, "run") == []
+def test_tokenizers_differ_in_what_they_find():
+    for tokenizer, ids in [("unicode61", []), ("trigram", [0]), ("porter", [0])]:
+        with make(None, tokenizer=tokenizer) as index:
+            assert (index.tokenizer, found(index, "run")) == (tokenizer, ids)
+            index.remove(0)
+            assert found(index, "run") == []
 
 
 def test_trigrams_find_parts_of_words_of_at_least_three_characters_and_the_begin_of_long_ones():
@@ -71,39 +70,19 @@ def test_trigrams_find_parts_of_words_of_at_least_three_characters_and_the_begin
 
 
 @pytest.mark.parametrize("tokenizer", ["porter", "unicode61", "trigram"])
-@pytest.mark.parametrize("text", ["ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "𞤀𞤁𞤂𞤢𞤃", "ᲐᲑᲒᲓ", "İstanbul", "Straße ΣΊΣΥΦΟΣ"])
-def test_a_text_of_capitals_that_sqlite_does_not_know_is_found_by_itself(tokenizer, text):
+def test_a_text_of_capitals_that_sqlite_does_not_know_is_found_by_itself(tokenizer):
+    texts = ["ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "𞤀𞤁𞤂𞤢𞤃", "ᲐᲑᲒᲓ", "İstanbul", "Straße ΣΊΣΥΦΟΣ"]
     with indexes.Flat(tokenizer=tokenizer) as index:
-        index.add(["other", "own"], [np.eye(2)] * 2, ["something else", text])
-        assert found(index, text) == ["own"]
-
-
-HOSTILE = [
-    '"',
-    '""',
-    'a"b',
-    "NOT",
-    "a NOT b",
-    "text: x",
-    "^run",
-    "run*",
-    "NEAR(a b, 2)",
-    "(",
-    "a AND",
-    "-x",
-    "\0",
-    "run\0x",
-]
-
-
-@pytest.mark.parametrize("query", [*HOSTILE, "\U0001f600", "☃ 'run'; DROP TABLE keyword", "x" * 1_000_000, "%s {} \\"])
-def test_syntax_is_text(shared, query):
-    assert found(shared, query) == found(shared, " ".join(query_words(query)))
-    assert ("run" in query_words(query)) <= (0 in found(shared, query))
+        index.add([*texts, "other"], [np.eye(2)] * 6, [*texts, "something else"])
+        for text in texts:
+            assert found(index, text) == [text]
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
+@example('"a" NOT (b AND run* ^x NEAR(a b, 2) text: x -y')
+@example("run\0x \u2603 'run'; DROP TABLE keyword")
+@example("x" * 1_000_000)
 def test_any_text_is_a_query(shared, query):
     expected = sorted({id for word in query_words(query) for id in found(shared, word)})
     assert sorted(found(shared, query)) == expected
@@ -118,15 +97,9 @@ def test_a_query_has_at_most_256_distinct_words(shared):
 
 DAMAGES = [
     "DELETE FROM keyword_data",
-    "UPDATE keyword_data SET block = zeroblob(3)",
-    "UPDATE keyword_config SET v = 9",
-    "INSERT INTO keyword_config VALUES ('rank', 'bm25(0)')",
     "UPDATE keyword_docsize SET sz = x'07'",
-    "DELETE FROM keyword_docsize WHERE id = 1",
     "UPDATE keyword_data SET block = replace(block, 'cafe', 'cake')",
     "UPDATE keyword_data SET block = substr(block, 1, 20) WHERE id > 10",
-    "DELETE FROM keyword_idx",
-    "UPDATE keyword_idx SET pgno = -1",
     "UPDATE keyword_idx SET pgno = pgno + 2",
 ]
 
@@ -147,45 +120,13 @@ def test_damage_is_found_by_verify_and_cured_by_compact(folder, damage):
         assert found(index, "run cafe") == [0, 1]
 
 
-@pytest.mark.parametrize("damage", DAMAGES[:1] + DAMAGES[2:4])
-def test_damage_that_sqlite_notices_names_the_cure(folder, damage):
-    change(folder, damage)
+def test_damage_that_sqlite_notices_names_the_cure(folder):
+    change(folder, DAMAGES[0])
     with indexes.open(folder) as index:
         for call in (lambda: found(index, "run"), lambda: index.remove(0)):
             with pytest.raises(CorruptedIndexError, match="keyword index is damaged"):
                 call()
         assert len(index) == len(TEXTS)
-
-
-def test_scores_that_are_no_positive_numbers_are_damage(folder):
-    change(folder, "UPDATE keyword_data SET block = x'05FFFFFFFFFFFFFFFFFF' WHERE id = 1")
-    with indexes.open(folder) as index, pytest.raises(CorruptedIndexError, match="not positive numbers"):
-        found(index, "run")
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "CREATE VIRTUAL TABLE keyword USING fts5(text, id, content='content', content_rowid='number')",
-        "CREATE VIRTUAL TABLE keyword USING fts5(text, content='document', content_rowid='number')",
-        "CREATE VIRTUAL TABLE keyword USING fts5(text, prefix='1', content='content', content_rowid='number')",
-        "CREATE TABLE keyword (text)",
-        "CREATE VIEW keyword AS SELECT text FROM content",
-    ],
-)
-def test_only_tables_that_this_library_makes_are_opened(folder, statement):
-    change(folder, "DROP TABLE keyword")
-    with indexes.open(folder) as index:
-        assert index.tokenizer is None
-    change(folder, statement)
-    with pytest.raises(CorruptedIndexError, match=r"its tables are not those|which no index has"):
-        indexes.open(folder)
-
-
-def test_filters_do_not_reach_the_tables(shared):
-    for table in ("keyword", "keyword_data", "keyword_idx", "keyword_docsize", "keyword_config"):
-        with pytest.raises(InvalidArgumentError, match="is rejected at"):
-            shared.search(np.eye(2), filter=f"EXISTS (SELECT 1 FROM {table})")
 
 
 def test_a_keyword_index_is_made_and_dropped_by_compact(tmp_path):
@@ -207,31 +148,13 @@ def test_a_keyword_index_is_made_and_dropped_by_compact(tmp_path):
 
 
 def test_options_of_an_index_that_exists(folder):
-    assert indexes.Flat(folder, keywords=True).tokenizer == "porter"
     with pytest.raises(InvalidArgumentError, match="has the tokenizer 'porter'"):
         indexes.Flat(folder, tokenizer="trigram")
     with pytest.raises(InvalidArgumentError, match=r"compact\(keywords=False\)"):
         indexes.Flat(folder, keywords=False)
-    indexes.open(folder).compact(keywords=True, tokenizer="trigram")
+    with indexes.open(folder) as index:
+        index.compact(keywords=True, tokenizer="trigram")
     assert indexes.Flat(folder, keywords=True).tokenizer == "trigram"
-    indexes.open(folder).compact(keywords=False)
-    assert indexes.Flat(folder, keywords=False).tokenizer is None
-    with pytest.raises(InvalidArgumentError, match="has no keyword index"):
-        indexes.Flat(folder, keywords=True)
-    for options, message in [
-        ({"tokenizer": "icu"}, "expected 'porter'"),
-        ({"keywords": 1}, "received keywords=1"),
-    ]:
-        with pytest.raises(InvalidArgumentError, match=message):
-            indexes.Flat(**options)
-
-
-def test_sqlite_without_fts5(folder, monkeypatch):
-    monkeypatch.setattr("latelier.indexes.store.keywords.has_fts5", lambda: False)
-    with make(None) as index:
-        assert index.tokenizer is None
-    with pytest.raises(StorageError, match="has no FTS5"):
-        indexes.Flat(keywords=True)
 
 
 def test_the_longest_lists_are_left_out_only_where_they_cannot_matter(tmp_path):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from latelier.kernels.multiply import INSTRUCTION_SETS
+from latelier.kernels import multiply
 
 
-@pytest.fixture(params=INSTRUCTION_SETS.values(), ids=INSTRUCTION_SETS)
+@pytest.fixture(params=multiply.INSTRUCTION_SETS.values(), ids=lambda isa: isa.name)
 def isa(request):
     if not request.param.is_supported:
         pytest.skip(f"this processor does not support {request.param.name}")

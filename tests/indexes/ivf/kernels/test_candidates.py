@@ -11,14 +11,10 @@ from latelier.indexes.ivf.kernels.candidates import (
     ListEntries,
     append_lists,
     best_centroids,
-    fine_ranges,
     highest_places,
-    imputed_excess,
     invert,
     near_highest,
-    nth_highest,
     select_candidates,
-    sort_falling,
 )
 from latelier.indexes.ivf.search import sum_bits
 
@@ -145,41 +141,6 @@ def test_the_best_centroids_equal_a_stable_sort(most, seed):
         assert values[row, : len(wanted)].tolist() == [value for value, _ in wanted]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 20), st.integers(0, 10**6))
-def test_the_ranges_are_those_of_existing_coarse_centroids(most, seed):
-    """Of twenty coarse centroids; -1 and 20 stand for lanes without one."""
-    rng = np.random.default_rng(seed)
-    best = rng.integers(-1, 21, (3, most)).astype("int32")
-    fine_offsets = np.cumsum([0, *rng.integers(1, 9, 20)])
-    ranges = np.full((3, most, 2), -9, dtype="int64")
-    longest = fine_ranges(best, fine_offsets, ranges)
-    for centroids, own in zip(best, ranges, strict=True):
-        assert own.tolist() == [[*fine_offsets[c : c + 2]] if 0 <= c < 20 else [0, 0] for c in centroids]
-    assert longest == (ranges[:, :, 1] - ranges[:, :, 0]).sum(axis=1).max()
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 10**6))
-def test_excess_is_the_share_above_the_last_probed_list_and_one(most, seed):
-    rng = np.random.default_rng(seed)
-    ranges = np.array([[[0, 1]], [[2, 4]]])
-    dots = rng.integers(-20, 20, size=(2, 2, 16)).astype("int32")
-    scales = rng.random(2, dtype="float32") + np.float32(0.1)
-    best, values = (np.empty((2, most), dtype="int32") for _ in range(2))
-    best_centroids(dots, ranges, best, values)
-    excess = values.copy()
-    imputed_excess(best, excess, scales, 1000)
-    counts = (best >= 0).sum(axis=1)
-    above = [(row[:n] - row[n - 1]) * float(scale) for row, n, scale in zip(values, counts, scales, strict=True)]
-    total = sum(row[0] for row in above)
-    for row, own, n in zip(excess, above, counts, strict=True):
-        wanted = own * (1000 / total) if total else own
-        assert ((row[:n] - 1 <= wanted + 1e-6) & (row[:n] > wanted - 1e-6)).all()
-        assert row[n - 1] == 1
-        assert not row[n:].any()
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.data())
 def test_the_highest_places_equal_a_stable_sort(scores, data):
@@ -199,21 +160,3 @@ def test_scores_near_the_kth_highest_equal_a_comprehension(scores, slack, data):
     edge = sorted(scores, reverse=True)[k - 1] - slack
     assert places[:count].tolist() == [i for i, score in enumerate(scores) if score >= edge]
     assert (places[count:] == -1).all()
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(st.integers(-50, 50), min_size=1, max_size=900), st.data())
-def test_selecting_and_sorting_numbers_equal_those_of_python(numbers, data):
-    n = data.draw(st.integers(1, len(numbers)))
-    array, falling = np.array(numbers), sorted(numbers, reverse=True)
-    assert nth_highest(array, n) == falling[n - 1]
-    assert sorted(array[:n].tolist(), reverse=True) == falling[:n]
-    distinct = np.array(list(dict.fromkeys(numbers)))
-    sort_falling(distinct, n)
-    assert distinct[:n].tolist() == sorted(set(numbers), reverse=True)[:n]
-
-
-def test_more_numbers_than_one_block_are_sorted():
-    numbers = np.random.default_rng(0).permutation(1000)
-    sort_falling(numbers, 300)
-    assert numbers[:300].tolist() == list(range(999, 699, -1))

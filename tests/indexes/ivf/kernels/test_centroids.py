@@ -1,9 +1,9 @@
-"""Products with centroids for each instruction set, and the digits of quantised queries, against naive loops."""
-
-import threading
+"""Products with centroids for each instruction set, digits of queries, and spherical k-means, against naive loops."""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from latelier.indexes.ivf.kernels.candidates import NO_CENTROID
 from latelier.indexes.ivf.kernels.centroids import (
@@ -12,8 +12,10 @@ from latelier.indexes.ivf.kernels.centroids import (
     nearest_of_groups,
     quantise_query,
 )
+from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
 from latelier.indexes.ivf.layout import byte_width
 from latelier.indexes.ivf.lists import pack_centroids
+from latelier.kernels.multiply import supported
 
 pytestmark = pytest.mark.processor
 
@@ -72,27 +74,6 @@ def test_the_nearest_centroid_is_one_of_those_under_the_same_coarse_centroid(isa
     assert nearest[5] == -5
 
 
-def test_kernels_in_threads_do_not_disturb_each_other(isa):
-    """Memory that a kernel reads by address must be its own for as long as it reads it."""
-    packed, start, rows, products = centroids_and_rows(500, 100, rows=400)
-    wanted = products.argmax(axis=1)
-    wrong = []
-
-    def work():
-        for _ in range(40):
-            nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
-            nearest_centroids(isa.argument, rows, np.arange(len(rows)), packed, start, nearest, dots)
-            if not np.array_equal(nearest, wanted):
-                wrong.append(nearest)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 @pytest.mark.parametrize("dim", [1, 3, 128, 130])
 def test_three_digits_are_as_precise_as_single_precision(dim):
     vectors = np.random.default_rng(2).standard_normal((19, dim)).astype("float32")
@@ -108,18 +89,66 @@ def test_three_digits_are_as_precise_as_single_precision(dim):
         assert (query.start[:, group, lane] == -128 * query.digits[:, t].astype(int).sum(axis=1)).all()
 
 
-@pytest.mark.parametrize("exponent", [-130, -120, 120])
-def test_digits_of_very_small_and_large_queries_are_those_of_usual_ones(exponent):
-    vectors = np.full((1, 8), 0.75, dtype="float32") * np.linspace(-1, 1, 8, dtype="float32")
-    query = quantise_query(np.ldexp(vectors, exponent))
-    np.testing.assert_allclose(query.digits[0], quantise_query(vectors).digits[0], atol=1)
-    assert query.digits[0, 0, :8].tolist()[::7] == [-127, 127]
+# Spherical k-means.
+
+WIDTH, DIM = 32, 20
 
 
-def test_the_first_digit_alone_is_that_of_all_three():
-    vectors = np.random.default_rng(2).standard_normal((19, 40)).astype("float32")
-    query, first = quantise_query(vectors), quantise_query(vectors, 1)
-    for name in ("rows", "scales"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(query, name))
-    for name in ("digits", "packed", "start"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(query, name)[:1])
+def random_rows(count, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = np.full((count, WIDTH), 128, dtype="uint8")
+    rows[:, :DIM] = rng.integers(1, 256, size=(count, DIM))
+    return rows, rng.uniform(0.5, 2, count).astype("float32")
+
+
+def directions(rows):
+    vectors = rows[:, :DIM].astype("float64") - 128
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def quantised(centroids):
+    return np.rint(centroids / (np.abs(centroids).max() / 127))
+
+
+def kmeans(rows, scales, count, iterations):
+    """The same in float64, except that centroids are compared by their codes of 8 bits."""
+    vectors, members = rows[:, :DIM].astype("float64") - 128, len(rows)
+    centroids = directions(rows[np.arange(count) * members // count])
+    empty = 0
+    for i in range(iterations):
+        nearest = np.argmax(vectors @ quantised(centroids).T, axis=1)
+        sums = np.zeros_like(centroids)
+        np.add.at(sums, nearest, vectors * scales[:, None])
+        for c in np.flatnonzero(np.bincount(nearest, minlength=count) == 0):
+            sums[c] = vectors[(c * (iterations + 1) + i + 1) * members // (count * (iterations + 1))]
+            empty += 1
+        centroids = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    return centroids, empty
+
+
+@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize(("members", "count"), [(1, 1), (90, 5), (200, 40), (40, 40)])
+def test_kmeans_equals_the_loop(isa, members, count):
+    rows, scales = random_rows(members)
+    centroids = np.empty((count, DIM), dtype="float32")
+    spherical_kmeans(isa.argument, rows, scales, 4, centroids)
+    np.testing.assert_allclose(centroids, kmeans(rows, scales, count, 4)[0], atol=2e-6)
+
+
+def test_centroids_without_tokens_take_other_tokens():
+    rows, scales = random_rows(60)
+    rows[:50] = rows[0]  # most of the first centroids are equal, and the first of equal ones gets all their tokens
+    centroids = np.empty((12, DIM), dtype="float32")
+    spherical_kmeans(supported()[0].argument, rows, scales, 3, centroids)
+    expected, empty = kmeans(rows, scales, 12, 3)
+    assert empty > 12
+    np.testing.assert_allclose(centroids, expected, atol=2e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=40))
+def test_grouped_rows_equal_a_stable_sort(clusters):
+    offsets, order = np.zeros(6, dtype="int64"), np.empty(len(clusters), dtype="int64")
+    group_rows(np.array(clusters, dtype="int32"), offsets, order)
+    assert order.tolist() == np.argsort(clusters, kind="stable").tolist()
+    assert np.diff(offsets).tolist() == [clusters.count(c) for c in range(5)]

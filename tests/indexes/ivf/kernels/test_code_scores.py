@@ -1,17 +1,83 @@
-"""MaxSim of sign codes, and the tables of a query, against naive loops; for each instruction set, and between them."""
+"""Scores of sign codes, and reranking by all codes, against naive loops: for each instruction set, and between them."""
 
 import numpy as np
 import pytest
+from coded_documents import LENGTHS as DOCUMENT_LENGTHS
+from coded_documents import CodedSample
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
+from latelier.indexes.ivf.kernels.centroids import quantise_query
+from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.kernels.signs import fill_sign_tables, round_to_integers, sign_scores
-from latelier.indexes.ivf.layout import sign_words
+from latelier.indexes.ivf.layout import BITS, sign_words
 from latelier.indexes.store.segments import Segment
 from latelier.kernels.multiply import INSTRUCTION_SETS, supported
 
 pytestmark = pytest.mark.processor
 
+# Reranking.
+
+
+def reranked(isa, sample, vectors, most=0):
+    """Scores in 8 bits and in single precision, of all documents or of the `most` best so far."""
+    scores, highest = np.empty((len(sample.chosen), 2), dtype="float32"), np.full(most, -np.inf, dtype="float32")
+    documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
+    rerank_scores(isa.argument, documents, sample.chosen, shape, vectors, highest, scores)
+    return scores.T
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", [3, 100, 128])
+@pytest.mark.parametrize("tokens", [1, 28, 70])
+def test_reranking_equals_the_loop(isa, bits, dim, tokens):
+    sample = CodedSample(dim, bits)
+    vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
+    query, decoded = quantise_query(vectors), sample.decoded()
+    rounded = query.digits[0, :, :dim].astype("float64") * query.scales[:, None]
+    both = reranked(isa, sample, vectors)
+    for scores, asked in zip(both, (rounded, vectors.astype("float64")), strict=True):
+        wanted = [sum((asked @ decoded[d].T).max(axis=1)) for d in sample.chosen]
+        np.testing.assert_allclose(scores, wanted, rtol=3e-6, atol=1e-5)
+    rough, best = reranked(isa, sample, vectors, most=3)
+    np.testing.assert_array_equal(rough, both[0])
+    among = [np.count_nonzero(rough[:n] > rough[n]) < 3 for n in range(len(rough))]
+    np.testing.assert_array_equal(best, np.where(among, both[1], np.nan))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_instruction_sets_rerank_alike_to_the_last_bit(bits):
+    sample = CodedSample(100, bits)
+    vectors = np.random.default_rng(4).standard_normal((21, 100)).astype("float32")
+    first, *others = (reranked(isa, sample, vectors) for isa in supported())
+    for scores in others:
+        np.testing.assert_array_equal(scores, first)
+
+
+def test_scores_are_those_of_all_products_with_all_digits(isa):
+    """To the last bit, also if the tokens of a document are so similar that 8 bits do not tell which is best."""
+    sample = CodedSample(64)
+    codes, rng = sample.arrays["codes"], np.random.default_rng(5)
+    codes[:] = rng.integers(10, 240, 64) + rng.integers(-1, 2, codes.shape)
+    sample.arrays["scales"][:] = sample.arrays["scales"][0]
+    vectors = rng.standard_normal((70, 64)).astype("float32")
+    vectors[3] = 0
+    query, unit = quantise_query(vectors), np.float32(1 / 254)
+    scale = (sample.arrays["scales"][:1].astype("uint32") << 15).view("float32")[0]
+    sums = (codes.astype("int64") - 128) @ query.digits.astype("int64").transpose(0, 2, 1)
+    values = sums[2].astype("float32")
+    for digit in (1, 0):
+        values = values * unit + sums[digit].astype("float32")
+    values *= scale
+    first = np.append(0, DOCUMENT_LENGTHS.cumsum())
+    for d, score in zip(sample.chosen, reranked(isa, sample, vectors)[1], strict=True):
+        total = np.float32(0)
+        for best, own in zip(values[first[d] : first[d + 1]].max(axis=0), query.scales, strict=True):
+            total += best * own
+        assert score == total
+
+
+# Sign codes.
 # Around the 32, 64 and 128 tokens that are compared at a time.
 LENGTHS = np.array([1, 2, 31, 32, 33, 64, 65, 96, 97, 128, 129, 300])
 
@@ -66,19 +132,6 @@ def test_integers_are_the_rounded_numbers(dim):
             np.testing.assert_allclose(rounded[: len(row)] * float(unit), row, atol=0.5001 * unit)
             assert not rounded[len(row) :].any()
             assert max(np.abs(rounded.astype(int)).reshape(-1, 4).sum(axis=1)) <= 15
-
-
-def test_tables_hold_the_products_with_all_signs():
-    integers, (tables, _) = rounded_to(3, query(3, 96))[0], tables_of(query(3, 96), 3)
-    assert tables.max() <= 30
-    for t in range(3):
-        for g in range(24):
-            four = integers[t, 4 * g : 4 * g + 4].astype(int)
-            for position in range(16):
-                signs = [1 if position >> b & 1 else -1 for b in range(4)]
-                entry = np.dot(four, signs) + np.abs(four).sum()
-                assert tables[t // 2, g, t % 2, [position, position + 16]].tolist() == [entry, entry]
-    assert not tables[1, :, 1].any()  # no token
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 21])
