@@ -6,8 +6,7 @@ import numpy as np
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.ivf import lists  # noqa: F401 (tests have training wait)
-from latelier.indexes.ivf.lists import InvertedLists
+from latelier.indexes.ivf import lists as lists_module
 
 DIM = 32
 EARLY = replace(indexes.IVF._thresholds, train_tokens=1000, train_documents=1, small=0, append_tokens=100)
@@ -33,7 +32,7 @@ def collection(count, seed=0, topics=60, dim=DIM):
 def lists_of(index):
     """The inverted lists that an index has stored, or None."""
     arrays = index._storage.snapshot().ann_data
-    return None if arrays is None else InvertedLists.from_arrays(arrays)
+    return None if arrays is None else lists_module.InvertedLists.from_arrays(arrays)
 
 
 def recall(index, queries, k=10, **options):
