@@ -15,7 +15,7 @@ pytest.importorskip("haystack")
 from adapter_records import LONG
 from haystack import Document, Pipeline
 from haystack.components.builders import PromptBuilder
-from haystack.core.errors import DeserializationError, SerializationError
+from haystack.core.errors import DeserializationError
 from haystack.errors import FilterError
 from haystack.testing.document_store import FilterDocumentsTest
 from haystack.tools import ComponentTool
@@ -117,13 +117,6 @@ def test_every_argument_survives_a_round_trip(folder, minilm):
     again.close()
 
 
-def test_open_retrievers_and_models_are_not_serialised(fruit, searcher):
-    with pytest.raises(SerializationError, match="give its folder"):
-        fruit.to_dict()
-    with pytest.raises(SerializationError, match="given a ColBERT, which cannot be serialised; give its name"):
-        HaystackRanker(searcher.model).to_dict()
-
-
 def test_wrong_arguments_are_errors(searcher, tmp_path):
     with pytest.raises(InvalidArgumentError, match="expected a Retriever or the folder"):
         HaystackRetriever(5)
@@ -213,23 +206,6 @@ def test_what_is_open_is_not_copied(fruit, searcher):
     for ranker in copies(HaystackRanker(searcher.model, top_k=1)):
         [best] = ranker.run("fruit", [Document(content="Kings."), Document(content="Bananas.")])["documents"]
         assert best.content == "Bananas."
-
-
-def test_threads_open_the_folder_once(folder, minilm, monkeypatch):
-    opens = []
-    open_ = Retriever.open.__func__
-    monkeypatch.setattr(Retriever, "open", classmethod(lambda *given, **kw: opens.append(1) or open_(*given, **kw)))
-    component = HaystackRetriever(folder, device="cpu", top_k=1)
-    ranker = HaystackRanker(minilm, device="cpu")
-    documents = [Document(content="Kings."), Document(content="Bananas.")]
-
-    def work(_):
-        return ids(component.run("kings of Rome")), ranker.run("fruit", documents)["documents"][0].content
-
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(work, range(16))) == [(["7"], "Bananas.")] * 16
-    assert len(opens) == 1
-    component.close()
 
 
 def test_ranked_documents_are_copies_with_new_scores(searcher):
@@ -395,12 +371,6 @@ def test_every_form_of_a_date_is_a_point_in_time(times, value, same_texts):
     assert found(">", value) == {"milli"}
     assert found("<=", value) == TEN | {"day"}
     assert found("<", value) == {"day"}
-
-
-def test_a_day_is_its_midnight(times):
-    for operator, expected in (("==", {"day"}), ("<=", {"day"}), (">", TEN | {"milli"})):
-        filters = {"field": "meta.date", "operator": operator, "value": date(2024, 5, 1)}
-        assert {document.id for document in times.filter_documents(filters)} == expected
 
 
 @pytest.mark.parametrize(

@@ -146,50 +146,6 @@ def test_closing_answers_what_was_accepted_and_rejects_what_comes_later():
     assert asyncio.run(main()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("threads", "calls", "sizes"), [(2, 8, [4, 4]), (3, 11, [4, 4, 3]), (4, 3, [1, 1, 1]), (2, 100, [16, 16])]
-)
-def test_threads_take_even_shares_at_the_same_time(threads, calls, sizes):
-    """The first batch of each thread; the last one of them is limited by `max_batch`."""
-    together, seen = threading.Barrier(len(sizes)), []
-
-    async def many(batcher):
-        def answer(items):
-            if len(seen) < len(sizes):
-                seen.append(len(items))
-                together.wait(30)  # all are being answered
-                assert batcher.batches == len(sizes)
-                together.wait(30)
-            return doubled(items)
-
-        batcher._answer = answer
-        answers = await asyncio.gather(*map(batcher.submit, range(calls)))
-        assert batcher.batches == 0
-        return answers
-
-    assert run(many, threads=threads, max_batch=16) == doubled(range(calls))
-    assert seen == sizes
-
-
-def test_a_batch_that_fails_beside_another_fails_its_own_calls_only():
-    together, failed = threading.Barrier(2), threading.Event()
-
-    def answer(items):
-        together.wait(30)
-        if 1 in items:
-            raise ValueError("no ones")
-        failed.wait(10)  # the calls of the other batch have got its error
-        return items
-
-    async def many(batcher):
-        calls = [asyncio.create_task(batcher.submit(i)) for i in range(4)]
-        errors = await asyncio.gather(*calls[:2], return_exceptions=True)
-        failed.set()
-        return [*map(str, errors), *await asyncio.gather(*calls[2:])]
-
-    assert run(many, answer, threads=2) == ["no ones", "no ones", 2, 3]
-
-
 def test_a_cancelled_batcher_leaves_at_once():
     at_work, release = threading.Event(), threading.Event()
 
