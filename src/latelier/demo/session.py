@@ -70,13 +70,10 @@ def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, 
 
 
 class Session:
-    """The demo's model and index; makes the index if it does not exist, and records the time of each phase.
+    """The demo's model and index; makes the index if it does not exist, and records the seconds of each phase.
 
-    With the extra ``onnx`` it also exports the encoder, with which later sessions answer without torch. `device`: where
-    the model runs; None takes the best available device to index, and the CPU with an exported encoder. `on_first_run`:
-    called with the number of documents and the folder before the index is made. `show_progress`: show a progress bar on
-    standard error while the index is made. `seconds`: phase to seconds: ``"loading the model"``, ``"answering"``, and
-    on the first run ``"reading docstrings"``, ``"indexing"`` and, with the extra ``onnx``, ``"exporting the encoder"``.
+    With the extra ``onnx`` it exports the encoder, with which later sessions answer without torch. `on_first_run` is
+    called with the number of documents and the folder before the index is made.
     """
 
     def __init__(

@@ -150,7 +150,8 @@ def copy_documents(
     >>> import tempfile
     >>> from latelier import indexes
     >>> flat, ivf = indexes.Flat(), indexes.IVF(nbits=4)
-    >>> flat.add(["a", "b"], [np.eye(2), np.ones((1, 2))], metadata=[{"year": 2020}, {}])
+    >>> metadata = [{"year": 2020}, {}]
+    >>> flat.add(["a", "b"], [np.eye(2), np.ones((1, 2))], metadata=metadata)
     >>> indexes.copy_documents(flat, ivf).written, ivf.ids()
     (2, ['a', 'b'])
     >>> file = tempfile.mkdtemp() + "/library.parquet"

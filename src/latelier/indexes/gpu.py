@@ -48,11 +48,9 @@ class _Place(NamedTuple):
 class GpuSearch:
     """Searches the vectors of an index on a device.
 
-    `dtype`: ``"float16"`` or ``"float32"``. Segments with norms too large for half precision are always held in
-    float32. `block`: maximum size of a block of documents scored together. `upload_numbers`: number of vector
-    components that are decoded and copied to the device at a time. `copy_numbers`: number of vector components per
-    copy, unless one segment has more: small segments share a copy, since launching kernels for each of them would take
-    longer than computing.
+    Segments with norms too large for half precision are held in float32. `block`: documents scored together at most.
+    `upload_numbers`, `copy_numbers`: vector components decoded at a time, and per copy; small segments share a copy, as
+    launching kernels for each would take longer than computing.
     """
 
     def __init__(

@@ -20,14 +20,10 @@ _RANK_CONSTANT = 60
 
 
 def fuse_scores(rankings: Sequence[Ranking], weights: Sequence[float], k: int) -> Ranking:
-    """Relative-score fusion: the weighted sum of the scores, each ranking's scaled to the range from 0 to 1.
+    """Relative-score fusion: the weighted sum of the scores, each ranking's scaled to 0 to 1.
 
-    A ranking with the lowest score ``a`` and the highest score ``b`` gives a document with the score ``s``
-
-        weight * (s - a) / (b - a)
-
-    or its weight if ``a = b``. A document that is missing in a ranking gets 0 from it, as the last one of it does.
-    `rankings`: the rankings; each holds a document once. `k`: maximum number of documents to return.
+    That is ``weight * (s - a) / (b - a)`` for the lowest score ``a`` and the highest ``b``, or the weight if they are
+    equal; 0 for a document that is missing.
     """
     return _weighted_sum([ranking.numbers for ranking in rankings], [_scaled(r.scores) for r in rankings], weights, k)
 

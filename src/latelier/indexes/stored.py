@@ -64,31 +64,8 @@ _WORKING_SHARE = 3
 class MemoryReport:
     """What an index takes in memory, and what it reads from its files; all sizes in bytes.
 
-    Parameters
-    ----------
-    budget
-        The `max_memory` of the index; None without a budget.
-    tables
-        Where each document is, its number and its id: always in memory.
-    working
-        Temporary arrays of a search or a write.
-    kept
-        Arrays that stay in memory once they were read, by name.
-    read
-        Arrays that are read from their files for each search, by name; the hits are the same.
-
-    Examples
-    --------
-    >>> kept, read = {"sign codes": 30 << 20}, {"codes": 90 << 20}
-    >>> report = MemoryReport(64 << 20, 10 << 20, 18 << 20, kept, read)
-    >>> print(report)
-    memory: at most 60.8 MB of a budget of 67.1 MB
-      tables of documents  10.5 MB  in memory
-      sign codes           31.5 MB  in memory once read
-      codes                94.4 MB  read from files for each search, with the same hits
-      working memory       18.9 MB
-    >>> report.most
-    60817408
+    `tables` (where each document is) and `working` (temporary arrays) count always; `kept` arrays stay in memory once
+    read, and those in `read` are read from their files for each search, with the same hits.
     """
 
     budget: int | None

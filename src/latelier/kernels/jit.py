@@ -31,10 +31,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic, register_jitable
-
-__all__ = ["cgutils", "has_fast_bfloat16", "has_features", "intrinsic", "ir", "kernel", "llvm", "numba", "types"]
+from numba.extending import register_jitable
 
 # Everything of numba and LLVM that kernels need is imported from here.
 

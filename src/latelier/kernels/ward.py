@@ -19,13 +19,11 @@ from latelier.kernels.jit import kernel
 def pool_documents(
     vectors: np.ndarray, offsets: np.ndarray, pooled_offsets: np.ndarray, protected: int, pooled: np.ndarray
 ) -> int:
-    """Cluster each document's tokens and write the unit mean of each cluster.
+    """Cluster each document's tokens and write the unit mean of each cluster, in the order of their first tokens.
 
-    `vectors`: ``(tokens, dim)`` float32, contiguous. `offsets`: ``(documents + 1,)`` int64 into ``vectors``.
-    `pooled_offsets`: ``(documents + 1,)`` int64 into ``pooled``: the number of clusters of each document. `protected`:
-    number of rows at the start of each document that are not clustered; they are neither read nor written. `pooled`:
-    ``(clusters, dim)`` float32, zeros; written in place, clusters in the order of their first tokens. Returns: the
-    first document with a mean of infinite or NaN length, -1 if there is none.
+    `vectors`: ``(tokens, dim)`` float32; `offsets`, `pooled_offsets`: ``(documents + 1,)`` int64 into `vectors` and
+    `pooled`; `protected`: first rows of each document, neither read nor written; `pooled`: ``(clusters, dim)`` float32
+    zeros. Returns the first document with a mean of infinite or NaN length, or -1.
     """
     scratch = _scratch(offsets, protected)
     ones = np.ones(0, dtype=np.float32)
@@ -55,13 +53,10 @@ def pool_documents(
 def cluster_documents(
     vectors: np.ndarray, offsets: np.ndarray, clusters: np.ndarray, weights: np.ndarray, labels: np.ndarray
 ) -> None:
-    """Cluster each document's tokens.
+    """Cluster each document's tokens; write `labels`, ``(tokens,)`` int64, numbered in the order of their first tokens.
 
-    `vectors`: ``(tokens, dim)`` float32, contiguous. `offsets`: ``(documents + 1,)`` int64 into ``vectors``.
-    `clusters`: ``(documents,)`` int64: the number of clusters of each document, from 1 to its number of tokens; not
-    read for a document without tokens. `weights`: ``(tokens,)`` float32, positive: a token of weight ``w`` counts as
-    ``w`` equal tokens. ``(0,)``: all have 1. `labels`: ``(tokens,)`` int64, written: each token's cluster, numbered per
-    document in the order of their first tokens.
+    `vectors`: ``(tokens, dim)`` float32; `offsets`: ``(documents + 1,)`` int64; `clusters`: ``(documents,)`` int64;
+    `weights`: ``(tokens,)`` float32, a token of weight ``w`` counting as ``w`` equal tokens; ``(0,)``: all have 1.
     """
     scratch = _scratch(offsets, 0)
     for d in range(len(offsets) - 1):

@@ -34,8 +34,6 @@ from latelier.utils.checks import describe, short
 from latelier.utils.features import move_features
 from latelier.utils.files import as_path
 
-__all__ = ["ColBERT"]
-
 # The modules of this library, by the name that a saved model's modules.json has for them: they need no
 # ``trust_remote_code``.
 _OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}

@@ -126,11 +126,7 @@ class Construction:
     """Builds a pipeline around an encoder that has none, and remembers what it has built.
 
     A plain object: a model stores it before ``nn.Module.__init__``, when a module would break `nn.Sequential`.
-    `recipe`: what to build. `embedding_size`: dimensions asked for; None for the default of a new head.
-    `given_prompts`: names of the prompts that the caller gave, which are left unchanged. `is_fresh`: whether the
-    pipeline was built here; a late-interaction checkpoint has its own. `needs_fit`: whether its PCA projection is still
-    to be fitted. `has_saved_head`: whether the checkpoint had a linear layer. `has_new_tokens`: whether markers were
-    added to the vocabulary.
+    `is_fresh`: whether the pipeline was built here; `needs_fit`: whether its PCA projection is still to be fitted.
     """
 
     recipe: Recipe

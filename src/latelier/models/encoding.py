@@ -68,12 +68,9 @@ logger = logging.getLogger(__name__)
 class Job:
     """How to encode texts.
 
-    `task`: ``"query"`` or ``"document"``. `prompt`: what to put before each text; None for the model's own prompt.
-    `batch_size`: maximum number of texts of full length in a batch; a batch of shorter texts may have as many tokens.
-    Without padding, on a GPU, full length is 2,048 tokens at least. `compute_dtype`: the dtype to compute in, or
-    ``"auto"``. `truncate_dim`: how many of the first numbers of each vector to keep; None for all. `save_to_cpu`: move
-    each batch to the CPU when it is done. `device`: where to compute. `pooling`: how to pool documents; the loop of
-    this module does it only where the encoder's attention gives the weights.
+    `batch_size`: texts of full length in a batch; a batch of shorter ones may have as many tokens (unpadded on a GPU,
+    full length is 2,048 tokens at least). `pooling`: how to pool documents; the loop of this module does it only where
+    the encoder's attention gives the weights.
     """
 
     task: str

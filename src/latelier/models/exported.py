@@ -32,19 +32,10 @@ from latelier.utils.files import as_path, check_unicode, parse_json
 
 
 def text_ranges(offsets: Iterable[tuple[int, int]], prompt: str, text: str) -> list[tuple[int, int] | None]:
-    r"""Return the range of characters of a text that each token stands for.
+    """Return the characters of a text (first, one after the last) that each token stands for, None for special tokens.
 
-    `offsets`: first character of each token and the one after its last, in ``prompt + text``, as tokenizers count them.
-    Returns: first character and the one after the last, in `text`, without white space at the ends and with the
-    combining marks that follow. None for tokens that stand for no character of the text: special tokens and those of
-    the prompt.
-
-    Examples
-    --------
-    >>> text_ranges([(0, 0), (0, 4), (3, 8)], "[D] ", " fig.")
-    [None, None, (1, 4)]
-    >>> text_ranges([(0, 4)], "", "cafe\u0301")
-    [(0, 5)]
+    `offsets` are in ``prompt + text``, as tokenizers count; ranges have no white space at their ends, and include the
+    combining marks that follow.
     """
     first = len(prompt)
     return [_range(max(start - first, 0), end - first, text) for start, end in offsets]

@@ -151,11 +151,8 @@ def is_unpadded(
 ) -> bool:
     """Whether texts with these features are to be encoded by `encode_unpadded`.
 
-    They are on a GPU with bfloat16, if the model computes in half precision, its encoder is BERT, ModernBERT, RoBERTa
-    or XLM-RoBERTa with their own attention, no module pools tokens, and random texts have the same vectors both ways.
-    `task`: ``"query"`` or ``"document"``. `dtype`: the dtype of autocast; None for that of the weights.
-    `encode_padded`: encodes features of texts of this task with padding: returns the ``(tokens, dim)`` vectors of all
-    scored tokens, and which those are.
+    They are on a GPU with bfloat16, in half precision, by BERT, ModernBERT, RoBERTa or XLM-RoBERTa with their own
+    attention, without pooling modules, and random texts have the same vectors both ways.
     """
     if not is_on(_SWITCH) or not _has_kernel(model, device, dtype) or not _can_pack(model):
         return False

@@ -60,17 +60,7 @@ def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_name(name: str) -> None:
-    """Check that a name is that of a folder with a model, or may be that of a model on the hub; nothing is loaded.
-
-    The loader asks the hub for any name that is no folder, and calls a folder without a model a damaged model. Raises
-    `ModelLoadError` if there is no such folder and no model on the hub can have the name, or the folder holds no model.
-
-    Examples
-    --------
-    >>> check_name("./my-model")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    latelier.errors.ModelLoadError: could not load the model './my-model': there is no folder ...
-    """
+    """Check that a name is that of a folder with a model, or may be that of a model on the hub; nothing is loaded."""
     folder = Path(name)
     if is_folder(folder):
         if not any((folder / file).is_file() for file in _KNOWN_FILES):

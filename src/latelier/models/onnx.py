@@ -364,23 +364,10 @@ _NO_LIMIT = 10**9  # transformers' tokenizers without a limit have 10**30
 
 
 def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "float32") -> None:
-    """Write a model to a folder from which `ExportedEncoder` encodes without torch.
+    """Write a model to a folder (new, empty or an export) from which `ExportedEncoder` encodes without torch.
 
-    Parameters
-    ----------
-    model
-        A `ColBERT`. Its lengths, prompts and `truncate_dim` are part of the export.
-    folder
-        The folder: a new or empty one, or an export, which is replaced.
-    compute_dtype
-        ``"float32"``: the same vectors to 1e-5; ``"int8"``: products with weights in int8, in two thirds of the space.
-
-    Raises
-    ------
-    MissingExtraError
-        If a package that exporting needs is missing.
-    InvalidArgumentError
-        If the model has a part that cannot be exported, or the folder holds something else.
+    Its lengths, prompts and `truncate_dim` are part of the export. ``"float32"`` gives the same vectors to 1e-5;
+    ``"int8"`` computes products with weights in int8, in two thirds of the space.
     """
     check_choice("compute_dtype", compute_dtype, EXPORT_DTYPES)
     target = as_path(folder, "the folder")

@@ -38,8 +38,6 @@ from latelier.utils import check_choice, check_count
 from latelier.utils.checks import short
 from latelier.utils.ragged import lengths_to_offsets, positions_within
 
-__all__ = ["PoolMethod", "Pooling", "label_by_centroids", "label_by_ward", "pool_tokens", "pool_weighted"]
-
 # Least weight of a token relative to the mean of its document: Ward's method needs positive weights.
 _LEAST_WEIGHT = 1e-3
 
@@ -81,28 +79,14 @@ def pool_weighted(
 
 
 def label_by_ward(rows: np.ndarray, clusters: int, weights: np.ndarray) -> np.ndarray:
-    """Cluster the tokens ``(n, dim)`` of one document by Ward's method, a token of weight w counting as w tokens.
-
-    Examples
-    --------
-    >>> rows = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype="float32")
-    >>> label_by_ward(rows, 2, np.array([9, 1, 0.1], dtype="float32"))
-    array([0, 1, 1])
-    """
+    """Cluster the tokens ``(n, dim)`` of one document by Ward's method, a token of weight w counting as w tokens."""
     labels = np.empty(len(rows), dtype=np.int64)
     cluster_documents(rows, np.array([0, len(rows)]), np.array([clusters]), weights, labels)
     return labels
 
 
 def label_by_centroids(rows: np.ndarray, clusters: int, weights: np.ndarray) -> np.ndarray:
-    """Assign each token to the most similar of the tokens with the largest weights; numbered by these tokens' order.
-
-    Examples
-    --------
-    >>> rows = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype="float32")
-    >>> label_by_centroids(rows, 2, np.array([9, 1, 2], dtype="float32"))
-    array([0, 0, 1])
-    """
+    """Assign each token to the most similar of the tokens with the largest weights; numbered by these tokens' order."""
     centroids = np.sort(np.argsort(-weights, kind="stable")[:clusters])
     labels = np.argmax(rows @ rows[centroids].T, axis=1)
     labels[centroids] = np.arange(clusters)  # equal vectors leave no cluster empty

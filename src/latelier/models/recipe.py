@@ -20,19 +20,6 @@ from latelier.utils import check_choice, check_flag
 from latelier.utils.checks import describe, short
 from latelier.utils.files import check_unicode
 
-__all__ = [
-    "UNTRAINED",
-    "Inputs",
-    "Recipe",
-    "are_texts",
-    "check_text_pairs",
-    "check_texts",
-    "checked_stream",
-    "is_group",
-    "read_inputs",
-    "untrained_recipe",
-]
-
 
 class Inputs(NamedTuple):
     """Inputs in one flat list.
@@ -57,13 +44,7 @@ def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
     """Return the inputs of `ColBERT.encode` as a flat list.
 
     A list of lists holds groups, as in PyLate. Two texts that the encoder reads as one input are a tuple, as in
-    sentence-transformers. `is_single`: whether an argument is one input rather than a list; raises
-    `InvalidArgumentError` if only some of the rows are groups, or a row is neither a text nor any other kind of input.
-
-    Examples
-    --------
-    >>> read_inputs([["a", "b"], [], ["c"]], lambda given: isinstance(given, str))
-    Inputs(rows=['a', 'b', 'c'], group_sizes=[2, 0, 1], single=False)
+    sentence-transformers. `is_single` tells one input from a list.
     """
     if isinstance(given, Iterator):
         raise InvalidArgumentError("received a generator; encode takes a list, encode_stream reads generators.")

@@ -21,8 +21,6 @@ from latelier.modules import TransformerEncoder
 from latelier.utils import check_count
 from latelier.utils.checks import describe, short
 
-__all__ = ["TextEncoder", "train_tokenizer"]
-
 # Options of sentence-transformers' loader that a plain file of weights has no use for.
 _LOADER_OPTIONS = {"use_safetensors", "weights_only"}
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from latelier.models.colbert import ColBERT
 
-__all__ = ["load"]
-
 
 def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | None = None, **kwargs: Any) -> ColBERT:
     """Load a model that is ready to search with.

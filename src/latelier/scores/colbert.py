@@ -34,17 +34,6 @@ from latelier.scores.topk import TopK
 from latelier.utils import check_count
 from latelier.utils.checks import check_choice
 
-__all__ = [
-    "Backend",
-    "colbert_kd_scores",
-    "colbert_scores",
-    "colbert_scores_pairwise",
-    "top_k",
-    "xtr_kd_scores",
-    "xtr_scores",
-    "xtr_scores_pairwise",
-]
-
 Backend: TypeAlias = Literal["auto", "packed", "int8", "torch", "fused"]
 
 _ENGINES: dict[str, Engine] = {

@@ -142,17 +142,12 @@ class TokenRows(NamedTuple):
 
 
 class DocumentTable:
-    """The documents of a snapshot.
+    """The documents of a snapshot, by ordinal.
 
-    `numbers`: ``(documents,)`` int64, the row id of each document. `documents`: where each is in memory, and its number
-    of tokens, 0 for a removed document that is in no segment any more. `alive`: ``(documents,)`` uint8, 1 for live
-    documents. `live`: their ordinals, ascending. `listed`: number of documents in the inverted lists; they have the
-    ordinals below it. `unlisted`: ordinals of the live documents that are in no list, ascending. `tokens`: of all
-    documents.
-
-    `listed_numbers`: row ids of the documents in the inverted lists, ascending. `read`: names of the token arrays whose
-    mapped memory is given back after each use. `window`: maximum bytes of them that a thread reads at a time; a longer
-    document is read alone.
+    `numbers`: row ids, ``(documents,)`` int64. `documents`: where each is in memory, with its number of tokens (0:
+    removed and in no segment). `alive`: uint8; `live`: ordinals of live documents. `listed`: how many are in the
+    inverted lists, with the ordinals below it; `unlisted`: live ones that are not. `read`: token arrays whose mapped
+    memory is given back after use, `window` bytes at a time.
     """
 
     def __init__(

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from latelier.indexes.ivf.lists import InvertedLists
     from latelier.indexes.ivf.search import Scope
 
-__all__ = ["IVF"]
-
 
 @dataclass(frozen=True)
 class Thresholds:

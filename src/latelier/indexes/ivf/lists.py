@@ -53,12 +53,9 @@ class TrainingStatistics(NamedTuple):
 class Centroids:
     """Two levels of centroids, packed for SIMD in groups of 16: see `pack_centroids`.
 
-    An inverted list has the number of its centroid, ``16 * group + lane``. The last group of a coarse centroid may have
-    lanes without a centroid; their lists stay empty. `coarse`, `coarse_start`: the first level,
-    ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32; `fine`, `fine_start`: the same for
-    the second level: the centroids under all coarse centroids, one after the other; `fine_offsets`:
-    ``(coarse centroids + 1,)`` int64: coarse centroid `c` has the groups ``fine_offsets[c]`` to
-    ``fine_offsets[c + 1] - 1`` of the second level; `statistics`: see `TrainingStatistics`.
+    An inverted list has the number of its centroid, ``16 * group + lane``; lanes without a centroid have empty lists.
+    `coarse`, `fine`: ``(groups, width / 4, 16, 4)`` int8, with starting sums ``(groups, 16)`` int32; coarse centroid
+    ``c`` has the fine groups ``fine_offsets[c]`` to ``fine_offsets[c + 1] - 1``.
     """
 
     coarse: np.ndarray

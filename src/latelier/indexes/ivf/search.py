@@ -71,13 +71,9 @@ _SMALL, _MAX_SMALL_FACTOR = 1 << 20, 2.0
 class SearchParameters:
     """Numbers of inverted lists and documents in each stage of a search.
 
-    `nprobe`: number of inverted lists probed per query token. `candidates`: maximum number of documents from the probed
-    lists that enter the sign stage, which scores them by their sign codes. `rerank`: number of documents that leave the
-    sign stage and are scored by their codes; ``None`` for all documents within `slack` of the k-th best. `slack`:
-    tolerance of the sign stage, in standard deviations of its scores; used if `rerank` is None. `share`: a document
-    enters the sign stage only if ``excess >= share * (k-th highest excess)``, where its excess is its imputed score
-    minus that of a document in no probed list. `exact`: score all documents by their codes, and ignore the other
-    parameters.
+    `candidates` documents of the probed lists at most enter the binary stage, if ``excess >= share * (k-th highest
+    excess)``; `rerank` leave it, or all within `slack` standard deviations of the k-th best. `exact`: score all
+    documents by their codes.
     """
 
     nprobe: int

@@ -311,7 +311,14 @@ _MADE = "made"
 
 
 class PartialHits(list[list[Hit]]):
-    """The hits of a search with ``partial=True``; `missing` holds the numbers of the shards that did not answer."""
+    """The hits of a search with ``partial=True``; `missing` holds the numbers of the shards that did not answer.
+
+    Examples
+    --------
+    >>> found = PartialHits([[]], missing=[2])
+    >>> list(found), found.missing
+    ([[]], (2,))
+    """
 
     def __init__(self, hits: Iterable[list[Hit]], missing: Sequence[int]) -> None:
         super().__init__(hits)

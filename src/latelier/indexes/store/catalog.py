@@ -142,25 +142,7 @@ def write_setting(connection: sqlite3.Connection, name: str, value: Any) -> None
 
 
 class UserSettings(MutableMapping[str, Any]):
-    """JSON values by name, read from the catalog at each access and written to it at each assignment.
-
-    Parameters
-    ----------
-    read
-        ``read(function, *arguments)`` returns ``function(connection, *arguments)`` for the latest commit.
-    write
-        Returns the context of a writing transaction, which yields a function that returns the connection.
-
-    Examples
-    --------
-    >>> from latelier import indexes
-    >>> index = indexes.Flat()
-    >>> index.settings["model"] = {"name": "my-colbert", "max_length": 350}
-    >>> index.settings["model"]["name"], index.settings.get("language")
-    ('my-colbert', None)
-    >>> len(index.settings)
-    1
-    """
+    """JSON values by name, read from the catalog at each access and written to it at each assignment."""
 
     def __init__(
         self,

@@ -280,17 +280,11 @@ def query_words(text: str) -> list[str]:
 def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed: np.ndarray | None = None) -> Ranking:
     """Return the `k` best documents that hold at least one word of a query, by BM25 (k1 = 1.2, b = 0.75).
 
-    `allowed`: row ids of the documents that may be found, ascending; None for all. The score of a document is the sum
-    over the distinct words of the query of
+    The score is the sum over its distinct words of ``idf * (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average
+    length))`` with ``idf = max(1e-6, log((N - n + 0.5) / (n + 0.5)))``, FTS5's ``bm25()`` with the sign changed.
 
-        idf * (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average length))
-
-    with ``idf = max(1e-6, log((N - n + 0.5) / (n + 0.5)))``, where ``N`` documents have a text and ``n`` of them hold
-    the word: FTS5's ``bm25()`` with the sign changed.
-
-    FTS5 takes two microseconds per document that it scores, so documents that hold only frequent words are left out of
-    the first attempt. Its result is final if the k-th best score is higher than the sum of the highest scores that
-    those words can add (the bound of MaxScore, Turtle and Flood 1995); otherwise all documents are scored.
+    FTS5 takes two microseconds per document, so documents with only frequent words are left out of the first attempt;
+    it is final if the k-th best score exceeds all that those words can add (MaxScore, Turtle and Flood 1995).
     """
     words = _searched_words(connection, text)
     with translate_damage():

@@ -62,13 +62,10 @@ T = TypeVar("T")
 
 
 class Storage:
-    """The documents of one index.
+    """The documents of one index, in a folder (made if missing) or in memory.
 
-    `path`: the index's folder, made if it does not exist; ``None`` for memory. `configuration`: configuration of a new
-    index, as JSON values; the attribute of this name is the stored one. ``"kind"`` names the class of the index.
-    `tokenizer`: tokenizer of the keyword index of a new index; None makes one without a keyword index. `read_only`:
-    never write; implied if the folder cannot be written. `scratch`: where writes make large arrays. `settings`: the
-    values that users store in the index; each assignment is a transaction.
+    `configuration` (its ``"kind"`` names the class) and `tokenizer` are for a new index; the attributes are the stored
+    ones. `read_only` is implied if the folder cannot be written. `settings`: what users store in the index.
     """
 
     def __init__(

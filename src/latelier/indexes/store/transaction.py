@@ -44,21 +44,13 @@ T = TypeVar("T")
 
 
 class Transaction:
-    """The changes of one writing call.
+    """The changes of one writing call, made in ``with storage.transaction() as transaction``.
 
-    Use it as ``with storage.transaction() as transaction:``
-
-    1. The block begins when there is no other writer. Readers continue.
-    2. The first change begins the transaction of the catalog. From here on, readers of an index in memory wait, so
-       slow work is done before, see `prepare`. Readers of an index on disk never wait.
-    3. Each change writes the files of new segments, and then the rows of the catalog that reference them.
-    4. At the end of the block the catalog commits, and readers see all changes. Then the files of dropped segments
-       are deleted. If the block raises an error, the catalog rolls back, and then the new files are deleted. If the
-       commit itself raises an error, nothing is deleted: nobody knows yet which of the two states will be found.
-
-    If the process is killed, the index stays at its last commit, and at most leaves files that `compact` deletes.
-    `store`: where segments are written; `written`, `dropped`: names in the store that are garbage if the transaction
-    fails, and names that are garbage if it succeeds.
+    The block begins when there is no other writer. Each change writes the files of new segments, then the rows that
+    reference them; at the end the catalog commits, readers see all changes, and files of dropped segments are deleted.
+    If the block raises, the catalog rolls back and the new files are deleted; if the commit itself raises, nothing is:
+    nobody knows yet which state will be found. A killed process leaves the last commit, and files that `compact`
+    deletes.
     """
 
     def __init__(self, begin: Callable[[], Connection], store: SegmentStore, scratch: Scratch) -> None:

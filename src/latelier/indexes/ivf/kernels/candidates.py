@@ -273,12 +273,9 @@ def fine_ranges(best: np.ndarray, fine_offsets: np.ndarray, ranges: np.ndarray) 
 def imputed_excess(lists: np.ndarray, values: np.ndarray, scales: np.ndarray, room: int) -> None:
     """Replace the dot products of the lists that every query token probes by the scores they impute to their documents.
 
-    The kernel writes the excess of each list over the last one, as an integer. With
-    ``share = room / sum over tokens of (first - last) * scale``, it is
-    ``excess = floor((dot - last) * scale * share) + 1``. `lists`, `values`: ``(tokens, nprobe)`` int32 both, from
-    `best_centroids`. The kernel replaces the dot products in `values` by the excess, 0 where there is no list.
-    `scales`: ``(tokens,)`` float32: the value of a dot product of 1. `room`: upper bound of the sum over tokens of
-    ``excess - 1`` of the first list.
+    The excess of a list over the last one is ``floor((dot - last) * scale * share) + 1`` with ``share = room / sum over
+    tokens of (first - last) * scale``; 0 where there is no list. `lists`, `values`: ``(tokens, nprobe)`` int32, from
+    `best_centroids`. `scales`: ``(tokens,)`` float32, the value of a dot product of 1.
     """
     tokens, nprobe = lists.shape
     if nprobe == 0:
@@ -308,13 +305,9 @@ def find_lists(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the inverted lists that every query token probes, by two levels of centroids, and the scores they impute.
 
-    It is one kernel, as is `find_candidates`, since each call waits for the
-    interpreter lock when it returns, while another thread runs Python. `isa`: `InstructionSet.argument`. `vectors`:
-    ``(tokens, dim)`` float32: the query. `centroids`: the arrays of `Centroids`, in their order, as a plain tuple.
-    `coarse`, `nprobe`: number of coarse centroids under which a token looks for lists, and maximum number of lists.
-    `bits`: from `search.sum_bits`: the first excesses of all tokens add up to less than ``2 ** bits``. Returns: the
-    lists, best first, -1 if there are fewer; and their excess. Both are ``(tokens, nprobe)`` int32, or have fewer
-    columns if no token has so many lists.
+    One kernel, as each call waits for the interpreter lock when it returns. `vectors`: ``(tokens, dim)`` float32.
+    `centroids`: the arrays of `Centroids`, as a plain tuple. `bits`: the first excesses of all tokens add up to less
+    than ``2 ** bits``. Returns the lists, best first (-1: fewer), and their excess, ``(tokens, nprobe)`` int32 both.
     """
     packed, start, fine, fine_start, fine_offsets = centroids
     query = quantise_query(vectors, 1)
@@ -434,16 +427,11 @@ def select_candidates(
 ) -> int:
     """Find the documents in the probed lists with the highest imputed scores.
 
-    The sum of a document is the sum over query tokens of the excess of the first probed list that holds the document.
-    `probed`, `excess`: ``(query_tokens, nprobe)`` int32, from `find_lists`: the lists, best first, and the
-    excess of their imputed score, which is at least 1 and never increases along a row. A negative list ends its row.
-    `lists`: `ListEntries`, as a plain tuple. The entries may hold any numbers: one that is out of order or out of range
-    ends its list, and no memory outside of the arrays is read or written. `bits`: from `sum_bits`: the first excesses
-    of all rows add up to less than ``2 ** bits``. `allowed`: ``(documents,)`` uint8, 0 for documents that a filter
-    excludes; empty if all are allowed. `sums`: ``(block,)`` uint32, scratch memory; `block` is a multiple of `RUN`.
-    `best`: ``(2, most)`` int64, written: the documents with the highest sums, ascending, and their sums. Sums are
-    sorted into 4,096 bins; of the documents in the lowest bin that is needed, the first are taken. Returns: number of
-    documents written: `most`, or all that were found.
+    A score is the sum, over query tokens, of the excess of the first probed list that holds the document. `probed`,
+    `excess`: ``(query_tokens, nprobe)`` int32, from `find_lists`. The entries of `lists` may hold any numbers: one out
+    of order or range ends its list. `allowed`: ``(documents,)`` uint8, empty if all are. `sums`: ``(block,)`` uint32
+    scratch, `block` a multiple of `RUN`. `best`: ``(2, most)`` int64, written: documents, ascending, and sums. Sums are
+    sorted into 4,096 bins; of those in the lowest bin that is needed, the first are taken. Returns how many.
     """
     lists = ListEntries(*lists)
     most, block = best.shape[1], len(sums)

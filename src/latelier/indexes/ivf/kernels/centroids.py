@@ -231,13 +231,10 @@ DIGITS, BASE = 3, 254
 class QuantisedQuery(NamedTuple):
     """A query as ``scale * (d0 + d1 / 254 + d2 / 254**2)``, each digit in -127 to 127: as precise as float32.
 
-    Most stages read only the first digit. In the shapes below, ``width = byte_width(dim)``, and a group has 16 tokens,
-    one in each SIMD lane. `vectors`: ``(tokens, dim)`` float32: the query itself. `digits`: ``(3, tokens, width)``
-    int16, as which they are multiplied one row at a time; zero beyond the dim. `rows`: ``(tokens, width)`` uint8: first
-    digits + 128, to be multiplied with packed centroids. `packed`: ``(3, groups, width / 4, 16, 4)`` int8: the digits
-    packed for SIMD, to be multiplied with document rows. `start`: ``(3, groups, 16)`` int32:
-    ``-128 * (sum of a token's digits)``, which cancels the shift of document rows. `scales`: ``(tokens,)`` float32:
-    scale of each token.
+    With ``width = byte_width(dim)`` and groups of 16 tokens, one in each SIMD lane: `digits` ``(3, tokens, width)``
+    int16; `rows` ``(tokens, width)`` uint8, first digits + 128, for packed centroids; `packed` ``(3, groups, width / 4,
+    16, 4)`` int8, for document rows; `start` ``(3, groups, 16)`` int32, ``-128 * (sum of a token's digits)``, which
+    cancels the shift of document rows; `scales` ``(tokens,)`` float32. Most stages read only the first digit.
     """
 
     vectors: np.ndarray
