@@ -31,6 +31,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
+from numba.core import cgutils as cgutils
+from numba.core import types as types
+from numba.extending import intrinsic as intrinsic
 from numba.extending import register_jitable
 
 # Everything of numba and LLVM that kernels need is imported from here.

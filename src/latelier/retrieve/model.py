@@ -79,7 +79,7 @@ def open_with_model(
             query_model = given_model(model, device, computing)
         query_model.prepare()
         if index is None:
-            return query_model, make()
+            return query_model, make()  # type: ignore[misc]  # without it, `open` has raised
         query_model.check(index)
         return query_model, index
     except BaseException:

@@ -227,7 +227,7 @@ def _names(option: str, value: Any) -> tuple[str, ...] | None:
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (None,)
     if not all(isinstance(name, str) and name for name in names):
         raise InvalidArgumentError(f"received {describe(value)} as {option}; expected the name of a field or several.")
-    return names  # type: ignore[return-value]  # checked above
+    return names
 
 
 def _joined(parts: Mapping[str, Any]) -> Any:
