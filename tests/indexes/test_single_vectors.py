@@ -108,23 +108,6 @@ def test_a_document_of_one_token_has_its_maxsim_exactly():
     np.testing.assert_allclose(scores, naive_matrix(queries, documents), **CLOSE)
 
 
-def test_estimates_without_projection_are_below_maxsim_and_near_it():
-    """A part of the estimate is the mean similarity of some tokens, which is at most the largest.
-
-    Theorem 2.1 of the paper bounds the error per query token by an epsilon, with probability: 0.1 here, where each
-    query token has a document token at a cosine of 0.9999 among 19 others.
-    """
-    query, noise, others, strangers = unit(4, 4, 16, 20, dim=64, seed=3)
-    near = query + 0.01 * noise
-    near /= np.linalg.norm(near, axis=1, keepdims=True)
-    documents = [np.concatenate([near, others]), strangers]
-    encodings = FixedDimensionalEncodings(k_sim=8, d_proj=64, r_reps=40)
-    estimates = (encodings.encode_queries([query]) @ encodings.encode_documents(documents).T)[0] / 4
-    maxsim = naive_matrix([query], documents)[0] / 4
-    assert maxsim[0] - 0.1 < estimates[0] <= maxsim[0]
-    assert estimates[1] <= maxsim[1] < 0.5
-
-
 def test_random_matrices_are_the_same_everywhere():
     """Written down once, from the words of PCG64; an index stores a seed and relies on them."""
     bits = single_vectors.RandomBits(5)

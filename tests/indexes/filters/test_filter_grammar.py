@@ -141,16 +141,6 @@ def test_rejected_filters_name_the_place_and_the_reason(index, filter, message):
         found(index, filter)
 
 
-def test_a_name_full_of_sql_is_no_other_question():
-    index = indexes.Flat()
-    index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"x": 1, 'x" OR "y': 0}, {"y": 1, 'x" OR "y': 1}])
-    for _ in range(2):
-        assert found(index, "x OR y") == ["a", "b"]
-        assert found(index, '"x"" OR ""y"') == ["b"]
-        assert found(index, "'x' = 'y'") == []
-        assert found(index, '"x" = 1') == ["a"]
-
-
 def test_messages_are_short_whatever_the_filter(index):
     with pytest.raises(InvalidArgumentError, match=r"the filter .*xxx\.\.\.") as error:
         found(index, "x" * 90_000)

@@ -3,13 +3,12 @@
 Each hostile value is used in a process of its own, so that a wild read or write fails its test and ends no other.
 """
 
-import shutil
 import warnings
 
 import numpy as np
 import pytest
 from index_helpers import in_child
-from ivf_helpers import EARLY, check_lists, collection, lists_of, recall
+from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
 
@@ -17,22 +16,13 @@ NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}
 FAR = 1 << 40
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
-    """A closed index of 400 documents, all of them in inverted lists."""
-    folder = tmp_path_factory.mktemp("healthy") / "index"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexes.IVF, "_thresholds", EARLY)
-        with indexes.IVF(folder) as index:
-            index.add(range(400), collection(400)[0])
-            assert lists_of(index).documents.dtype == np.uint16
-    return folder
-
-
 @pytest.fixture
-def folder(healthy, early, tmp_path):
-    """A copy of it, to be damaged."""
-    return shutil.copytree(healthy, tmp_path / "index")
+def folder(early, tmp_path):
+    """A closed index of 400 documents, all of them in inverted lists."""
+    with indexes.IVF(tmp_path / "index") as index:
+        index.add(range(400), collection(400)[0])
+        assert lists_of(index).documents.dtype == np.uint16
+    return tmp_path / "index"
 
 
 def change(folder, name, edit):

@@ -6,7 +6,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.store.segments import Segment
 
-DIMS = [1, 3, 31, 32, 64, 100, 128, 130]
+DIMS = [1, 31, 64, 100, 130]
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
 
 

@@ -33,7 +33,7 @@ def centroids_and_rows(count, dim, rows=13, seed=5):
     return packed, start, tokens, products
 
 
-@pytest.mark.parametrize("count", [1, 15, 16, 100, 200])
+@pytest.mark.parametrize("count", [1, 16, 100])
 @pytest.mark.parametrize("dim", [3, 128])
 def test_dot_products_with_centroids_equal_the_loop(isa, count, dim):
     packed, start, rows, products = centroids_and_rows(count, dim)
@@ -126,7 +126,6 @@ def kmeans(rows, scales, count, iterations):
     return centroids, empty
 
 
-@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize(("members", "count"), [(1, 1), (90, 5), (200, 40), (40, 40)])
 def test_kmeans_equals_the_loop(isa, members, count):
     rows, scales = random_rows(members)

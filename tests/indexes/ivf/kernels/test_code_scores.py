@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from coded_documents import LENGTHS as DOCUMENT_LENGTHS
 from coded_documents import CodedSample
 
 from latelier.embeddings import TokenEmbeddings
@@ -12,7 +11,7 @@ from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.kernels.signs import fill_sign_tables, round_to_integers, sign_scores
 from latelier.indexes.ivf.layout import BITS, sign_words
 from latelier.indexes.store.segments import Segment
-from latelier.kernels.multiply import INSTRUCTION_SETS, supported
+from latelier.kernels.multiply import supported
 
 pytestmark = pytest.mark.processor
 
@@ -52,29 +51,6 @@ def test_instruction_sets_rerank_alike_to_the_last_bit(bits):
     first, *others = (reranked(isa, sample, vectors) for isa in supported())
     for scores in others:
         np.testing.assert_array_equal(scores, first)
-
-
-def test_scores_are_those_of_all_products_with_all_digits(isa):
-    """To the last bit, also if the tokens of a document are so similar that 8 bits do not tell which is best."""
-    sample = CodedSample(64)
-    codes, rng = sample.arrays["codes"], np.random.default_rng(5)
-    codes[:] = rng.integers(10, 240, 64) + rng.integers(-1, 2, codes.shape)
-    sample.arrays["scales"][:] = sample.arrays["scales"][0]
-    vectors = rng.standard_normal((70, 64)).astype("float32")
-    vectors[3] = 0
-    query, unit = quantise_query(vectors), np.float32(1 / 254)
-    scale = (sample.arrays["scales"][:1].astype("uint32") << 15).view("float32")[0]
-    sums = (codes.astype("int64") - 128) @ query.digits.astype("int64").transpose(0, 2, 1)
-    values = sums[2].astype("float32")
-    for digit in (1, 0):
-        values = values * unit + sums[digit].astype("float32")
-    values *= scale
-    first = np.append(0, DOCUMENT_LENGTHS.cumsum())
-    for d, score in zip(sample.chosen, reranked(isa, sample, vectors)[1], strict=True):
-        total = np.float32(0)
-        for best, own in zip(values[first[d] : first[d + 1]].max(axis=0), query.scales, strict=True):
-            total += best * own
-        assert score == total
 
 
 # Sign codes.
@@ -134,8 +110,8 @@ def test_integers_are_the_rounded_numbers(dim):
             assert max(np.abs(rounded.astype(int)).reshape(-1, 4).sum(axis=1)) <= 15
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 21])
-@pytest.mark.parametrize(("dim", "words"), [(1, 1), (32, 1), (100, 4), (128, 4), (130, 5), (384, 12), (384, 4)])
+@pytest.mark.parametrize("tokens", [1, 21])
+@pytest.mark.parametrize(("dim", "words"), [(1, 1), (100, 4), (130, 5), (384, 4)])
 def test_scores_equal_the_loop(isa, tokens, dim, words):
     sample, vectors = Signs(dim), query(tokens, dim)
     scores = sample.scores(isa, tables_of(vectors, words))
@@ -147,11 +123,7 @@ def test_scores_equal_the_loop(isa, tokens, dim, words):
         assert score == pytest.approx(total, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_instruction_sets_score_alike_to_the_last_bit(name):
-    isa = INSTRUCTION_SETS[name]
-    if not isa.is_supported:
-        pytest.skip(f"this processor does not support {name}")
+def test_instruction_sets_score_alike_to_the_last_bit(isa):
     sample, tables = Signs(200), tables_of(query(5, 200), 7)
     np.testing.assert_array_equal(sample.scores(isa, tables), sample.scores(supported()[-1], tables))
 
