@@ -16,7 +16,7 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests
 from pydantic import ValidationError
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.integrations.langchain import LangChainReranker, LangChainRetriever
+from latelier.integrations import LangChainReranker, LangChainRetriever
 from latelier.retrieve import Retriever
 
 

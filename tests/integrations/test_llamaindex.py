@@ -15,7 +15,7 @@ from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 from pydantic import ValidationError
 
 from latelier.errors import InvalidArgumentError
-from latelier.integrations.llamaindex import LlamaIndexReranker, LlamaIndexRetriever, llamaindex_filter
+from latelier.integrations import LlamaIndexReranker, LlamaIndexRetriever
 from latelier.retrieve import Retriever
 
 
@@ -198,7 +198,6 @@ def test_nested_filters_are_combined(labelled, conditions):
 
 
 def test_no_filters_select_everything(labelled):
-    assert llamaindex_filter(MetadataFilters(filters=[])) is None
     assert selected(labelled, MetadataFilters(filters=[])) == set(METADATA)
 
 

@@ -18,7 +18,7 @@ from latelier import evaluation
 from latelier.errors import InvalidArgumentError, LatelierError, UnknownIdError
 from latelier.evaluation.evaluator import temporary_index
 from latelier.indexes import IVF, Flat
-from latelier.integrations.mteb import MTEBSearch
+from latelier.integrations import MTEBSearch
 from latelier.models import ColBERT
 from latelier.scores import colbert_scores
 

@@ -10,7 +10,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from latelier.retrieve import Retriever
-from latelier.serve.mcp import create_mcp_server
+from latelier.serve import create_mcp_server
 
 READING = {"list_indexes", "search", "get", "explain", "why_not"}
 WRITING = {"add", "update", "remove"}
