@@ -136,6 +136,10 @@ def test_files_of_other_programs(tmp_path):
         indexes.copy_documents(index, file)
     with pytest.raises(InvalidArgumentError, match="the name of a"):
         indexes.copy_documents(index, tmp_path / "folder")
+    file.write_bytes(file.read_bytes()[:-50])
+    for unreadable in (file, tmp_path / "missing.parquet"):
+        with pytest.raises(InvalidArgumentError, match="not a Parquet file"):
+            indexes.copy_documents(unreadable, index)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +158,6 @@ def test_files_that_hold_no_documents(columns, error, message, tmp_path):
     with pytest.raises(error, match=message):
         indexes.copy_documents(file, index)
     assert len(index) == 0
-
-
-def test_damaged_and_missing_files(source, tmp_path):
-    indexes.copy_documents(source, tmp_path / "cut.parquet")
-    (tmp_path / "cut.parquet").write_bytes((tmp_path / "cut.parquet").read_bytes()[:-100])
-    for name in ("missing", "cut"):
-        with pytest.raises(InvalidArgumentError, match="not a Parquet file that can be read"):
-            indexes.copy_documents(tmp_path / f"{name}.parquet", indexes.Flat())
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

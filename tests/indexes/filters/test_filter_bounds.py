@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -24,15 +23,6 @@ ENDLESS = (
     "EXISTS (SELECT 1 FROM json_each(items) a WHERE EXISTS (SELECT 1 FROM json_each(items) b WHERE EXISTS "
     "(SELECT 1 FROM json_each(items) c WHERE a.value + b.value + c.value < 0)))"
 )
-SETUP = f"""
-import os, signal, sys, threading, time
-import numpy as np
-from latelier import indexes
-index = indexes.Flat(sys.argv[1] if len(sys.argv) > 1 else None)
-index.add(range(40), [np.ones((1, 2))] * 40, texts=["é" * 50_000] * 40, metadata=[{{"items": list(range(1000))}}] * 40)
-query, endless = np.ones((1, 2)), "{ENDLESS}"
-index.search(query, filter="items IS NULL")
-"""
 KINDS = {"memory": lambda folder: indexes.Flat(), "disk": lambda folder: indexes.Flat(folder)}
 
 
@@ -53,14 +43,6 @@ def _no_garbage_collection():
 
 def found(index, filter, **options):
     return [hit.id for hit in index.search(QUERY, filter=filter, **options)[0]]
-
-
-def run(code, *arguments):
-    """Run a script after `SETUP` and return what it prints."""
-    script = SETUP + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_a_filter_ends_when_its_time_is_over(index):
@@ -114,26 +96,34 @@ GROWING = [
 ]
 
 
+MEASURED = f"""
+import json, resource, sys
+import numpy as np
+from latelier import indexes
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+index, query = indexes.Flat(), np.ones((1, 2))
+index.add(range(40), [query] * 40, texts=["é" * 50_000] * 40)
+index.search(query, filter="text IS NULL")
+before, refused = peak(), 0
+for filter in {GROWING!r}:
+    try:
+        index.search(query, filter=filter, filter_timeout=5)
+    except (ValueError, TimeoutError) as error:
+        refused += 1
+print(json.dumps([refused, peak() - before]))
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no module resource")
 @pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.11 and later set SQLite's limits")
 def test_no_filter_takes_much_memory():
     """A value has up to 16 MiB, and up to 16 of them grow."""
-    answer = run(
-        f"""
-        import json, resource
-        def peak():
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        before, refused = peak(), 0
-        for filter in {GROWING!r}:
-            try:
-                index.search(query, filter=filter, filter_timeout=5)
-            except (ValueError, TimeoutError) as error:
-                refused += 1
-        print(json.dumps([refused, peak() - before]))
-        """
-    )
-    assert answer[0] == 2
-    assert answer[1] < 300 << 20
+    ran = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    refused, grown = json.loads(ran.stdout)
+    assert refused == 2
+    assert grown < 300 << 20
 
 
 def test_filters_are_bounded_in_every_way(index):
