@@ -1,11 +1,10 @@
-"""An index of shards from the command line: made, described, searched, and served by a real server."""
+"""An index of shards from the command line: made, described, searched, and copied there and back."""
 
 import json
-import subprocess
-import sys
-import urllib.request
 
 import pytest
+
+from latelier import indexes
 
 pytestmark = pytest.mark.slow
 RECORDS = [{"id": f"d{i}", "text": f"document number {i}", "year": 2000 + i} for i in range(12)]
@@ -23,35 +22,28 @@ def sharded(tmp_path_factory, run, tiny, ray_session):
     return folder / "index"
 
 
-def test_info_counts_shards(run, sharded):
+def found(run, folder):
+    query = ("document number 7", "-k", 5, "--filter", "year < 2010", "--device", "cpu", "--json")
+    return json.loads(run("search", folder, *query).stdout)["results"]
+
+
+def test_it_is_described_and_finds_what_one_index_finds(run, sharded, tmp_path):
     facts = json.loads(run("info", sharded, "--json").stdout)
     assert (facts["kind"], facts["documents"], facts["shards"]) == ("Sharded", 12, 2)
+    assert "12 written to" in run("copy", sharded, tmp_path / "one").stdout
+    hits, expected = found(run, sharded), found(run, tmp_path / "one")
+    assert [hit["id"] for hit in hits] == [hit["id"] for hit in expected]
+    assert len(hits) == 5
+    assert [hit["score"] for hit in hits] == pytest.approx([hit["score"] for hit in expected], abs=1e-4)
 
 
-def test_search_finds_what_one_index_finds(run, sharded, tiny, tmp_path):
-    options = ["--index", tmp_path / "one", "--model", tiny, "--device", "cpu", "--json"]
-    run("index", sharded.parent / "records.jsonl", *options)
-    query = ("document number 7", "-k", 5, "--filter", "year < 2010", "--device", "cpu", "--json")
-    found, expected = (
-        json.loads(run("search", folder, *query).stdout)["results"] for folder in (sharded, tmp_path / "one")
-    )
-    assert [result["id"] for result in found] == [result["id"] for result in expected]
-    assert [result["score"] for result in found] == pytest.approx([result["score"] for result in expected], abs=1e-4)
-
-
-def test_server_searches_it(sharded):
-    command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", sharded, "--port", "0"]
-    with subprocess.Popen([*map(str, command), "--device", "cpu"], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            address = process.stdout.readline().split()[1]  # Open http://127.0.0.1:PORT ...
-            body = json.dumps({"query": "document number 3", "k": 3}).encode()
-            request = urllib.request.Request(
-                f"{address}/v1/indexes/index/search", body, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=120) as response:
-                [results] = json.loads(response.read())["results"]
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
-    assert results[0]["id"] == "d3"
-    assert len(results) == 3
+def test_an_index_is_copied_into_shards_and_back(run, folder, tmp_path):
+    sharding = ("--kind", "ivf", "--nbits", 2, "--shards", 2)
+    for written in (3, 0):  # the same command goes on
+        result = run("copy", folder, tmp_path / "sharded", *sharding, "--json")
+        assert json.loads(result.stdout)["written"] == written, result.output
+    assert "has shards=2, not 3" in run("copy", folder, tmp_path / "sharded", "--shards", 3).stderr
+    assert "3 written to" in run("copy", tmp_path / "sharded", tmp_path / "back").stdout
+    with indexes.open(tmp_path / "back", read_only=True) as back:
+        assert back.ids() == ["fruit", "moon", "berlin"]
+        assert ", 2-bit, " in repr(back)

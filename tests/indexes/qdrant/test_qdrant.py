@@ -9,10 +9,10 @@ from index_helpers import check_hits, contents, expected_hits, matrices
 from qdrant_client import QdrantClient, models
 
 from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import (
     CorruptedIndexError,
     EmbeddingsError,
-    FilterTimeoutError,
     IndexFormatError,
     InvalidArgumentError,
     LatelierError,
@@ -20,8 +20,6 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes import FixedDimensionalEncodings, MeanVectors
-from latelier.indexes.qdrant import index as writing
-from latelier.indexes.qdrant.points import point_id
 
 
 def test_a_folder_reopens_as_it_was(tmp_path):
@@ -40,10 +38,10 @@ def test_a_folder_reopens_as_it_was(tmp_path):
         assert index.ids() == ["a", 1, "1", "d"]
         with pytest.raises(StorageError, match="is open already"):
             indexes.Qdrant(tmp_path / "index")
-    for wrong in ({"dtype": "float32"}, {"first_stage": MeanVectors()}, {"keywords": False}, {"tokenizer": "porter"}):
+    for wrong in ({"dtype": "float32"}, {"first_stage": MeanVectors()}, {"keywords": False}):
         with pytest.raises(InvalidArgumentError, match="the collection 'mine' has"):
             indexes.Qdrant(tmp_path / "index", collection="mine", **wrong)
-    with pytest.raises(IndexFormatError, match=r"open it with indexes.Qdrant"):
+    with pytest.raises(IndexFormatError, match=r"indexes\.Qdrant\(path\)"):
         indexes.open(tmp_path / "index")
 
 
@@ -81,7 +79,7 @@ def test_candidates_are_those_of_the_single_vectors(first_stage):
     filtered = index.search(queries, 3, candidates=3, filter="n >= 45")
     assert all(hit.id >= 45 for hits in filtered for hit in hits)
     assert [len(hits) for hits in filtered] == [3, 3]
-    for wrong in ({"effort": "best"}, {"effort": 0}, {"effort": True}, {"candidates": 0}):
+    for wrong in ({"effort": "best"}, {"candidates": 0}):
         with pytest.raises(InvalidArgumentError, match=r"received (effort|candidates)="):
             index.search(queries, **wrong)
 
@@ -110,19 +108,19 @@ def test_ties_beyond_one_request_come_in_the_order_of_insertion():
         assert [hit.id for hit in index.search(np.ones((2, 2)), 7, effort=effort)[0]] == order[:7]
 
 
-def test_large_writes_are_sent_batch_by_batch(monkeypatch):
-    monkeypatch.setattr(writing, "_BATCH_BYTES", 500)
-    index = indexes.Qdrant()
-    metadata = [{"n": i, "huge": 10**400} for i in range(100)]
-    index.add(range(100), iter(matrices([9] * 100, dim=2)), metadata=iter(metadata))
-    assert index.ids() == [*range(100)]
-    assert [record.metadata for record in index.get(range(100))] == metadata
-    assert index.search(np.eye(2), 1, filter="n = 99 AND huge > 1e300")[0][0].id == 99
+def test_a_write_of_several_batches_says_what_it_has_stored():
+    index = indexes.Qdrant(keywords=False)
+    large = "x" * (40 << 20)  # two fill a batch
     with pytest.raises(StorageError, match=r"has stored \d+ documents; repeat it with update\(\)"):
-        index.add([*range(100, 200), 100], matrices([9] * 101, dim=2))
-    assert 100 < len(index) < 201
-    index.update(range(100, 200), matrices([9] * 100, dim=2))
-    assert len(index) == 200
+        pieces = [
+            TokenEmbeddings.from_list(matrices([1, 2], dim=2)),
+            TokenEmbeddings.from_list(matrices([3, 1], dim=2)),
+        ]
+        index.add([0, 1, 2, 0], iter(pieces), [large, large, "", ""], [{"huge": 10**400}] * 4)
+    assert 0 < len(index) < 4
+    index.update([0, 1, 2], matrices([1, 2, 3], dim=2), metadata=[{"n": i} for i in range(3)])
+    assert index.ids() == [0, 1, 2]
+    assert [record.metadata for record in index.get([0, 1, 2])] == [{"n": i} for i in range(3)]
 
 
 def test_documents_beyond_the_limit_of_qdrant_are_refused():
@@ -162,9 +160,30 @@ def test_statistics(tmp_path):
     with indexes.Qdrant(tmp_path / "index", collection="other") as other:
         other.add("d", np.eye(300))
         assert found.bytes_per_token == size / 6 < other.statistics().bytes / 6
-        other._connection.is_local = False
-        unknown = other.statistics()
-        assert (unknown.tokens, unknown.bytes, unknown.bytes_per_token) == (300, None, None)
+
+
+def test_points_of_other_programs_are_named(tmp_path):
+    folder = tmp_path / "index"
+    with indexes.Qdrant(folder) as index:
+        index.add(["a", "b"], [np.eye(2), np.ones((1, 2))])
+    point = models.PointStruct(id=7, payload={"x": 1}, vector={"tokens": [[2.0, 2.0]], "first_stage": [1.0, 1.0]})
+    client = QdrantClient(path=str(folder))
+    client.upsert("latelier", [point])
+    client.close()
+    with indexes.Qdrant(folder) as index:
+        for call in (index.ids, index.statistics, lambda: index.search(np.eye(2))):
+            with pytest.raises(CorruptedIndexError, match=r"the point 7 .* no payload key"):
+                call()
+        assert [damage.file for damage in index.verify().damages] == ["point 7"]
+    client = QdrantClient(path=str(folder))
+    client.delete("latelier", [7])
+    [own] = [found.id for found in client.scroll("latelier")[0] if found.payload["id"] == "b"]
+    client.delete_vectors("latelier", ["tokens"], [own])
+    client.close()
+    with indexes.Qdrant(folder) as index:
+        assert index.ids() == ["a", "b"]
+        with pytest.raises(CorruptedIndexError, match="has no vectors 'tokens'"):
+            index.get_embeddings(["a", "b"])
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -179,24 +198,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
-
-
-def test_points_of_other_programs_are_named():
-    index = indexes.Qdrant()
-    index.add(["a", "b"], [np.eye(2), np.ones((1, 2))])
-    point = models.PointStruct(id=7, payload={"x": 1}, vector={"tokens": [[2.0, 2.0]], "first_stage": [1.0, 1.0]})
-    with index._connection.use() as client:
-        client.upsert("latelier", [point])
-    for call in (index.ids, index.statistics, lambda: index.search(np.eye(2))):
-        with pytest.raises(CorruptedIndexError, match=r"the point 7 .* no payload key .*verify\(\)"):
-            call()
-    assert [damage.file for damage in index.verify().damages] == ["point 7"]
-    with index._connection.use() as client:
-        client.delete("latelier", [7])
-        client.delete_vectors("latelier", ["tokens"], [point_id("b")])
-    assert index.ids() == ["a", "b"]
-    with pytest.raises(CorruptedIndexError, match="has no vectors 'tokens'"):
-        index.get_embeddings(["a", "b"])
 
 
 @pytest.fixture(scope="module")
@@ -214,24 +215,13 @@ def server():
     ("status", "message"),
     [
         (401, "Must provide an API key.*Give an api_key"),
-        (403, "refuses this access"),
-        (504, "has not answered in time .*; raise timeout="),
+        (504, "in time .*; raise timeout="),
         (500, "reports an error: UnexpectedResponse"),
     ],
 )
 def test_errors_of_a_server_say_what_to_do(server, status, message):
     with pytest.raises(StorageError, match=message):
         indexes.Qdrant(url=f"{server}/{status}", api_key="wrong")
-
-
-def test_a_filter_that_takes_too_long_is_named(server):
-    index = indexes.Qdrant()
-    connection = index._connection
-    connection.is_local = False
-    error = StorageError
-    for filter, error in ((None, StorageError), ("year > 2000", FilterTimeoutError)):
-        with pytest.raises(error, match="in time"), connection.use(filter=filter):
-            QdrantClient(url=f"{server}/408", check_compatibility=False).get_collections()
 
 
 def test_no_server():
@@ -275,11 +265,8 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
         ({"url": "localhost"}, "received url='localhost'"),
         ({"api_key": "k"}, "only a server"),
         ({"collection": "a/b"}, "received collection='a/b'"),
-        ({"collection": ""}, "received collection=''"),
         ({"dtype": "int8"}, "received dtype='int8'"),
         ({"first_stage": "mean"}, "received first_stage='mean'"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"keywords": False, "tokenizer": "porter"}, "tokenizer"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message):
             indexes.Qdrant(**arguments)
