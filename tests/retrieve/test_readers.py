@@ -1,13 +1,11 @@
 """Reading documents from files of every format and from folders, and the line or file that a message names."""
 
-import csv
 import datetime
 import gzip
 import json
 import os
 import random
 import threading
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -38,9 +36,7 @@ def read_folder(folder, **options):
         ("a.csv", 'id,text,n,z\n1,"a, b\nc",2.5,\n', [("1", "a, b\nc", {"n": 2.5})]),
         ("a.tsv", "title\ttext\tyear\nT\tx\t007\n", [(None, "T x", {"year": "007"})]),
         ("no_suffix", '\n{"text": "x"}\n', [(None, "x", {})]),
-        ("a.log", "\none\ntwo", [(None, "one", {}), (None, "two", {})]),
         ("empty.txt", "", []),
-        ("empty", "\n", []),
     ],
 )
 @pytest.mark.parametrize("compressed", [False, True])
@@ -51,33 +47,19 @@ def test_formats(tmp_path, name, content, documents, compressed):
     assert read(path) == documents
 
 
-def test_format_given_wins_over_the_name(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text('{"text": "x"}')
-    assert read(path, "jsonl") == [(None, "x", {})]
-    assert read(path) == [(None, '{"text": "x"}', {})]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a.jsonl:3: malformed JSON"),
         ("a.jsonl", '{"text": "x"}\n{"id": "b"}\n', r"a.jsonl:2: it has no 'text'"),
         ("a.jsonl", '{"text": "x"}\n' + "[" * 100_000, r"a.jsonl:2: malformed JSON: .* nested too deeply"),
-        ("a.jsonl", '{"text": "x", "n": ' + "9" * 5000 + "}", r"a.jsonl:1: malformed JSON: it holds an integer"),
         ("a.jsonl", '{"text": "x", "n": NaN}', r"a.jsonl:1: .* holds nan"),
         ("a.jsonl", '{"text": "a \\ud800"}', r"a.jsonl:1: the text is not valid Unicode"),
-        ("a.jsonl", '{"id": "' + "i" * 70_000 + '", "text": ""}', r"a.jsonl:1: the text of 'i+\.\.\.i+' is empty"),
         ("a.json", '[\n{"text": "x"}\n]', r"a.json:1: a JSON array"),
         ("a.csv", "id,body\n1,x\n", r"a.csv:1: it has no field 'text'; the fields are: id, body"),
-        ("a.csv", "", r"a.csv:1: .* the fields are: none"),
         ("a.csv", "id,text\n1,x\n2,\n", r"a.csv:3: the text of '2' is empty"),
         ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: more cells"),
         ("a.csv", 'id,text\n1,"unclosed\n2,foo\n', r"a.csv:2: malformed CSV"),
-        ("a.csv", 'id,text\n1,x\n\n2,"unclosed', r"a.csv:4: malformed CSV: unexpected end"),
-        ("a.csv", 'id,text\n1,"unclosed\n2,"foo"\n3,x\n', r"a.csv:2: malformed CSV"),
-        ("a.csv", 'id,"text\n1,x\n', r"a.csv:1: malformed CSV"),
-        ("a.csv", 'text\n"' + "x\n" * (2**23 + 1), r"a.csv:2: malformed CSV: .* limit \(16777216\)"),
         ("a.csv", ",id,text\n0,1,x\n", r"a.csv:2: column 1 has no name"),
         ("a.csv", "text,n,n\nx,1,2\n", r"a.csv:1: the header has the column 'n' 2 times"),
         ("a.txt", b"one\ntwo\ncaf\xe9\n", r"a.txt is not UTF-8 text \(byte 0xe9 after line "),
@@ -100,35 +82,11 @@ def test_quotes_and_columns_without_a_name_that_do_no_harm(tmp_path):
     assert document.metadata == {"year": 1975}
 
 
-LONG = "x" * 200_000
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.csv", f"text\n{LONG}\n"), ("a.tsv", f'text\n"{LONG}\n{LONG}"\n'), ("a.jsonl", f'"{LONG}"')],
-)
+@pytest.mark.parametrize(("name", "content"), [("a.csv", 'text\n"{0}\n{0}"\n'), ("a.jsonl", '"{0}{0}"')])
 def test_long_texts_are_read_whole(tmp_path, name, content):
-    before = csv.field_size_limit()
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content.format("y" * 200_000))
     [(_, text, _)] = read(tmp_path / name)
-    assert text.count("x") == content.count("x") - content.startswith("text")
-    assert csv.field_size_limit() == before
-
-
-def test_every_flipped_bit_of_a_gzip_is_rejected_or_read(tmp_path):
-    whole = gzip.compress("".join(f"line {i} {i * i}\n" for i in range(500)).encode(), mtime=0)
-    path = tmp_path / "a.txt.gz"
-    outcomes = set()
-    for seed in range(200):
-        damaged = bytearray(whole)
-        at = random.Random(seed)
-        damaged[at.randrange(len(damaged))] ^= 1 << at.randrange(8)
-        path.write_bytes(damaged)
-        try:
-            outcomes.add(len(read(path)))
-        except (StorageError, InvalidArgumentError):
-            outcomes.add("refused")
-    assert outcomes == {500, "refused"}  # the header holds a name and a time, which are not checked
+    assert text.count("y") == 400_000
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes with a name")
@@ -139,8 +97,6 @@ def test_whatever_can_be_opened_is_read(tmp_path):
     assert read(tmp_path / "pipe.jsonl") == [(None, "through a pipe", {})]
     writer.join()
     assert read("/dev/null") == []
-    with pytest.raises(InvalidArgumentError, match="/dev/zero:1: longer than"):
-        read("/dev/zero")
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -148,7 +104,6 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"text" * 1000)[:20])
     for path, message in (
         (tmp_path / "absent.txt", "there is no file"),
-        (Path("x" * 5000), "cannot read|no file"),
         (tmp_path / "a.jsonl", r"a.jsonl is compressed with gzip, .* ends in .gz"),
         (tmp_path / "a.txt.gz", r"cannot read .*a.txt.gz"),
     ):
@@ -206,13 +161,10 @@ def test_names_that_cannot_be(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     for place, names, message in (
         (path, {"id": 5}, r"received 5 \(int\) as id"),
-        (path, {"text": [""]}, r"received \[''\] \(list\) as text"),
-        (path, {"metadata": {"year": 1}}, "as metadata; expected"),
         (path, {"id": "body", "text": "body"}, "'body' for two of id, text and title"),
         (path, {"format": "xml"}, "received format='xml'"),
         (path, {"glob": "*.md"}, "received glob for .*not a folder"),
         (tmp_path / "a.txt", {"text": "body"}, "received names of fields for"),
-        (tmp_path, {"text": "body"}, "received names of fields for"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             read_documents(place, **names)
@@ -303,10 +255,7 @@ def test_a_folder_of_notes(tmp_path):
         ("*.rst", ["a.rst"]),
         (["docs/*.md", "*.rst"], ["a.rst", "docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
         ("**/*.md", ["a.md", "docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
-        ("**/**/a.*", ["a.md", "a.rst", "docs/a.md"]),
         ("docs/**/x.md", ["docs/deep/er/x.md", "docs/x.md"]),
-        ("do**/x.md", ["docs/deep/er/x.md", "docs/x.md"]),
-        ("*s/**/d*/**/x*", ["docs/deep/er/x.md"]),
     ],
 )
 def test_patterns_of_files(tmp_path, glob, expected):
@@ -322,9 +271,8 @@ def test_folders_and_patterns_without_files(tmp_path):
         with pytest.warns(UserWarning, match=rf"looked for {wanted}") as caught:
             assert read_folder(tmp_path, glob=glob) == ({}, {})
         assert [each.filename for each in caught] == [__file__]
-    for glob in (5, [""], [b"*"]):
-        with pytest.raises(InvalidArgumentError, match="as glob; expected patterns"):
-            read_documents(tmp_path, glob=glob)
+    with pytest.raises(InvalidArgumentError, match="as glob; expected patterns"):
+        read_documents(tmp_path, glob=5)
 
 
 def test_files_of_a_folder_that_cannot_be_read_are_skipped_and_named(tmp_path):
@@ -380,11 +328,9 @@ def test_links_pipes_and_odd_names(tmp_path):
         ("```\n# comment\n```\n~~~~\n# in\n~~~\n# in\n~~~~\n### Three", "Three"),
         ("---\n# a yaml comment\ntags: x\n---\n\n# One", "One"),
         ("---\r\n# a yaml comment\r\n...\r\nOne\r\n===", "One"),
-        ("---\n\n# not closed", "not closed"),
         ("One\n  =====  \n# Two", "One"),
         ("a paragraph\nof two lines\n---\n## Two", "Two"),
         ("- item\n---\n> quote\n---\n| cell |\n---\n\n---\n***\n---\n# Two", "Two"),
-        ("```\nOne\n===\n```\n===\n\n===\n# Two", "Two"),
     ],
 )
 def test_the_title_of_a_markdown_file_is_its_first_heading(tmp_path, text, title):

@@ -1,7 +1,7 @@
 """Text in, ranked documents out: adding, searching, replacing, and refusing what would give nonsense."""
 
+import copy
 import itertools
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.errors import DuplicateIdError, FilterTimeoutError, IndexFormatError, InvalidArgumentError, UnknownIdError
-from latelier.models import DEFAULT_MODEL, ColBERT, load
+from latelier.errors import DuplicateIdError, IndexFormatError, InvalidArgumentError, UnknownIdError
+from latelier.models import ColBERT, load
 from latelier.retrieve import Result, Retriever
 from latelier.scores import colbert_scores
 from naive import naive_maxsim
@@ -55,14 +55,6 @@ def test_filters_see_the_metadata(retriever):
     both = ["year >= ?", "lang = ?"]
     found = retriever.search("fruit", filter=both, parameters=(2023, "de"), filter_timeout=None)
     assert [r.id for r in found] == ["berlin"]
-    endless = (
-        "EXISTS (SELECT 1 FROM json_each(?1) AS a WHERE EXISTS (SELECT 1 FROM json_each(?1) AS b WHERE EXISTS "
-        "(SELECT 1 FROM json_each(?1) AS c WHERE a.value + b.value + c.value < 0)))"
-    )
-    options = {"filter": endless, "parameters": [json.dumps([0] * 1000)], "filter_timeout": 0.1}
-    for search in (lambda: retriever.search("fruit", **options), lambda: retriever.run({"q": "fruit"}, **options)):
-        with pytest.raises(FilterTimeoutError, match=r"within 0\.1 seconds"):
-            search()
 
 
 def test_texts_get_running_numbers_that_count_on(model):
@@ -96,23 +88,22 @@ def test_numbers_that_others_have_taken_meanwhile_are_replaced(small, stored, pa
     retriever.add(["zero"], passages=passages)
     index.others = [lambda: other.add([longer, "two"]), lambda: other.add([(7, "seven")])]
     retriever.add(["one", (9, longer), "last"])
-    found = {record.id: record.text for record in stored(retriever).get(stored(retriever).ids())}
+    documents = stored(retriever)
+    found = {id: documents.text(id) for id in documents.ids()}
     # After 7, and after 9, which is in the same commit.
     assert found == {0: "zero", 1: longer, 2: "two", 7: "seven", 10: "one", 9: longer, 11: "last"}
     assert len(retriever.search("one", k=20)) == 7
 
 
-@pytest.mark.parametrize("passages", [None, 16])
-@pytest.mark.parametrize("skip_existing", [False, True])
+@pytest.mark.parametrize(("passages", "skip_existing"), [(None, False), (16, True)])
 def test_ids_that_others_have_taken_meanwhile_are_an_error(small, stored, passages, skip_existing):
     index = Overtaken()
     retriever, other = Retriever(small, index), Retriever(small, index)
     retriever.add([("a", "first")], passages=passages)
     index.others = [lambda: other.add([("b", "theirs")])]
-    advice = "Add the documents again with skip_existing=True"
-    with pytest.raises(DuplicateIdError, match=rf"in the index already.* {advice}"):
+    with pytest.raises(DuplicateIdError, match=r"in the index already.* with skip_existing=True"):
         retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=skip_existing)
-    assert [(r.id, r.text) for r in stored(retriever).get(["a", "b"])] == [("a", "first"), ("b", "theirs")]
+    assert [stored(retriever).text(id) for id in ("a", "b")] == ["first", "theirs"]
     retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=True)
     assert stored(retriever).ids() == ["a", "b", "c"]
 
@@ -132,7 +123,7 @@ def test_threads_and_retrievers_number_the_documents_of_one_folder(small, stored
         list(threads.map(write, range(6)))
     documents = stored(retrievers[0])
     assert documents.ids() == list(range(31))
-    found = [record.text for record in documents.get(documents.ids())]
+    found = [documents.text(id) for id in documents.ids()]
     assert sorted(found) == sorted(["zero", *itertools.chain(*texts)])
     for own in texts:
         assert [text for text in found if text in own] == own  # each writer's in its order
@@ -140,13 +131,13 @@ def test_threads_and_retrievers_number_the_documents_of_one_folder(small, stored
         retriever.close()
 
 
-def test_documents_of_any_length_keep_their_vectors(model):
+def test_documents_of_any_length_keep_their_vectors(small):
     # Encoding goes by length; each vector must still end up with its own document.
     texts = [f"{'very ' * (i * 7 % 11)}long document number {i}" for i in range(30)]
-    retriever = Retriever(model)
+    retriever = Retriever(small)
     retriever.add(texts, chunk_size=12, batch_size=4)
     for i in (0, 11, 12, 29):
-        stored, expected = retriever.index.get_embeddings([i])[0], model.encode_document(texts[i])
+        stored, expected = retriever.index.get_embeddings([i])[0], small.encode_document(texts[i])
         np.testing.assert_allclose(np.asarray(stored), expected.numpy(), atol=1e-5)
 
 
@@ -192,23 +183,23 @@ def test_known_ids_are_rejected_before_anything_is_encoded(retriever, monkeypatc
     assert len(retriever) == 4
 
 
-def test_an_interrupted_call_goes_on_where_it_stopped(model):
+def test_an_interrupted_call_goes_on_where_it_stopped(small):
     read, documents = [], [(f"d{i}", f"text number {i}") for i in range(10)]
 
     def interrupted():
         yield from documents[:7]
         raise KeyboardInterrupt("stopped by hand")
 
-    retriever = Retriever(model)
+    retriever = Retriever(small)
     with pytest.raises(KeyboardInterrupt, match="stopped by hand"):
         retriever.add(interrupted(), chunk_size=3)
     assert len(retriever) == 6
-    encode = model.encode_document
-    model.encode_document = lambda texts, **options: read.extend(texts) or encode(texts, **options)
+    encode = small.encode_document
+    small.encode_document = lambda texts, **options: read.extend(texts) or encode(texts, **options)
     try:
         retriever.add(documents, chunk_size=4, skip_existing=True)
     finally:
-        del model.encode_document
+        del small.encode_document
     assert retriever.index.ids() == [id_ for id_, _ in documents]
     assert retriever.index.get("d8").text == "text number 8"
     assert not set(read) & {text for _, text in documents[:6]}
@@ -255,11 +246,6 @@ def test_what_cannot_be_opened_by_path_alone(model, tmp_path):
         Retriever.open(tmp_path / "absent")
 
 
-def test_the_default_model_and_an_index_in_memory():
-    retriever = Retriever(device="cpu")
-    assert (retriever.model_name, retriever.index.path, len(retriever)) == (DEFAULT_MODEL, None, 0)
-
-
 def test_another_dimension_is_rejected_before_the_corpus_is_read(model, tiny, tmp_path):
     with Retriever(model, tmp_path / "index") as retriever:
         retriever.add(["text"])
@@ -268,17 +254,16 @@ def test_another_dimension_is_rejected_before_the_corpus_is_read(model, tiny, tm
         Retriever(small, tmp_path / "index")
 
 
-def test_other_weights_of_the_same_dimension_are_rejected(model, tiny, tmp_path):
+def test_other_weights_of_the_same_dimension_are_rejected(tiny, tmp_path):
     with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
         retriever.add(["text"])
     other = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=48, device="cpu")
     with pytest.raises(InvalidArgumentError, match=r"filled by the model '.*' with other weights"):
         Retriever(other, tmp_path / "index")
-    index = indexes.open(tmp_path / "index")
-    with pytest.raises(InvalidArgumentError, match="with other weights"):
-        Retriever(other, index)
-    assert len(index) == 1  # the caller's own index stays open
-    index.close()
+    with indexes.open(tmp_path / "index") as index:
+        with pytest.raises(InvalidArgumentError, match="with other weights"):
+            Retriever(other, index)
+        assert len(index) == 1  # the caller's own index stays open
 
 
 def test_an_index_that_was_emptied_takes_another_model(model, tiny, tmp_path):
@@ -291,13 +276,6 @@ def test_an_index_that_was_emptied_takes_another_model(model, tiny, tmp_path):
         retriever.add(["text"])
     with Retriever(other, tmp_path / "index") as retriever:
         assert [result.id for result in retriever.search("text")] == [0]
-
-
-def test_options_are_for_models_given_by_name(model):
-    with pytest.raises(InvalidArgumentError, match="for a model given by name"):
-        Retriever(model, device="cpu")
-    with pytest.raises(InvalidArgumentError, match="for a model given by name"):
-        Retriever(model, model_options={"max_length_document": 16})
 
 
 def test_rerank_orders_texts_by_their_maxsim_score(retriever):
@@ -328,5 +306,51 @@ def test_a_memory_budget_bounds_what_is_encoded_and_changes_no_result(model, tmp
         assert found == expected
     with pytest.raises(InvalidArgumentError, match="max_memory='1GB' for an open index"):
         Retriever(model, indexes.Flat(), max_memory="1GB")
-    with pytest.raises(InvalidArgumentError, match=r"received max_memory=2\.0 MB"):
-        Retriever(model, tmp_path / "index", max_memory="2MB")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (None, "None as queries; expected a text"),
+        ({"q": "fruit"}, "as queries; expected a text"),
+        ("", r"queries\[0\] is ''"),
+        (["fruit", " \n"], r"queries\[1\] is ' \\n'"),
+        (["fruit", 5], r"queries\[1\] is 5"),
+        ("broken \ud800", r"queries\[0\] is not valid Unicode"),
+    ],
+)
+def test_what_is_no_query(shared_retriever, texts, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        shared_retriever.search(texts)
+
+
+def test_arguments_that_cannot_be(shared_retriever, model, tmp_path):
+    for call, message in (
+        (lambda: shared_retriever.search("fruit", 0), "received k=0"),
+        (lambda: shared_retriever.run({}, 1.5), "received k=1.5"),
+        (lambda: shared_retriever.run(["fruit"]), "expected a dict of id to text"),
+        (lambda: shared_retriever.add(["x"], chunk_size=True), "received chunk_size=True"),
+        (lambda: shared_retriever.add(["x"], batch_size="3"), "received batch_size='3'"),
+        (lambda: shared_retriever.search("fruit", effort=2.0), "has no option 'effort'; its options are mode"),
+        (lambda: Retriever(5), "as the model; expected a ColBERT or a name"),
+        (lambda: Retriever(model, 5), r"received 5 \(int\) as a path"),
+        (lambda: Retriever(model, device="cpu"), "for a model given by name"),
+        (lambda: Retriever.open(None), "give the folder of the index"),
+        (lambda: Retriever.open(tmp_path, model=model), r"Retriever\(model, path\)"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            call()
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy(shared_retriever)
+    assert len(shared_retriever) == 4
+
+
+def test_options_of_the_index_reach_its_search(model):
+    approximate = Retriever(model, indexes.IVF())
+    approximate.add(["Bananas are healthy.", "The moon is far away."])
+    for options in ({"nprobe": 1, "candidates": 1, "rerank": 1}, {"effort": "exact"}):
+        assert [hit.id for hit in approximate.search("fruit", 1, **options)] == [0]
+        assert list(approximate.run({"q": "fruit"}, 1, **options)["q"]) == ["0"]
+    for name in ("effort", "nprobe", "candidates", "rerank"):
+        with pytest.raises(InvalidArgumentError, match=f"received {name}=-1; expected"):
+            approximate.search("fruit", **{name: -1})
