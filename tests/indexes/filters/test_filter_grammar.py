@@ -141,6 +141,18 @@ def test_rejected_filters_name_the_place_and_the_reason(index, filter, message):
         found(index, filter)
 
 
+def test_a_question_that_looks_like_an_earlier_one_is_answered_by_itself():
+    """What was found is kept by the filter and its values: 1, 1.0 and "1" are others, and so are names and strings."""
+    index = indexes.Flat()
+    index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"x": 1, 'x" OR "y': 0}, {"y": 1, 'x" OR "y': 1}])
+    for _ in range(2):
+        assert found(index, "x OR y") == ["a", "b"]
+        assert found(index, '"x"" OR ""y"') == ["b"]
+        assert found(index, "'x' = 'y'") == []
+        for value, kind in ((1, "integer"), (1.0, "real"), ("1", "text"), (True, "integer")):
+            assert found(index, "x IS NOT NULL AND typeof(?) = 'integer'", [value]) == ["a"] * (kind == "integer")
+
+
 def test_messages_are_short_whatever_the_filter(index):
     with pytest.raises(InvalidArgumentError, match=r"the filter .*xxx\.\.\.") as error:
         found(index, "x" * 90_000)
