@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken
 from transformers import AutoModel, AutoTokenizer
 
 PUNCTUATION = list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -143,17 +142,3 @@ def by_hand(encoder_folder, text, *, marker_id, weight, width=None, attend=False
     skipped = {tokenizer.convert_tokens_to_ids(token) for token in skip}
     kept = [i for i, token in enumerate(ids) if token not in skipped]
     return torch.nn.functional.normalize(vectors[kept], dim=1)
-
-
-__all__ = [
-    "AddedToken",
-    "append",
-    "bare",
-    "by_hand",
-    "dense_with_head",
-    "head",
-    "pylate",
-    "stanford",
-    "write",
-    "write_dense",
-]

@@ -1,24 +1,38 @@
-"""What a user calls on a model: encode in all its spellings, forward, scores, tokenize, tokens, errors."""
+"""What a user calls on a model, in the spellings of sentence-transformers, PyLate and neural-cherche too."""
 
+import inspect
 import logging
 
 import numpy as np
 import pytest
 import torch
-from folders import by_hand
+from sentence_transformers import MultiVectorEncoder
 
+from latelier import scores
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT, Recipe
 from naive import naive_maxsim
 
 TEXTS = ["Fruits are healthy!", "", "A pear.", "the quick brown fox jumps over the lazy dog"]
+GROUPS = [["Fruits are healthy!", "A pear."], [], ["two figs", "a plum", ""]]
 
 
-def assert_equal_lists(left, right):
-    assert [tuple(a.shape) for a in left] == [tuple(b.shape) for b in right]
-    for a, b in zip(left, right, strict=True):
-        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=2e-6)
+@pytest.fixture(scope="module")
+def plain(fresh, tmp_path_factory):
+    """The same weights and recipe in sentence-transformers' class."""
+    folder = tmp_path_factory.mktemp("models") / "ours"
+    fresh.save(folder)
+    return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def assert_same(left, right):
+    if isinstance(left, list):
+        assert len(left) == len(right)
+        for a, b in zip(left, right, strict=True):
+            assert_same(a, b)
+    else:
+        torch.testing.assert_close(torch.as_tensor(left), torch.as_tensor(right), rtol=1e-5, atol=2e-6)
 
 
 def test_shapes_of_one_text_a_list_and_nothing(fresh):
@@ -34,32 +48,13 @@ def test_packed_and_numpy_hold_the_same_numbers(fresh):
     expected = fresh.encode_document(TEXTS)
     packed = fresh.encode_document(TEXTS, packed=True)
     assert isinstance(packed, TokenEmbeddings)
-    assert_equal_lists(list(packed), expected)
+    assert_same(list(packed), expected)
     arrays = fresh.encode_document(TEXTS, convert_to_numpy=True)
     assert all(isinstance(array, np.ndarray) for array in arrays)
-    assert_equal_lists(arrays, expected)
+    assert_same(arrays, expected)
     assert len(fresh.encode_document("one text", packed=True)) == 1
-
-
-def test_batches_do_not_change_the_embeddings(dense):
-    texts = [" ".join(["pear"] * n) for n in (1, 40, 3, 200, 7, 90, 2)]
-    one_by_one = [dense.encode_document(text) for text in texts]
-    assert_equal_lists(dense.encode_document(texts, batch_size=1), one_by_one)
-    assert_equal_lists(dense.encode_document(texts, batch_size=64), one_by_one)
-
-
-def test_many_texts_come_back_in_order(dense):
-    texts = [f"number {i}" for i in range(2060)]  # more than are tokenised at once
-    encoded = dense.encode_document(texts, packed=True)
-    assert len(encoded) == 2060
-    for i in (0, 2047, 2048, 2059):
-        torch.testing.assert_close(encoded[i], dense.encode_document(texts[i]), rtol=1e-4, atol=1e-5)
-
-
-def test_raw_outputs_are_those_of_sentence_transformers(fresh):
     raw = fresh.encode_document(TEXTS[:2], output_value=None)
-    kept = [item["token_embeddings"][item["attention_mask"].bool()] for item in raw]
-    assert_equal_lists(kept, fresh.encode_document(TEXTS[:2]))
+    assert_same([item["token_embeddings"][item["attention_mask"].bool()] for item in raw], expected[:2])
 
 
 def test_forward_is_of_full_length_with_zero_rows_for_padding(fresh):
@@ -75,8 +70,21 @@ def test_forward_is_of_full_length_with_zero_rows_for_padding(fresh):
         [True, True, True, False, True, True, False, False],
     ]
     torch.testing.assert_close(out[1][out[1].norm(dim=1) > 0], fresh.encode_document("a, b"))
-    assert fresh(["pear"], query_mode=False)["embeddings"].shape == (1, 350, 16)
     assert fresh(texts=[])["embeddings"].shape == (0, 32, 16)
+    for options in ({"is_query": False}, {"task": "document"}):
+        assert_same(fresh(texts=["pear", "a, b"], **options)["embeddings"], out)
+
+
+@torch.no_grad()
+def test_forward_leaves_its_features_and_takes_the_task_that_is_given(fresh):
+    """A document's skiplist leaves tokens out, a query has none."""
+    features = fresh.tokenize(["a pear, and a fig!"], is_query=False)
+    given = {name: value.clone() for name, value in features.items() if isinstance(value, torch.Tensor)}
+    first, again = (fresh(features)["token_embeddings"] for _ in range(2))
+    assert torch.equal(first, again)
+    assert all(torch.equal(features[name], value) for name, value in given.items())
+    kept = [int(fresh(features, is_query=is_query)["attention_mask"].sum()) for is_query in (True, False)]
+    assert kept == [10, 8]
 
 
 def test_scores_are_maxsim_of_what_encode_returns_and_differentiable(fresh):
@@ -90,19 +98,25 @@ def test_scores_are_maxsim_of_what_encode_returns_and_differentiable(fresh):
     assert fresh.scores([], [], tqdm_bar=False).shape == (0,)
 
 
+@pytest.mark.parametrize("precision", [None, "int8"])
+def test_similarity_of_packed_embeddings(fresh, precision):
+    queries = fresh.encode_query(TEXTS, packed=True)
+    documents = fresh.encode_document(TEXTS, packed=True, precision=precision)
+    expected = scores.colbert_scores(queries, documents)
+    assert_same(fresh.similarity(queries, documents), expected)
+    assert_same(fresh.similarity(list(queries.to("numpy")), documents.to("numpy")), expected)
+    assert_same(fresh.similarity_pairwise(queries, documents), expected.diagonal())
+    if precision is None:  # int8 documents are multiplied as int8 above, and dequantised with options
+        mean = expected / torch.from_numpy(queries.lengths)[:, None]
+        assert_same(fresh.similarity(queries, documents, length_normalize=True), mean)
+
+
 def test_tokens_name_the_rows(fresh, dense):
     assert fresh.tokens("a, pear!", is_query=False) == ["[CLS]", "[D] ", "a", "pear", "[SEP]"]
     tokens = fresh.tokens("a pear")
     assert tokens == ["[CLS]", "[Q] ", "a", "pear", "[SEP]", *["[MASK]"] * 27]
     assert len(tokens) == len(fresh.encode_query("a pear"))
     assert dense.tokens("a, pear!") == ["[CLS]", "a", ",", "pear", "!", "[SEP]"]
-
-
-def test_query_lengths_of_from_dense_are_the_encoders(dense, shallow):
-    assert (dense.max_length_query, dense.max_length_document) == (512, 350)
-    assert dense.encode_query(" ".join(["pear"] * 600)).shape == (512, 384)
-    expected = by_hand(shallow, " ".join(["pear"] * 100), marker_id=None, weight=None)
-    torch.testing.assert_close(dense.encode_query(" ".join(["pear"] * 100)), expected, rtol=1e-5, atol=2e-6)
 
 
 def test_truncation_false_refuses_to_cut(fresh):
@@ -119,40 +133,96 @@ def test_a_fresh_model_says_once_that_it_wants_training(tiny, caplog):
         ColBERT(tiny, device="cpu")
     messages = [record.message for record in caplog.records if record.name.startswith("latelier")]
     assert len(messages) == 1
-    assert "need training. To search without training, use ColBERT.from_dense" in messages[0]
-    assert not any("Converting" in record.message for record in caplog.records)
+    assert "need training" in messages[0]
     caplog.clear()
     with caplog.at_level(logging.INFO):
         ColBERT.from_dense(tiny, device="cpu")
-    ours = [r.message for r in caplog.records if r.name.startswith(("latelier", "sentence_transformers"))]
-    assert ours == []
+    assert [r for r in caplog.records if r.name.startswith(("latelier", "sentence_transformers"))] == []
 
 
-def test_another_recipe(tiny):
+def test_another_recipe_and_prompts(tiny):
     recipe = Recipe(query_marker="", document_marker="[DOC]", query_expansion=False, skiplist=("pear",))
     model = ColBERT(tiny, device="cpu", recipe=recipe)
     assert model.tokens("a pear, two", is_query=True) == ["[CLS]", "a", "pear", ",", "two", "[SEP]"]
     assert model.tokens("a pear, two", is_query=False) == ["[CLS]", "[DOC]", "a", ",", "two", "[SEP]"]
     assert model.max_length_query == 32
-
-
-def test_prompts_given_by_the_caller_are_taken_as_they_are(tiny):
     model = ColBERT(tiny, device="cpu", prompts={"query": "find: "})
     assert model.tokens("pear")[:4] == ["[CLS]", "find", ":", "pear"]
     assert model.tokens("pear", is_query=False)[1] == "[D] "
-    explicit = model.encode_query("pear", prompt="")
-    assert explicit.shape == (32, 128)
+    assert model.encode_query("pear", prompt="").shape == (32, 128)
 
 
-def test_the_calls_of_neural_cherche(minilm, tmp_path):
-    queries = ["Berlin", "Paris", "London"]
-    documents = [
-        "Berlin is the capital of Germany",
-        "Paris is the capital of France and France is in Europe",
-        "London is the capital of England",
-    ]
+# Calls written for other libraries.
+
+CALLS = {
+    "query": lambda model: model.encode_query(TEXTS),
+    "documents by position": lambda model: model.encode_document(TEXTS, None, None, 1, False, "token_embeddings"),
+    "encode by position": lambda model: model.encode(
+        TEXTS, "document", None, 1, False, "token_embeddings", False, None, False, None, None, None, "document"
+    ),
+    "inputs": lambda model: model.encode(inputs=TEXTS, task="query", prompt_name="query"),
+    "pairs": lambda model: model.encode([("a fig", "a pear"), ("a", "b")], task="document", prompt=""),
+    "tuple": lambda model: model.encode_document(tuple(TEXTS)),
+    "processing": lambda model: model.encode_document(TEXTS, processing_kwargs={"text": {"max_length": 5}}),
+    "normalised": lambda model: model.encode_query(TEXTS, normalize_embeddings=True),
+    "similarity": lambda model: model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS)),
+    "pairwise": lambda model: model.similarity_pairwise(model.encode_query(TEXTS), model.encode_document(TEXTS)),
+    "max_length": lambda model: model.preprocess(TEXTS, prompt="[D] ", task="document", max_length=5)["input_ids"],
+    "forward": lambda model: model(model.preprocess(TEXTS, prompt="[Q] ", task="query"), task="query")[
+        "token_embeddings"
+    ].detach(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_of_sentence_transformers_give_what_they_give_there(fresh, plain, call):
+    assert_same(CALLS[call](fresh), CALLS[call](plain))
+
+
+@pytest.mark.parametrize("method", ["encode", "encode_query", "encode_document", "preprocess", "similarity"])
+def test_arguments_stand_where_sentence_transformers_has_them(method):
+    theirs = list(inspect.signature(getattr(MultiVectorEncoder, method)).parameters)[2:]
+    ours = inspect.signature(getattr(ColBERT, method)).parameters
+    assert list(ours)[2 : len(theirs) + 1] == [name for name in theirs if name != "kwargs"]
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_every_spelling_of_texts_and_task(fresh, task):
+    encode, is_query = getattr(fresh, f"encode_{task}"), task == "query"
+    expected = fresh.encode(TEXTS, task=task)
+    for name in ("inputs", "texts", "sentences"):
+        assert_same(encode(**{name: TEXTS}), expected)
+    for flag in ({"task": task}, {"is_query": is_query}, {"query_mode": is_query}):
+        assert_same(encode(TEXTS, **flag), expected)
+        features = fresh.tokenize(TEXTS, **flag)
+        assert features["task"] == task
+        assert torch.equal(features["input_ids"], fresh.preprocess(TEXTS, task=task)["input_ids"])
+    both = fresh.encode(TEXTS, task=task, convert_to_numpy=True, convert_to_tensor=True)
+    assert all(isinstance(matrix, torch.Tensor) for matrix in both)
+    assert_same(both, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"pool_factor": 2}, {"convert_to_numpy": True}, {"precision": "float16"}])
+def test_groups_come_back_as_groups(fresh, options):
+    encoded = fresh.encode(GROUPS, is_query=False, **options)
+    assert [len(group) for group in encoded] == [2, 0, 3]
+    flat = fresh.encode([text for group in GROUPS for text in group], is_query=False, **options)
+    assert all((a == b).all() for a, b in zip([m for group in encoded for m in group], flat, strict=True))
+    assert type(encoded[0][0]) is type(flat[0])
+
+
+def test_groups_in_other_forms(fresh):
+    packed = fresh.encode(GROUPS, is_query=False, packed=True)
+    assert [(type(group), len(group)) for group in packed] == [(TokenEmbeddings, n) for n in (2, 0, 3)]
+    assert_same(list(packed[2]), fresh.encode_document(GROUPS[2]))
+    assert fresh.encode([[], []]) == [[], []]
+    assert_same(fresh.encode_query([["a pear"]]), [[fresh.encode_query("a pear")]])
+
+
+def test_the_calls_of_neural_cherche(tiny, tmp_path):
+    queries, documents = ["Berlin", "Paris"], ["Berlin is the capital of Germany", "France is in Europe"]
     encoder = ColBERT(
-        model_name_or_path=minilm, embedding_size=128, max_length_query=32, max_length_document=350, device="cpu"
+        model_name_or_path=tiny, embedding_size=128, max_length_query=32, max_length_document=350, device="cpu"
     )
     scores = encoder.scores(queries=queries, documents=documents, tqdm_bar=False)
     assert scores.requires_grad
@@ -160,18 +230,4 @@ def test_the_calls_of_neural_cherche(minilm, tmp_path):
     with pytest.warns(UserWarning, match="embedding_size=64 is ignored"):
         reloaded = ColBERT(model_name_or_path=tmp_path / "checkpoint", embedding_size=64, device="cpu")
     assert torch.equal(reloaded.scores(queries=queries, documents=documents, tqdm_bar=False), scores)
-    assert reloaded(texts=queries, query_mode=True)["embeddings"].shape == (3, 32, 128)
-    assert reloaded(texts=queries, query_mode=False)["embeddings"].shape == (3, 350, 128)
-
-
-def test_save_pretrained_saves_as_save_does_in_a_subclass_too(tiny, tmp_path):
-    """Trainers call `save_pretrained`."""
-
-    class Noting(ColBERT):
-        def save(self, path, *args, **kwargs):
-            super().save(path, *args, **kwargs)
-            (path / "note").touch()
-
-    model = Noting.from_dense(tiny, device="cpu")
-    model.save_pretrained(tmp_path / "model", layout="sentence-transformers")
-    assert {"note", "modules.json"} <= {file.name for file in (tmp_path / "model").iterdir()}
+    assert reloaded(texts=queries, query_mode=True)["embeddings"].shape == (2, 32, 128)

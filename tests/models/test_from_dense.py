@@ -6,8 +6,9 @@ from folders import by_hand
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models import ColBERT
+from latelier.utils import resolve_device
 
-TEXTS = ["Fruits, like pears, are good for health.", "What is a pear?", "x"]
+TEXTS = ["Fruits, like pears, are good for health.", "What is a pear?", "x", " ".join(["pear"] * 100)]
 
 
 def test_no_markers_no_expansion_no_skiplist(dense, shallow):
@@ -55,21 +56,19 @@ def test_an_unfitted_pca_refuses_to_encode_and_to_be_saved(shallow, tmp_path):
             use()
     with pytest.raises(InvalidArgumentError, match="the texts have 3 tokens, too few to fit 8 dimensions"):
         model.fit_projection(["x"])
-    with pytest.raises(LatelierError, match="not fitted yet"):
-        model.encode_query("pear")
-
-
-def test_only_pca_models_are_fitted(dense, shallow):
+    with pytest.raises(InvalidArgumentError, match="the texts have 0 tokens"):
+        model.fit_projection([])
+    with pytest.raises(InvalidArgumentError, match=r"texts\[0\] is 3"):
+        model.fit_projection([3])
     with pytest.raises(InvalidArgumentError, match="this model has no PCA projection"):
-        dense.fit_projection(TEXTS)
-    with pytest.raises(InvalidArgumentError, match="received projection='umap'; expected 'orthogonal', 'pca' or None"):
-        ColBERT.from_dense(shallow, "umap")
-    with pytest.raises(InvalidArgumentError, match=r"received None as the model; give a str or a pathlib\.Path"):
-        ColBERT.from_dense(None)
+        ColBERT.from_dense(shallow, device="cpu").fit_projection(TEXTS)
 
 
-def test_default_document_length_and_explicit_ones(shallow):
+def test_lengths_are_the_encoders_or_those_given(dense, shallow):
+    assert (dense.max_length_query, dense.max_length_document) == (512, 350)
+    long = " ".join(["pear"] * 600)
+    assert dense.encode_query(long).shape == (512, 384)
     model = ColBERT.from_dense(shallow, max_length_document=10, max_length_query=6, device="cpu")
-    long = " ".join(["pear"] * 50)
     assert model.encode_document(long).shape == (10, 384)
     assert model.encode_query(long).shape == (6, 384)
+    assert ColBERT.from_dense(shallow).device.type == resolve_device().type

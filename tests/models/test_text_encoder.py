@@ -1,7 +1,5 @@
 """A model around a random encoder: tokenised as sentence-transformers does it, trained, saved and loaded."""
 
-import json
-
 import pytest
 import torch
 from sentence_transformers import MultiVectorEncoder
@@ -9,10 +7,8 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from transformers import AutoTokenizer
 
-from latelier.errors import InvalidArgumentError
 from latelier.losses import Contrastive
 from latelier.models import ColBERT, Recipe, TextEncoder, train_tokenizer
-from latelier.models.untrusted import load_untrusted
 from latelier.modules import TransformerEncoder
 from latelier.scores import colbert_scores
 
@@ -73,31 +69,12 @@ def test_sentence_transformers_loads_what_was_saved(recipe, tmp_path):
     colbert.save(tmp_path)
     ours = ColBERT(str(tmp_path), device="cpu")
     plain = MultiVectorEncoder(str(tmp_path), device="cpu", trust_remote_code=True)
-    untrusted = load_untrusted(str(tmp_path), device="cpu")
-    for loaded in (ours, plain, untrusted):
+    for loaded in (ours, plain):
         assert_equal_lists(loaded.encode_query(TEXTS), colbert.encode_query(TEXTS))
         assert_equal_lists(loaded.encode_document(TEXTS), colbert.encode_document(TEXTS))
     assert (ours.max_length_query, ours.max_length_document) == (11, 20)
     assert repr(ours) == repr(colbert)
     assert ColBERT(str(tmp_path), max_length_document=8, device="cpu").max_length_document == 8
-
-
-def test_an_untrusted_folder_is_inspected(tmp_path):
-    model().save(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": "evil.Tokenizer"}}))
-    with pytest.raises(InvalidArgumentError, match=r"tokenizer_config.json has 'auto_map'"):
-        load_untrusted(str(tmp_path), device="cpu")
-
-
-def test_one_batch_or_many_and_streams():
-    colbert = model()
-    alone = [colbert.encode_document(text) for text in TEXTS]
-    assert_equal_lists(colbert.encode_document(TEXTS), alone)
-    assert_equal_lists(list(colbert.encode_stream(TEXTS)), alone)
-    assert_equal_lists(
-        colbert.encode_document(TEXTS, compute_dtype="float32"), MultiVectorEncoder.encode_document(colbert, TEXTS)
-    )
 
 
 def test_training_reaches_every_weight_and_separates_the_texts():
@@ -127,18 +104,3 @@ def test_the_vocabulary_is_learned_and_repeatable():
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
     assert "[UNK]" not in tokenizer.tokenize("zyzzyva q7x {~}")
     assert train_tokenizer(TEXTS, 300, lowercase=False).tokenize("The the") == ["The", "the"]
-
-
-def test_the_vocabulary_holds_frequent_characters_of_any_script():
-    texts = ["Straße, Größe", "søster «søster»", "寿命 長"] * 3 + [chr(code) * 2 for code in range(0x1200, 0x1380)]
-    tokenizer = train_tokenizer(texts, 300)
-    assert tokenizer.tokenize("søster«ß命寿") == ["søster", "«", "ß", "命", "寿"]
-    assert tokenizer.tokenize(chr(0x137F)) == ["[UNK]"]  # too rare
-    vocabularies = [train_tokenizer(texts, 300).get_vocab() for _ in range(3)]
-    assert vocabularies[0] == vocabularies[1] == vocabularies[2]
-
-
-def test_loading_with_options_of_other_encoders_raises(tmp_path):
-    model().save(tmp_path)
-    with pytest.raises(InvalidArgumentError, match="a TextEncoder has the backend 'torch' alone, and no model_kwargs"):
-        ColBERT(str(tmp_path), device="cpu", model_kwargs={"attn_implementation": "eager"})

@@ -13,8 +13,9 @@ from folders import bare, dense_with_head, pylate, stanford
 from safetensors.torch import load_file
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
-from latelier.models import ColBERT, load
-from latelier.models.untrusted import check_plain, load_untrusted
+from latelier.models import ColBERT, TextEncoder, load, train_tokenizer
+from latelier.models.untrusted import load_untrusted
+from latelier.modules import TransformerEncoder
 
 
 @pytest.fixture
@@ -61,18 +62,9 @@ DENSE = "sentence_transformers.models.Dense"
 LAYER = {"in_features": 48, "out_features": 16, "bias": False}
 HOSTILE = {
     "module of its own": (lambda f: add_module(f, "evil.Evil"), "names 'evil.Evil'"),
-    "module of another package": (lambda f: add_module(f, "os.path.join"), "code of its own"),
     "module that names others": (lambda f: add_module(f, "sentence_transformers.models.Router"), "Router"),
-    "tokenizer of its own": (
-        lambda f: add_module(f, "sentence_transformers.models.WordEmbeddings", "1_W", [("x.json", {})]),
-        "WordEmbeddings",
-    ),
-    "module without a type": (lambda f: add_module(f, None), "names None"),
-    "modules that are no list": (lambda f: (f / "modules.json").write_text('{"0": 1}'), "is not a list of modules"),
     "modules nested without end": (lambda f: (f / "modules.json").write_text("[" * 100_000), "nested too deeply"),
     "folder outside": (lambda f: add_module(f, DENSE, "../../outside"), re.escape("names the folder '../../outside'")),
-    "folder by a drive": (lambda f: add_module(f, DENSE, "C:\\outside"), "names the folder"),
-    "folder on a share": (lambda f: add_module(f, DENSE, "\\\\host\\share"), "names the folder"),
     "activation of its own": (
         lambda f: add_module(f, DENSE, "2_Dense", [("config.json", {**LAYER, "activation_function": "evil.Evil"})]),
         "names the activation 'evil.Evil'",
@@ -81,16 +73,8 @@ HOSTILE = {
         lambda f: add_module(f, DENSE, "2_D", [("config.json", {**LAYER, "activation_function": "torch.hub.load"})]),
         "names the activation",
     ),
-    "layer as a pickle": (
-        lambda f: add_module(f, DENSE, "2_Dense", [("config.json", LAYER), ("pytorch_model.bin", "")]),
-        "has no model.safetensors",
-    ),
     "code for the model": (
         lambda f: edit(f / "config.json", auto_map={"AutoModel": "modeling_evil.Evil"}, model_type="bert"),
-        "config.json has 'auto_map'",
-    ),
-    "code for the configuration": (
-        lambda f: edit(f / "config.json", auto_map={"AutoConfig": "configuration_evil.Evil"}, model_type="evil"),
         "config.json has 'auto_map'",
     ),
     "code for the tokenizer": (
@@ -99,23 +83,14 @@ HOSTILE = {
     ),
     "no tokenizer.json": (lambda f: (f / "tokenizer.json").unlink(), "it has no tokenizer.json"),
     "kernels": (lambda f: edit(f / "config.json", attn_implementation="evil/kernel"), "refers to code"),
-    "kernels in a part": (
-        lambda f: edit(f / "config.json", part={"_attn_implementation": {"": "a/b"}}),
-        "refers to code or other files",
-    ),
     "quantisation": (
         lambda f: edit(f / "config.json", quantization_config={"quant_method": "x"}),
-        "refers to code or other files",
-    ),
-    "other weights": (
-        lambda f: edit(f / "config.json", transformers_weights="adapter_model.bin"),
         "refers to code or other files",
     ),
     "adapter": (
         lambda f: edit(f / "adapter_config.json", base_model_name_or_path="someone/else", peft_type="LORA"),
         "it has a adapter_config.json",
     ),
-    "processor": (lambda f: edit(f / "preprocessor_config.json", auto_map={}), "it has a preprocessor_config.json"),
     "task": (lambda f: edit(f / "sentence_bert_config.json", transformer_task="retrieval"), "calls other methods"),
     "method": (
         lambda f: edit(
@@ -136,7 +111,6 @@ HOSTILE = {
         ),
         "index.json names '../evil.bin'",
     ),
-    "size": (lambda f: edit(f / "config.json", hidden_size=10**9), "sets 'hidden_size' to 1000000000"),
     "no Unicode": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), "config.json is not UTF-8"),
 }
 
@@ -180,8 +154,8 @@ def test_models_given_by_hand_run_code_only_where_it_is_trusted(plain, tmp_path)
     assert marker.exists()
 
 
-NOT_NAMES = ["\\\\host\\share", "//host/share", "\\/host/share", "https://host/model", "file:///model", "./model"]
-NOT_NAMES += ["../model", "a/b/c", "~", "", "C:model", "a\0b", "m" * 5000, "\x1b[2J"]
+NOT_NAMES = ["\\\\host\\share", "//host/share", "https://host/model", "file:///model", "./model", "../model", "a/b/c"]
+NOT_NAMES += ["~", "", "C:model", "a\0b", "m" * 5000]
 
 
 @pytest.mark.parametrize("name", NOT_NAMES)
@@ -197,32 +171,34 @@ def test_folders_that_are_not_here(tmp_path):
         load_untrusted("C:\\models\\mine", "cpu")
 
 
-def test_the_usual_folders_are_plain(tiny, tmp_path):
+def test_the_usual_folders_are_loaded(tiny, tmp_path):
     pylate(tiny, tmp_path / "pylate")
     pylate(tiny, tmp_path / "pylate of before", version3=False)
     stanford(tiny, tmp_path / "stanford")
     dense_with_head(tiny, tmp_path / "dense")
     bare(tiny, tmp_path / "bare")
-    ColBERT(tiny, embedding_size=16, device="cpu").save(str(tmp_path / "ours"))
-    for folder in (tiny, *tmp_path.iterdir()):
-        check_plain(type(tmp_path)(folder))
-    expected = load(str(tmp_path / "ours"), device="cpu").encode_query("fruit")
-    found = load_untrusted(str(tmp_path / "ours"), "cpu", max_length_document=8)
-    assert torch.equal(found.encode_query("fruit"), expected)
-    assert found.max_length_document == 8
+    ColBERT(tiny, embedding_size=16, device="cpu").save(tmp_path / "ours")
+    ColBERT.from_dense(tiny, device="cpu").compress_documents(4, heads=2).save(tmp_path / "compressed")
+    words = train_tokenizer(["a fruit"], 300)
+    encoder = TextEncoder(TransformerEncoder(len(words), dim=16, heads=2), words)
+    ColBERT(modules=[encoder], embedding_size=8, device="cpu").save(tmp_path / "words")
+    for folder in (tiny, *map(str, tmp_path.iterdir())):
+        expected = load(folder, device="cpu").encode_query("fruit")
+        found = load_untrusted(folder, "cpu", max_length_document=8)
+        assert found.max_length_document == 8
+        assert found.encode_query("fruit").shape == expected.shape
+        if not folder.endswith("bare"):  # whose head is drawn anew
+            assert torch.equal(found.encode_query("fruit"), expected)
 
 
 def test_damaged_folders_are_errors_of_ours(plain):
+    ColBERT.from_dense(str(plain), projection="orthogonal", embedding_size=8, device="cpu").save(plain / "small")
+    edit(plain / "small" / "1_Dense" / "config.json", module_input_name="nothing")
+    with pytest.raises(ModelLoadError, match="small': KeyError: 'nothing'"):
+        load_untrusted(str(plain / "small"), "cpu")
     (plain / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ModelLoadError, match="could not load the model"):
         load_untrusted(str(plain), "cpu")
-
-
-def test_folders_whose_parts_do_not_fit_together_are_errors_of_ours(plain):
-    ColBERT.from_dense(str(plain), projection="orthogonal", embedding_size=8, device="cpu").save(plain / "small")
-    edit(plain / "small" / "1_Dense" / "config.json", module_input_name="nothing")
-    with pytest.raises(ModelLoadError, match=r"small': KeyError: 'nothing'\. Give a folder"):
-        load_untrusted(str(plain / "small"), "cpu")
 
 
 HUB = """
@@ -237,6 +213,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_names_of_the_hub_are_checked_in_the_snapshot_and_never_folders(tiny, tmp_path):
     marker = tmp_path / "MARKER"
     for name in ("good", "bad"):

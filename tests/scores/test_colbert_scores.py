@@ -1,6 +1,5 @@
 """Every engine against the naive double loop, in every form of input."""
 
-import os
 import subprocess
 import sys
 
@@ -215,7 +214,7 @@ def test_gradient_is_finite_next_to_an_empty_document(backend):
     assert (documents.grad[1] == 0).all()
 
 
-def test_gradients_of_ragged_lists_and_half_precision(backend):
+def test_gradients_of_ragged_lists_and_half_precision(backend, kernel):
     def inputs():
         sides = ragged([3, 0, 5], seed=1, dtype=torch.bfloat16), ragged([2, 7, 1, 9], seed=2, dtype=torch.bfloat16)
         return [[m.requires_grad_() for m in side] for side in sides]
@@ -266,35 +265,35 @@ def test_permuting_documents_and_tokens_permutes_the_scores(lengths, order, back
     torch.testing.assert_close(colbert_scores(queries, shuffled, backend=backend), scores[:, places])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 5)), "queries have dim 4, the documents 5"),
-        (lambda: colbert_scores("text", torch.randn(1, 2, 5)), "received queries of type str"),
-        (lambda: colbert_scores(torch.randn(2, 3, 4), torch.randn(2, 3, 4), torch.ones(2, 4)), r"mask of shape \(2, 4"),
-        (lambda: colbert_scores_pairwise(torch.randn(2, 3, 4), torch.randn(3, 3, 4)), "2 queries and 3 documents"),
-        (lambda: colbert_kd_scores(torch.randn(2, 3, 4), torch.randn(3, 2, 3, 4)), "in groups of 2"),
-        (lambda: colbert_scores([torch.randn(2, 4), torch.randn(4)], torch.randn(1, 2, 4)), r"text 1 .*shape \(4,\)"),
-        (lambda: colbert_kd_scores([torch.randn(2, 4)] * 2, [[torch.randn(1, 4)], []]), r"groups of \[0, 1\]"),
-        (lambda: colbert_scores(np.array([[["a"]]]), torch.randn(1, 2, 4)), "received queries of dtype <U1"),
-        (lambda: colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4).char()), "documents of dtype torch.int8; exp"),
-        (lambda: colbert_scores(torch.eye(4).to_sparse(), torch.ones(1, 2, 4)), "queries in the layout torch.sparse"),
-        (lambda: colbert_scores(torch.randn(1, 2, 4), [torch.randn(2, 4)], None, 3), "received int as documents_mask"),
-        (lambda: colbert_scores(torch.randn(1, 2, 4), [torch.randn(2, 4)], None, [3]), "2 tokens, but its mask covers"),
-    ],
-)
-def test_wrong_shapes_say_what_was_received(call, message):
+REFUSED = {
+    "queries have dim 4, the documents 5": lambda: colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 5)),
+    "received queries of type str": lambda: colbert_scores("text", torch.ones(1, 2, 5)),
+    r"mask of shape \(2, 4": lambda: colbert_scores(torch.ones(2, 3, 4), torch.ones(2, 3, 4), torch.ones(2, 4)),
+    "2 queries and 3 documents": lambda: colbert_scores_pairwise(torch.ones(2, 3, 4), torch.ones(3, 3, 4)),
+    "in groups of 2": lambda: colbert_kd_scores(torch.ones(2, 3, 4), torch.ones(3, 2, 3, 4)),
+    r"text 1 .*shape \(4,\)": lambda: colbert_scores([torch.ones(2, 4), torch.ones(4)], torch.ones(1, 2, 4)),
+    r"groups of \[0, 1\]": lambda: colbert_kd_scores([torch.ones(2, 4)] * 2, [[torch.ones(1, 4)], []]),
+    "documents of dtype torch.int8": lambda: colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4).char()),
+    "2 tokens, but its mask": lambda: colbert_scores(torch.ones(1, 2, 4), [torch.ones(2, 4)], None, [3]),
+    "masked array that leaves out 1 of": lambda: colbert_scores(
+        np.ma.masked_array(np.ones((2, 3, 4), "float32"), np.arange(24).reshape(2, 3, 4) == 0), torch.ones(1, 2, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_wrong_inputs_say_what_was_received(message):
     with pytest.raises(EmbeddingsError, match=message):
-        call()
+        REFUSED[message]()
 
 
 def test_unknown_or_unfit_backends_are_named():
-    with pytest.raises(InvalidArgumentError, match="received backend='cuda'; expected 'auto', 'packed', 'int8'"):
-        colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="cuda")
-    with pytest.raises(InvalidArgumentError, match=r"received backend=\['auto'\]"):
-        colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend=["auto"])
+    with pytest.raises(InvalidArgumentError, match="backend='cuda'; expected 'auto', 'packed', 'int8'"):
+        colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4), backend="cuda")
     with pytest.raises(InvalidArgumentError, match="backend 'int8' has no gradients"):
-        colbert_scores(torch.randn(1, 2, 4, requires_grad=True), torch.randn(1, 2, 4), backend="int8")
+        colbert_scores(torch.ones(1, 2, 4, requires_grad=True), torch.ones(1, 2, 4), backend="int8")
+    with pytest.raises(InvalidArgumentError, match="'fused' runs on CUDA, but the documents are on cpu"):
+        colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4), backend="fused")
 
 
 def test_stock_sentence_transformers_scores_agree():
@@ -309,13 +308,7 @@ def test_stock_sentence_transformers_scores_agree():
     torch.testing.assert_close(colbert_kd_scores(queries, documents, **masks), st_kd(queries, documents, **masks))
 
 
-def test_a_mask_of_numpy_is_not_lost():
-    padded = np.ma.masked_array(np.ones((2, 3, 4), "float32"), np.arange(24).reshape(2, 3, 4) == 0)
-    for queries, documents in ((padded, padded.data), (padded.data, padded), (list(padded), padded.data)):
-        with pytest.raises(EmbeddingsError, match="came with a masked array that leaves out 1 of"):
-            colbert_scores(queries, documents)
-
-
+@pytest.mark.slow
 def test_indexes_and_scores_import_neither_transformers_nor_the_compiler_of_torch():
     program = """
 import sys, torch
@@ -329,6 +322,7 @@ print(sorted(unwanted & sys.modules.keys()), rows.grad.tolist())
     assert done.stdout == "[] [[2.0, 0.0], [0.0, 2.0]]\n"
 
 
+@pytest.mark.slow
 def test_inside_a_compiled_function_scores_and_gradients_are_the_same():
     queries, documents = torch.eye(3)[None, :2], torch.eye(3)[None].requires_grad_()
 
@@ -340,8 +334,7 @@ def test_inside_a_compiled_function_scores_and_gradients_are_the_same():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="system libraries elsewhere forbid forks")
-@pytest.mark.parametrize("kernels", ["generic", None])
-def test_a_forked_child_does_not_wait_for_threads_that_it_lacks(kernels):
+def test_a_forked_child_does_not_wait_for_threads_that_it_lacks():
     program = """
 import os, signal, torch
 from latelier.scores import colbert_scores
@@ -355,7 +348,5 @@ if child == 0:
     os._exit(0)
 print(os.waitpid(child, 0)[1])
 """
-    environment = {**os.environ, **({"LATELIER_KERNELS": kernels} if kernels else {})}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "0", done.stderr

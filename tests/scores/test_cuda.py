@@ -178,11 +178,6 @@ def test_autocast_decides_the_precision_as_for_a_matrix_product(device):
     assert queries.grad.dtype == torch.float32
 
 
-def test_asking_for_it_on_the_cpu_says_what_it_runs_on():
-    with pytest.raises(InvalidArgumentError, match=r"'fused' runs on CUDA, but the documents are on cpu; use 'auto'"):
-        colbert_scores(torch.randn(1, 2, 4), torch.randn(1, 2, 4), backend="fused")
-
-
 @pytest.mark.skipif(INTERPRETED or not cuda.is_installed(), reason=NEEDS_TRITON)
 def test_the_same_by_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu", __file__]

@@ -39,7 +39,7 @@ def test_kernels_equal_the_double_loop(kernel, dim, shift):
     np.testing.assert_allclose(found, naive(queries, documents), rtol=2e-6, atol=2e-6 * dim)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [2, 5])
 def test_threads_do_not_change_the_scores(kernel, threads):
     queries = TokenEmbeddings.from_list(ragged([64], 128))
     documents = TokenEmbeddings.from_list(ragged([200, 0, 1, 300] * 80, 128, seed=1))
@@ -53,7 +53,7 @@ def test_threads_do_not_change_the_scores(kernel, threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dim", [1, 7, 16, 50, 130])
+@pytest.mark.parametrize("dim", [1, 16, 50, 130])
 @pytest.mark.parametrize("documents_type", NUMBERS)
 @pytest.mark.parametrize("queries_type", NUMBERS)
 def test_every_pair_of_number_types_scores_the_stored_numbers(kernel, queries_type, documents_type, dim):
@@ -62,6 +62,13 @@ def test_every_pair_of_number_types_scores_the_stored_numbers(kernel, queries_ty
     expected = naive(queries, documents)
     np.testing.assert_allclose(score(queries, documents), expected, rtol=2e-5, atol=2e-5 * dim)
     np.testing.assert_allclose(score(list(queries), list(documents)), expected, rtol=2e-5, atol=2e-5 * dim)
+
+
+def test_every_float16_keeps_its_value(kernel):
+    halves = np.arange(1 << 16, dtype="uint16").view("float16")
+    halves = halves[np.isfinite(halves)]
+    documents = TokenEmbeddings(halves[:, None], np.arange(len(halves) + 1))
+    assert np.array_equal(score([[[1.0]]], documents)[0], halves.astype("float32"))
 
 
 @settings(max_examples=25)
@@ -83,14 +90,6 @@ def test_long_lists_of_a_type_that_is_copied(kernel):
     at_once = score(queries, TokenEmbeddings.from_list(documents).to("float32"))
     np.testing.assert_allclose(score(queries, documents), at_once, rtol=1e-5)
     assert at_once[:, 2].tolist() == [-np.inf, -np.inf]
-
-
-def test_read_only_documents(kernel):
-    queries, documents = sides(16)
-    vectors = documents.vectors.numpy()
-    vectors.setflags(write=False)
-    read_only = TokenEmbeddings(vectors, documents.offsets)
-    assert np.array_equal(score(queries, read_only), score(queries, documents))
 
 
 def test_int8_scores_agree_to_the_last_bit(kernel, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from folders import PUNCTUATION, append, bare, by_hand, dense_with_head, head, pylate, stanford, write, write_dense
 from safetensors.torch import save_file
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import MultiVectorEncoder
+from transformers import AutoTokenizer
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
-from latelier.models import UNTRAINED, ColBERT, load
+from latelier.models import UNTRAINED, ColBERT
 
 QUERIES = ["what is a pear?", "fruits are healthy."]
 DOCUMENTS = ["Fruits, like pears (and apples), are good for health!", "A pear."]
@@ -93,16 +95,11 @@ def test_ours_survives_a_round_trip_with_every_setting(tiny, tmp_path):
     assert (again.max_length_query, again.max_length_document, again.embedding_size) == (16, 40, 32)
     assert again.prompts == {"query": "[Q] ", "document": "[D] "}
     assert_plain_loads_the_same(model, tmp_path / "ours")
-
-
-def test_explicit_lengths_win_over_saved_ones(tiny, tmp_path):
-    ColBERT(tiny, max_length_query=16, max_length_document=40, device="cpu").save_pretrained(tmp_path / "ours")
-    again = ColBERT(tmp_path / "ours", max_length_query=12, max_length_document=8, device="cpu")
-    assert again.encode_query("pear").shape[0] == 12
-    assert again.encode_document(" ".join(["pear"] * 50)).shape[0] == 8
+    shorter = ColBERT(tmp_path / "ours", max_length_query=12, max_length_document=8, device="cpu")
+    assert shorter.encode_query("pear").shape[0] == 12
+    assert shorter.encode_document(" ".join(["pear"] * 50)).shape[0] == 8
     longer = ColBERT(tmp_path / "ours", max_length_query=48, device="cpu")
-    assert longer.encode_query("pear").shape[0] == 48
-    assert longer.max_length_document == 40
+    assert (longer.encode_query("pear").shape[0], longer.max_length_document) == (48, 40)
 
 
 def kinds(model):
@@ -113,13 +110,11 @@ def test_a_trained_dense_head_is_kept(tiny, tmp_path, caplog):
     folder = dense_with_head(tiny, tmp_path / "dense", 64)
     with caplog.at_level("WARNING"):
         model = ColBERT(folder, device="cpu")
-    assert "whose linear layer is kept as the head: ColBERT added markers and query expansion" in caplog.text
+    assert "linear layer is kept as the head" in caplog.text
     assert kinds(model) == ["Transformer", "Dense", "MultiVectorMask", "Normalize"]
     torch.testing.assert_close(model[1].linear.weight.detach(), head(64))
     assert model.encode_document("pear").shape[1] == model.embedding_size == 64
-    with pytest.warns(
-        UserWarning, match="embedding_size=8 is ignored: .* a head of 64 dimensions, and keeps it"
-    ) as caught:
+    with pytest.warns(UserWarning, match="embedding_size=8 is ignored") as caught:
         assert ColBERT(folder, embedding_size=8, device="cpu").embedding_size == 64
     assert [each.filename for each in caught] == [__file__]
     model.save(tmp_path / "ours")
@@ -146,9 +141,7 @@ def test_dense_layers_are_applied_as_sentence_transformers_applies_them(tiny, tm
 
 def test_what_works_on_the_pooled_vector_alone_is_left_out_by_name(tiny, tmp_path):
     folder = dense_with_head(tiny, tmp_path / "wide", in_features=768)  # as behind two poolings side by side
-    with pytest.warns(
-        UserWarning, match="the Dense of .*wide is left out: it reads 768 numbers, and a token has 48"
-    ) as caught:
+    with pytest.warns(UserWarning, match="wide is left out: it reads 768 numbers") as caught:
         model = ColBERT(folder, device="cpu")
     assert [each.filename for each in caught] == [__file__]
     assert model.encode_document("pear").shape[1] == 128  # a head to learn, as for any encoder
@@ -160,7 +153,7 @@ def test_what_works_on_the_pooled_vector_alone_is_left_out_by_name(tiny, tmp_pat
         save_file({"norm.weight": torch.ones(16), "norm.bias": torch.zeros(16)}, path / "model.safetensors")
 
     append(folder, "LayerNorm", layer_norm)
-    with pytest.warns(UserWarning, match="the LayerNorm of .*norm is left out: it works on pooled vectors"):
+    with pytest.warns(UserWarning, match=r"the LayerNorm of .*norm is left out"):
         assert ColBERT.from_dense(folder, device="cpu").encode_document("pear").shape[1] == 16
 
 
@@ -171,7 +164,7 @@ def test_a_projection_behind_a_trained_head(tiny, tmp_path):
     assert smaller.encode_document("pear").shape[1] == 16
     assert kinds(ColBERT.from_dense(folder, "orthogonal", 64, device="cpu")).count("Dense") == 1
     for projection in ("orthogonal", "pca"):
-        with pytest.raises(InvalidArgumentError, match=f"projection='{projection}' to 128 dimensions.*vectors have 64"):
+        with pytest.raises(InvalidArgumentError, match=r"128 dimensions.*vectors have 64"):
             ColBERT.from_dense(folder, projection, device="cpu")
 
 
@@ -185,27 +178,16 @@ def test_from_dense_keeps_the_prompts_and_the_head_that_a_model_was_trained_with
     assert_same(model.encode_document(DOCUMENTS), expected)
 
 
-def test_load_takes_anything(tiny, tmp_path):
-    folder = pylate(tiny, tmp_path / "pylate")
-    assert_same(load(folder, device="cpu").encode_query(QUERIES), ColBERT(folder, device="cpu").encode_query(QUERIES))
-    assert load(tiny, device="cpu").tokens("pear") == ["[CLS]", "pear", "[SEP]"]
-
-
-def test_a_missing_model_says_what_to_do(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"could not load the model 'nobody/nothing'.*latelier\[demo\]"):
+def test_a_missing_model_says_what_to_do(tmp_path, monkeypatch, caplog):
+    with pytest.raises(ModelLoadError, match=r"'nobody/nothing'.*latelier\[demo\]"):
         ColBERT("nobody/nothing", device="cpu")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelLoadError, match=r"could not load the model .*empty.*the folder has none of config\.json"):
+    with pytest.raises(ModelLoadError, match=r"empty.*none of config\.json"):
         ColBERT(tmp_path / "empty", device="cpu")
-
-
-def test_a_name_that_can_only_be_a_folder_is_not_asked_of_the_hub(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    impossible = ("a--b", "a..b/c", "a/b-", "-a", "a b", "a/b.git", "a" * 97)  # as names on the hub
-    for name in ("./absent", str(tmp_path / "absent"), "a/b/absent", "./file", "../absent", *impossible):
-        looked_for = re.escape(str(Path(name).absolute()))
-        with pytest.raises(ModelLoadError, match=f"'{re.escape(name)}': there is no folder {looked_for}\\. Give a"):
+    caplog.clear()
+    for name in ("./absent", str(tmp_path / "absent"), "a/b/absent", "a b", "a..b/c"):  # no names on the hub
+        with pytest.raises(ModelLoadError, match=f"there is no folder {re.escape(str(Path(name).absolute()))}"):
             ColBERT(name, device="cpu")
     assert caplog.text == ""  # the loader would warn of a revision that it could not resolve
 
@@ -221,10 +203,61 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch, tmp_path):
         ColBERT("nobody/nothing", device="cpu", cache_folder=str(tmp_path), local_files_only=True)
 
 
-def test_the_pooled_model_is_the_mean_of_our_tokens(minilm):
-    """from_dense really holds the dense model's own token vectors: their mean is its sentence vector."""
-    dense = SentenceTransformer(minilm, device="cpu").encode(DOCUMENTS[0], convert_to_tensor=True)
-    model = ColBERT.from_dense(minilm, device="cpu")
-    with torch.no_grad():
-        hidden = model[0](model.tokenize([DOCUMENTS[0]], is_query=False))["token_embeddings"][0]
-    torch.testing.assert_close(torch.nn.functional.normalize(hidden.mean(0), dim=0), dense, rtol=1e-4, atol=1e-5)
+# Damaged and incomplete folders.
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    ColBERT(tiny, embedding_size=8, device="cpu").save(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def assert_is_refused(folder, reason):
+    with pytest.raises(ModelLoadError, match=f"'{re.escape(str(folder))}': {reason}"):
+        ColBERT(folder, device="cpu")
+
+
+MISSING = {
+    "1_Dense/config.json": "TypeError: .*'in_features' and 'out_features'",
+    "1_Dense/model.safetensors": "ValueError: Could not find 'model.safetensors'",
+    "config.json": "ValueError: Unrecognized model in",
+    "tokenizer.json": "its tokenizer knows 7 tokens for 30,524 embeddings",
+}
+
+
+@pytest.mark.parametrize(("file", "reason"), MISSING.items(), ids=MISSING)
+def test_missing_files(copy, file, reason):
+    (copy / file).unlink()
+    assert_is_refused(copy, reason)
+
+
+@pytest.mark.parametrize(
+    "file", ["1_Dense/model.safetensors", "2_MultiVectorMask/config.json", "modules.json", "tokenizer.json"]
+)
+def test_truncated_files(copy, file):
+    contents = (copy / file).read_bytes()
+    (copy / file).write_bytes(contents[: len(contents) // 2])
+    assert_is_refused(copy, "(JSONDecode|Safetensor|Value)Error: ")
+
+
+def test_other_contents(copy):
+    config = json.loads((copy / "1_Dense" / "config.json").read_text())
+    (copy / "1_Dense" / "config.json").write_text(json.dumps({**config, "out_features": 5}))
+    assert_is_refused(copy, "RuntimeError: ")
+    (copy / "modules.json").write_text("[]")
+    assert_is_refused(copy, r"its modules\.json lists no modules\.")
+
+
+def test_a_vocabulary_in_another_format_is_enough(copy):
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    expected = ColBERT(copy, device="cpu").tokens("a pear, a fig")
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    (copy / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocabulary))
+    (copy / "tokenizer.json").unlink()
+    assert ColBERT(copy, device="cpu").tokens("a pear, a fig") == expected
