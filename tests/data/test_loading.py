@@ -59,15 +59,6 @@ def test_ids_with_texts(rows, texts):
     assert content(load_training_set(rows, **sides)) == content(SCORED)
 
 
-def test_flagembedding_with_scores():
-    assert content(load_training_set(FLAG)) == content(SCORED)
-
-
-def test_lists_with_scores():
-    rows = [{"query": q, "documents": d, "scores": s} for q, d, s in zip(*content(SCORED), strict=True)]
-    assert content(load_training_set(rows)) == content(SCORED)
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -143,13 +134,6 @@ def test_arrays_and_numbers_of_numpy_in_rows(row):
     assert {type(score) for score in found.scores[0]} == {float}
 
 
-def test_sets_of_arrays():
-    found = TrainingSet(np.array(["q"]), [np.array(["x", "n"])], np.array([[2, 1]])).to_dataset()
-    assert found[0] == {"query": "q", "document_1": "x", "document_2": "n", "scores": [2.0, 1.0]}
-    with pytest.raises(InvalidArgumentError, match="row 0 has no document"):
-        TrainingSet(["q"], np.empty((1, 0), dtype=str))
-
-
 def test_data_sets_for_the_trainer_load_again():
     assert content(load_training_set(SCORED.to_dataset())) == content(SCORED)
     pairs = TrainingSet(["q"], [["x", "n", "m"]])
@@ -169,21 +153,12 @@ def test_flagembedding_without_scores_has_a_row_for_each_positive():
         {"query": "q", "positive": "x", "negative_1": "n", "negative_2": "m"},
         {"anchor": "q", "positive": "x", "negatives": ["n", "m"]},
         {"question": "q", "answer": "x", "neg": ["n"], "negative": "m", "id": 3},
-        {"query": "q", "document": "x", "neg_1": "n", "neg_2": "m"},
         {"query": "q", "document": "x", "negatives_1": ["n"], "negative2": "m"},
-        {"query": "q", "pos": "x", "neg": ["n", "m"], "source": "s", "sources": ["s"], "title": "t", "document_id": 7},
-        {"query": "q", "pos": "x", "neg": ["n", "m"], "scope": "s", "store": "s", "labeler": "l", "answers": ["a"]},
         {"query": "q", "pos": "x", "neg": ["n", "m"], "scores": None, "hard_negative": None, "neg_scores": None, 3: 4},
     ],
 )
 def test_pairs_with_several_negatives(row):
     assert content(load_training_set([row])) == (["q"], [["x", "n", "m"]], None)
-
-
-@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz"])
-def test_files(tmp_path, name):
-    path = write(tmp_path / name, FLAG)
-    assert content(load_training_set(path)) == content(load_training_set(str(path))) == content(SCORED)
 
 
 def test_beir_folders(tmp_path):
@@ -215,40 +190,17 @@ GOOD = {"query": "q", "positive": "x"}
     ("row", "message"),
     [
         ({"query": "q"}, r"row 1 has the fields 'query'; expected \{query, positive"),
-        ({}, r"row 1 has the fields none; expected \{query, positive"),
         ("q", "row 1 is 'q'; expected an object"),
         ({"query": "", "positive": "x"}, "row 1: query is ''; expected a text that is not empty"),
-        ({"query": "q", "positive": None}, "row 1 has the fields .*; expected"),
-        ({"query": "q", "positive": 3}, "row 1: document 0 is 3; expected a text"),
         ({"query": "q", "pos": []}, "row 1 has no positive"),
-        ({"query": "q", "pos": ["x"], "pos_scores": [1.0, 2.0]}, "row 1 has 2 pos_scores for 1 documents"),
         (
             {"query": "q", "pos": ["x"], "neg": ["n"], "neg_scores": [1.0]},
             "row 1 has neg_scores, but no pos_scores; give",
         ),
-        (
-            {"query": "q", "pos": ["x"], "neg": ["n"], "pos_scores": [1.0]},
-            "row 1 has pos_scores, but no neg_scores; give",
-        ),
-        (
-            {"query": "q", "pos": ["x"], "scores": [1.0], "pos_scores": [1.0]},
-            "row 1 has the fields 'scores', 'pos_scores'; give scores, or pos_scores and neg_scores",
-        ),
         ({"query": "q", "positive": "x", "negative": "n", "scores": [1]}, "row 1 has 1 scores for 2 documents"),
-        ({"query": "q", "positive": "x", "scores": 0.5}, "row 1: scores is 0.5; expected a list"),
-        ({"query": "q", "document_1": "x", "document_2": "y", "scores": [1]}, "row 1 has 1 scores for 2 documents"),
-        (
-            {"query": "q", "positive": "x", "label": 0},
-            "row 1: label is 0; expected a list, a teacher's score for each document. If",
-        ),
         ({"query": "q", "positive": "x", "labels": ["sport"]}, "row 1: labels holds 'sport'; expected numbers"),
-        ({"query": "q", "documents": ["x"], "scores": np.array([True])}, "row 1: scores holds True; expected numbers"),
-        ({"query": "q", "documents": ["x"], "scores": [10**400]}, "row 1: scores holds 1000.*; expected numbers"),
-        ({"document_1": "x", "document_2": "y"}, "row 1 has the fields 'document_1', 'document_2'; expected"),
-        ({"query": "q", "documents": ["x"], "scores": ["high"]}, "row 1: scores holds 'high'; expected numbers"),
         ({"query": "q", "documents": ["x"], "scores": [float("nan")]}, "row 1: scores holds nan; expected numbers"),
         ({"query": "q", "documents": "x y", "scores": [1]}, "row 1: documents is 'x y'; expected a list"),
-        ({"query": "q", "documents": ["x"], "scores": [1.0]}, "row 1 has scores, unlike the rows before it"),
         ({"query_id": 1, "document_ids": ["a"], "scores": [1]}, "row 1 holds ids; pass queries=... and documents=..."),
     ],
 )
@@ -264,15 +216,8 @@ LISTED = {"query": "q", "documents": ["x"]}
     ("row", "names"),
     [
         (LISTED | {"negative": "n"}, "'documents' and 'negative'"),
-        (LISTED | {"positive": "p"}, "'documents' and 'positive'"),
-        (LISTED | {"document_1": "p"}, "'documents' and 'document_1'"),
-        (LISTED | {"pos_scores": [1.0]}, "'documents' and 'pos_scores'"),
-        ({"query": "q", "document_1": "x", "neg_scores": [1.0]}, "'document_1' and 'neg_scores'"),
         ({"query": "q", "document": "x", "document_2": "y"}, "'document_2' and 'document'"),
-        ({"query_id": 1, "document_ids": ["a"], "scores": [1], "negatives": ["n"]}, "'document_ids' and 'negatives'"),
         (GOOD | {"positive_2": "y"}, "'positive' and 'positive_2'"),
-        (GOOD | {"positives": ["y"]}, "'positive' and 'positives'"),
-        (GOOD | {"answer": "y"}, "'positive' and 'answer'"),
         (GOOD | {"anchor": "r"}, "'query' and 'anchor'"),
         (GOOD | {"scores": [1.0], "label": [0.5]}, "'scores' and 'label'"),
     ],
@@ -283,25 +228,13 @@ def test_fields_of_which_one_would_be_ignored_are_refused(row, names):
         load_training_set([row], queries=QUERIES, documents=DOCUMENTS)
 
 
-def test_fields_without_a_value_exclude_none():
-    row = {"anchor": None, "query": "q", "documents": None, "positive": None, "answer": "x", "label": None}
-    assert content(load_training_set([row | {"document_ids": None}])) == (["q"], [["x"]], None)
-
-
 @pytest.mark.parametrize(
     ("name", "suggestion"),
     [
         ("hard_negative", "negative"),
-        ("hard_negatives_2", "negatives"),
-        ("hard_neg", "neg"),
         ("negativ", "negative"),
-        ("Negative", "negative"),
         ("Score", "scores"),
-        ("label_1", "labels"),
         ("negative_scores", "neg_scores"),
-        ("negatives_count", "negatives"),
-        ("negative_text", "negative"),
-        ("negative_ids", "negatives"),
     ],
 )
 @pytest.mark.parametrize("row", [GOOD, {"query": "q", "documents": ["x"]}, {"query": "q", "document_1": "x"}])
@@ -366,30 +299,6 @@ def test_faulty_lines_of_a_file_are_named(tmp_path):
         load_training_set("nowhere.jsonl")
 
 
-@pytest.mark.parametrize("candidates", [0, -1, 1.5, True])
-def test_candidates_that_are_no_number_are_refused(candidates):
-    with pytest.raises(InvalidArgumentError, match=r"candidates=.*; expected an integer of at least 1"):
-        load_training_set([GOOD], candidates=candidates)
-
-
-def test_sources_that_are_none_are_refused():
-    with pytest.raises(InvalidArgumentError, match=r"received 3 \(int\) as training data; expected a path, a data set"):
-        load_training_set(3)
-
-
-def test_data_sets_for_the_trainer():
-    dataset = SCORED.to_dataset()
-    assert dataset.column_names == ["query", "document_1", "document_2", "scores"]
-    assert dataset[1] == {
-        "query": "what is rust?",
-        "document_1": "Iron oxide.",
-        "document_2": "A novel.",
-        "scores": [0.8, 0.2],
-    }
-    pairs = TrainingSet(["q"], [["x", "n", "m"]]).to_dataset()
-    assert pairs.column_names == ["query", "positive", "negative_1", "negative_2"]
-
-
 def test_rows_are_selected_by_position():
     for rows in ([1, -2], np.array([1, 0]), torch.tensor([1, 0]), range(1, -1, -1)):
         assert content(SCORED.select(rows)) == tuple(list(reversed(part)) for part in content(SCORED))
@@ -403,9 +312,7 @@ def test_rows_are_selected_by_position():
             [0, 2],
             "received the position 2 for a TrainingSet of 2 rows; expected integers from 0 to 1, or from -2 to -1",
         ),
-        ([-3], "received the position -3 for a TrainingSet of 2 rows"),
         ([1.0], "received the position 1.0 for a TrainingSet of 2 rows"),
-        ([True, False], "received the position True for a TrainingSet of 2 rows"),
         (1, r"received 1 \(int\) as rows; expected a list of positions"),
     ],
 )

@@ -100,20 +100,6 @@ def test_in_a_trainer_it_chooses_the_best_checkpoint(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RetrievalEvaluator({"q": "text"}), "as collection; expected an evaluation.Collection"),
-        (lambda: RetrievalEvaluator(COLLECTION, []), "received no measure"),
-        (lambda: RetrievalEvaluator(COLLECTION, search_options=5), "as search_options"),
-        (lambda: RetrievalEvaluator(COLLECTION, k=0), "k"),
-    ],
-)
-def test_wrong_arguments(make, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"index": "ivf"}, "received 'ivf' .* expected what makes one in a folder"),

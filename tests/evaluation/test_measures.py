@@ -2,14 +2,13 @@
 
 import math
 import random
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation import Evaluation, evaluate
+from latelier.evaluation import evaluate
 from latelier.evaluation.measures import largest_cutoff
 
 
@@ -46,11 +45,6 @@ def test_measures_equal_their_definitions(k):
             assert result.per_query[query][name] == pytest.approx(values[name], abs=1e-9)
 
 
-def test_negative_infinite_and_numpy_scores_only_order_the_documents():
-    run = {"q": {"a": np.float32(-2.0), "b": -math.inf, "c": np.float32(-1.0)}}
-    assert evaluate(run, {"q": {"a": 1}}, ["RR"])["RR"] == 0.5
-
-
 def test_a_query_without_results_counts_as_zero_and_is_named():
     run = {"q1": {"d1": 1.0}, "q2": {}, "unjudged": {"d1": 1.0}}
     qrels = {"q1": {"d1": 1}, "q2": {"d1": 1}, "q3": {"d1": 1}, "nothing judged": {}}
@@ -75,11 +69,6 @@ def test_what_stands_after_the_sign_may_be_a_recall():
     # The largest precision at this recall or above: 2 of 3 documents, at a recall of 0.5.
     assert list(result.values()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0, 0])
     assert largest_cutoff(["IPrec@0.1"]) is None
-
-
-def test_prints_as_a_table():
-    result = Evaluation({"nDCG@10": 0.51234, "R@100": 1.0}, {"q": {"nDCG@10": 0.51234, "R@100": 1.0}})
-    assert str(result) == "nDCG@10  0.5123\nR@100    1.0000\n(mean of 1 query)"
 
 
 def test_queries_whose_judgements_are_all_negative_have_no_relevant_document():
@@ -107,25 +96,13 @@ def test_a_measure_has_the_same_value_beside_any_other():
     ("measure", "message"),
     [
         ("nDGC@10", "unknown measure 'nDGC@10'; did you mean 'nDCG'\\?"),
-        ("recal@10", "unknown measure 'recal@10'; did you mean 'Recall'\\?"),
         ("zzzzzz", "unknown measure 'zzzzzz'; known are .*nDCG"),
-        ("nDCG@ten", "cannot read measure 'nDCG@ten'"),
         ("nDCG@0", "cannot read measure 'nDCG@0': the cutoff must be at least 1"),
-        ("nDCG(cutoff=-1)", "cannot read measure .*: the cutoff must be at least 1"),
-        ("nDCG@0.5", "cannot read measure 'nDCG@0.5': the cutoff must be at least 1"),
-        ("nDCG@10.5", "cannot read measure 'nDCG@10.5': invalid param cutoff=10.5"),
         ("IPrec@10", "cannot read measure 'IPrec@10': the recall must be from 0 to 1"),
         ("IPrec", "cannot read measure 'IPrec': recall must be given: IPrec@<recall>"),
-        ("INST", r"cannot read measure 'INST': max_rel must be given: INST\(max_rel=<max_rel>\)"),
-        ("NERR8@10", r"cannot read measure .*: max_rel must be given: NERR8\(max_rel=<max_rel>\)@10"),
         ("nDCG(gains={1: 4294967296})@10", "cannot read measure .*: the gain 4294967296 is not from -1,000,000"),
-        ("nDCG(gains={1: -1})@10", "cannot read measure .*: the gain -1 is negative"),
         ("IPrec@0.331", "cannot read measure 'IPrec@0.331': the recall has at most two decimals"),
-        ("nDCG(rel=)@10", "cannot read measure 'nDCG\\(rel=\\)@10'"),
-        ("P(foo=2)@5", "cannot read measure .*unsupported params found: \\['foo'\\]"),
-        ("P", "cannot read measure 'P'.*cutoff"),
         ("a b", "cannot read measure 'a b'; expected Name"),
-        (10, "cannot read measure 10; expected Name"),
     ],
 )
 def test_measures_that_cannot_be_read(measure, message):
@@ -137,15 +114,9 @@ def test_measures_that_cannot_be_read(measure, message):
     ("run", "qrels", "measures", "message"),
     [
         ({}, {"q": {"d": 1}}, ["RR"], "the run is empty: it has no query; expected"),
-        ({"q": {}}, {"q": {"d": 1}}, ["RR"], "the run is empty: none of its 1 queries has a document"),
         ({"q": {"d": 1.0}}, {}, ["RR"], "received no qrels"),
-        ({"q": {"d": 1.0}}, {"q": {}}, ["RR"], "received no qrels"),
         ({"q": {"d": 1.0}}, {"q": {"d": 1}}, [], "received no measure"),
-        ({"q": {"d": 1.0}}, {"q": {"d": 1}}, None, "received None as measures"),
-        ([("q", "d")], {"q": {"d": 1}}, ["RR"], "as run; expected .query id: .document id: number"),
-        ({"q": {"d": 1.0}}, {"q": "d"}, ["RR"], "as query 'q' of the qrels"),
         ({1: {"2": 1.0}}, {"1": {"2": 1}}, ["RR"], r"received 1 \(int\) as a query id of the run; .* ids as str"),
-        ({"1": {"2": 1.0}}, {"1": {2: 1}}, ["RR"], r"received 2 \(int\) as a document id of the qrels"),
         ({"q": {"d": 1.0}}, {"q": {"d": 5}}, ["ERR@10"], r"ERR@10 takes relevances up to 4; query 'q' has 5 \(int\)"),
         ({"q": {"d": 1.0}}, {"q": {"a b": 1}}, ["ERR@10"], "document id 'a b'; it takes ids without white space"),
         (
@@ -204,27 +175,9 @@ def test_an_integral_relevance_counts_whatever_its_type(relevance):
     assert evaluate(run, qrels, ["nDCG@10"])["nDCG@10"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("measures", "expected"),
-    [
-        (["nDCG@10", "R@1000", "AP"], ("R@1000", 1000)),
-        (["P(rel=2)@7", "nDCG(cutoff=5)", "RBP(p=0.8)"], ("P(rel=2)@7", 7)),
-        (["AP", "RR"], None),
-    ],
-)
-def test_the_largest_cutoff(measures, expected):
-    assert largest_cutoff(measures) == expected
-
-
 def test_missing_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ir_measures", None)
     with pytest.raises(MissingExtraError, match=r'pip install "latelier\[eval\]"'):
         evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}})
     with pytest.raises(MissingExtraError, match=r'pip install "latelier\[eval\]"'):
         largest_cutoff()
-
-
-def test_importing_evaluation_loads_no_torch():
-    code = "import sys, latelier.evaluation; print('torch' in sys.modules, 'ir_measures' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert printed.stdout == "False False\n"

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_losses import Lexicon, features, vocabulary_texts
-from torch import nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.losses import Contrastive, Distillation
@@ -26,30 +25,6 @@ def no_warning(message):
     raise AssertionError(message)
 
 
-class Both(nn.Module):
-    """Distillation and contrastive loss of one batch."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.losses = [Distillation(model), Contrastive(model)]
-
-    def forward(self, batch):
-        return [self.losses[0](batch, LABELS).item(), self.losses[1](batch).item()]
-
-
-def test_one_dict_and_one_dict_per_column_give_the_same_loss(colbert):
-    queries = colbert.tokenize(QUERIES, is_query=True)
-    columns = [colbert.tokenize([rows[j] for rows in DOCUMENTS], is_query=False) for j in range(3)]
-    flat = colbert.tokenize(ALL_DOCUMENTS, is_query=False)
-    last_two = colbert.tokenize([text for rows in DOCUMENTS for text in rows[1:]], is_query=False)
-    losses = Both(colbert)
-    expected = losses([queries, flat])
-    assert losses([queries, *columns]) == pytest.approx(expected, abs=1e-4)
-    assert losses([queries, columns[0], last_two]) == pytest.approx(expected, abs=1e-4)
-    in_turn = colbert.tokenize([rows[j] for j in range(3) for rows in DOCUMENTS], is_query=False)
-    assert losses([queries, in_turn]) != pytest.approx(expected, abs=1e-2)
-
-
 @given(st.integers(1, 3), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 100))
 @settings(max_examples=25)
 def test_documents_come_out_grouped_by_query_in_the_order_given(b, sizes, seed):
@@ -66,18 +41,6 @@ def test_documents_come_out_grouped_by_query_in_the_order_given(b, sizes, seed):
         torch.testing.assert_close(out.queries[i], model.one(queries[i], "query"))
         for j in range(n):
             torch.testing.assert_close(out.documents[i * n + j], model.one(documents[i][j], "document"))
-
-
-def test_documents_go_through_the_model_in_one_pass(colbert):
-    shapes = []
-    colbert.register_forward_pre_hook(
-        lambda _, args, kwargs: shapes.append((kwargs["task"], tuple(args[0]["input_ids"].shape))), with_kwargs=True
-    )
-    columns = [colbert.tokenize([rows[j] for rows in DOCUMENTS], is_query=False) for j in range(3)]
-    widths = [column["input_ids"].shape[1] for column in columns]
-    assert len(set(widths)) > 1
-    Contrastive(colbert)([colbert.tokenize(QUERIES), *columns])
-    assert shapes == [("query", (2, 12)), ("document", (6, max(widths)))]
 
 
 @pytest.mark.parametrize(
@@ -133,22 +96,6 @@ def test_rows_that_cannot_be_shared_out_are_refused(loss, rows, message):
     batch = [features(vocabulary_texts(n, i), "document" if i else "query") for i, n in enumerate(rows)]
     with pytest.raises(InvalidArgumentError, match=message):
         loss(Lexicon())(batch, torch.ones(3, 1))
-
-
-def test_no_rows_are_refused():
-    nothing = {"input_ids": torch.zeros(0, 3).long(), "attention_mask": torch.zeros(0, 3).long()}
-    with pytest.raises(InvalidArgumentError, match=r"sentence_features\[1\] has 0 rows for 0 queries"):
-        Contrastive(Lexicon())([nothing, nothing])
-
-
-def test_texts_and_empty_dicts_are_no_features(colbert):
-    loss = Contrastive(colbert)
-    with pytest.raises(InvalidArgumentError, match=r"\[0\] is 'are fruits healthy\?'; .*is_query=True\)"):
-        loss([QUERIES[0], DOCUMENTS[0]])
-    with pytest.raises(InvalidArgumentError, match=r"\[1\] is \{\}; .*tokenize\(texts, is_query=False\)"):
-        loss([colbert.tokenize(QUERIES), dict(colbert.tokenize([], is_query=False))])
-    with pytest.raises(InvalidArgumentError, match="received None as sentence_features; expected a list of features"):
-        loss(None)
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])

@@ -7,10 +7,13 @@ import pytest
 import torch
 from naive_losses import Lexicon, embed, features, naive_contrastive, score_each, vocabulary_texts
 
-from latelier.errors import InvalidArgumentError
-from latelier.losses import Contrastive
+from latelier.losses import CachedContrastive, Contrastive
+
+pytestmark = pytest.mark.processor
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2}
+
+
 COLUMNS = {
     "anchor": ["are fruits healthy?", "how do planes fly?", "where is Rome?"],
     "positive": ["Fruits are good (very good!) for health.", "Wings push air down.", "Rome is in Italy; so is Milan."],
@@ -77,31 +80,6 @@ def test_the_positive_is_the_first_document_of_each_query():
     assert Contrastive(model)(batch).item() == pytest.approx(expected.item(), abs=1e-6)
 
 
-def test_order_of_the_queries_and_of_the_negatives_does_not_matter():
-    model = Lexicon()
-    batch, _ = small_batch(3, model)
-    loss = Contrastive(model)
-    expected = loss(batch).item()
-    rows = torch.tensor([2, 0, 1])
-    turned = [{k: v[rows] if isinstance(v, torch.Tensor) else v for k, v in column.items()} for column in batch]
-    assert loss(turned).item() == pytest.approx(expected, abs=1e-6)
-    assert loss([*batch[:2], *batch[:1:-1]]).item() == pytest.approx(expected, abs=1e-6)
-    assert abs(loss([batch[0], *batch[2:], batch[1]]).item() - expected) > 1e-3
-
-
-def test_labels_are_not_looked_at():
-    model = Lexicon()
-    batch, _ = small_batch(1, model)
-    loss = Contrastive(model)
-    assert loss(batch, labels=torch.tensor([1, 0, 1])).item() == loss(batch).item()
-
-
-@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf")])
-def test_temperatures_that_are_not_positive_are_refused(temperature):
-    with pytest.raises(InvalidArgumentError, match=r"temperature=.*; expected a positive number"):
-        Contrastive(Lexicon(), temperature=temperature)
-
-
 def test_nothing_to_contrast_is_said_once():
     model = Lexicon()
     batch = [features([[4]], "query"), features([[5]], "document")]
@@ -121,3 +99,89 @@ def test_settings_for_the_model_card():
         assert config == {"score_metric": "colbert_scores", "size_average": True, "temperature": 0.5}
         assert type(config["temperature"]) is float  # which JSON and YAML hold
     assert loss.citation.strip().startswith("@inproceedings{khattab-zaharia-2020-colbert,")
+
+
+def small_batch_cached_contrastive(b=5, negatives=1):
+    queries = features(vocabulary_texts(b, 0, lowest=4), "query")
+    return [queries, *[features(vocabulary_texts(b, 1 + j), "document") for j in range(1 + negatives)]]
+
+
+def gradients(loss, batch, seed=None):
+    loss.zero_grad()
+    if seed is not None:
+        torch.manual_seed(seed)
+    value = loss(batch)
+    value.backward()
+    return value.item(), [p.grad.clone() for p in loss.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("mean", [True, False], ids=["mean", "sum"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_value_and_gradient_are_those_of_contrastive(size, mean, dtype):
+    model, batch = Lexicon(dtype=dtype), small_batch_cached_contrastive()
+    value, (gradient,) = gradients(CachedContrastive(model, size_average=mean, mini_batch_size=size), batch)
+    expected, (wanted,) = gradients(Contrastive(model, size_average=mean), batch)
+    assert value == pytest.approx(expected, rel=1e-5)
+    scale = wanted.abs().max()
+    assert scale > 1e-2
+    torch.testing.assert_close(gradient / scale, wanted / scale, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "gradient-checkpointing"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+def test_a_real_model_gets_the_same_gradient(colbert, autocast, checkpointing):
+    if checkpointing:
+        colbert.gradient_checkpointing_enable()
+        colbert.train().apply(without_dropout)
+    texts = ["are fruits healthy?", "how do planes fly?", "where is Rome?"]
+    documents = ["Fruits (and berries) are good for your health.", "Wings push air down.", "Rome is in Italy."]
+    batch = [colbert.tokenize(texts), colbert.tokenize(documents, is_query=False)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        value, found = gradients(CachedContrastive(colbert, mini_batch_size=1), batch)
+        expected, wanted = gradients(Contrastive(colbert), batch)
+    assert value == pytest.approx(expected, rel=5e-2 if autocast else 1e-4)
+    assert len(found) == len(wanted) > 30
+    found, wanted = (torch.cat([g.flatten() for g in parts]) for parts in (found, wanted))
+    assert torch.cosine_similarity(found, wanted, dim=0) > (0.99 if autocast else 0.99999)
+    assert found.norm() / wanted.norm() == pytest.approx(1, rel=0.05 if autocast else 1e-4)
+
+
+def without_dropout(module):
+    if isinstance(module, torch.nn.Dropout):
+        module.p = 0.0
+    if hasattr(module, "dropout_prob"):
+        module.dropout_prob = 0.0
+
+
+def test_the_second_run_of_a_mini_batch_has_the_dropout_of_the_first(colbert):
+    class Recorder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.seen = colbert.train(), []
+
+        def forward(self, features, task):
+            out = self.model(features, task=task)
+            self.seen.append((task, out["token_embeddings"].detach().clone()))
+            return out
+
+    model = Recorder()
+    batch = [colbert.tokenize(["what flies?", "what is red?"]), colbert.tokenize(["a bird", "blood"], is_query=False)]
+    CachedContrastive(model, mini_batch_size=1)(batch).backward()
+    assert len(model.seen) == 8
+    first, second = model.seen[:4], model.seen[4:]
+    for task, vectors in first:
+        twins = [other for side, other in second if side == task and torch.equal(other, vectors)]
+        assert len(twins) == 1
+    assert not torch.equal(first[0][1], first[1][1])
+
+
+def test_nothing_but_the_token_vectors_is_kept_for_the_gradient(colbert):
+    batch = [colbert.tokenize(["what flies?"] * 12), colbert.tokenize(["a bird, or a plane"] * 12, is_query=False)]
+    kept = {}
+    for loss in (Contrastive(colbert, mask_duplicates=False), CachedContrastive(colbert, mini_batch_size=2)):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
+            loss(batch)
+        kept[type(loss).__name__] = sum(sizes)
+    assert kept["CachedContrastive"] < kept["Contrastive"] / 10

@@ -1,5 +1,6 @@
 """What losses share: mini-batches, several dimensions; and what distillation and contrast can be told besides."""
 
+import re
 import warnings
 from functools import partial
 
@@ -14,13 +15,18 @@ from naive_losses import (
     score_each,
     vocabulary_texts,
 )
+from sentence_transformers.multi_vector_encoder import scoring as theirs
 from sentence_transformers.multi_vector_encoder.losses import MultiVectorDistillKLDivLoss
 
+from latelier import scores as ours
 from latelier.errors import InvalidArgumentError
 from latelier.losses import CachedContrastive, Contrastive, Distillation, MarginMSE
-from latelier.scores import colbert_kd_scores
+
+pytestmark = pytest.mark.processor
 
 LABELS = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.5], [0.3, 0.6, 0.2]]
+
+
 LOSSES = {
     "contrastive": Contrastive,
     "cached": CachedContrastive,
@@ -67,26 +73,12 @@ def test_several_dimensions_are_the_mean_of_their_losses(name, dims):
     assert gradient(loss, model).abs().max() > 1e-3
 
 
-def test_dimensions_against_the_loop():
-    model = Lexicon()
-    queries, documents = texts()
-    loss = Contrastive(model, dims=(6, 2))(batch_of(queries, documents))
-    expected = sum(naive_contrastive(all_scores(model, queries, documents, dim), 3) for dim in (6, 2)) / 2
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(gradient(loss, model), gradient(expected, model), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("dims", [(), (0,), (2.0,), "128", 3, (True,)], ids=repr)
 def test_dimensions_that_are_none_are_refused(dims):
     with pytest.raises(
         InvalidArgumentError, match=r"dims=.*; expected dimensions to train for, such as \(128, 64, 32\)"
     ):
         Contrastive(Lexicon(), dims=dims)
-
-
-def test_more_dimensions_than_there_are_are_refused():
-    with pytest.raises(InvalidArgumentError, match="dims holds 7, but the model's vectors have 6 dimensions"):
-        Contrastive(Lexicon(), dims=(6, 7))(batch_of(*texts()))
 
 
 @pytest.mark.parametrize("name", ["contrastive", "distillation", "margin"])
@@ -111,12 +103,6 @@ def test_mini_batches_hold_texts_of_one_length_within_the_budget(colbert):
     lengths = documents["attention_mask"].sum(dim=1).tolist()
     assert shapes[1:] == [(2, lengths[1]), (4, lengths[0])]
     assert lengths[0] * 6 < 50 < lengths[1] * 3
-
-
-@pytest.mark.parametrize("tokens", [0, -3, 1.5, True])
-def test_budgets_that_are_none_are_refused(tokens):
-    with pytest.raises(InvalidArgumentError, match=r"mini_batch_tokens=.*; expected an integer of at least 1"):
-        Distillation(Lexicon(), mini_batch_tokens=tokens)
 
 
 @pytest.mark.parametrize(("student", "teacher"), [(2.0, None), (0.5, 3.0)])
@@ -176,15 +162,6 @@ def test_the_best_candidate_of_another_row_with_the_same_query_is_no_negative(me
     assert loss.item() == pytest.approx((plain + (total / 3 if mean else total)).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["size_average", "normalize_scores", "mask_duplicates", "gather_across_devices"])
-@pytest.mark.parametrize("value", ["no", None, 2, [True]])
-def test_flags_are_true_or_false(name, value):
-    loss = Distillation if name == "normalize_scores" else Contrastive
-    with pytest.raises(InvalidArgumentError, match=rf"received {name}=.*; expected True or False"):
-        loss(Lexicon(), **{name: value})
-    loss(Lexicon(), **{name: True})
-
-
 def test_one_candidate_and_in_batch_negatives_are_something_to_learn():
     model = Lexicon()
     queries, documents = texts(3, 1)
@@ -195,27 +172,6 @@ def test_one_candidate_and_in_batch_negatives_are_something_to_learn():
         )
     expected = naive_contrastive(all_scores(model, queries, documents), 1)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0}, "temperature=0; expected a positive number"),
-        ({"teacher_temperature": -1.0}, "teacher_temperature=-1.0; expected a positive number"),
-        ({"in_batch_weight": -0.5}, "in_batch_weight=-0.5; expected a positive number"),
-        ({"in_batch_metric": "maxsim"}, "in_batch_metric='maxsim' is not callable"),
-    ],
-)
-def test_options_that_are_none_are_refused(options, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        Distillation(Lexicon(), **options)
-
-
-def test_scores_of_a_wrong_in_batch_metric_are_named():
-    loss = Distillation(Lexicon(), in_batch_weight=1.0, in_batch_metric=colbert_kd_scores)
-    message = r"in_batch_metric returned shape \(3, 3\) for 3 queries .*; expected shape \(3, 9\)"
-    with pytest.raises(InvalidArgumentError, match=message):
-        loss(batch_of(*texts()), LABELS)
 
 
 def test_a_text_is_not_its_own_negative_wherever_it_stands():
@@ -237,7 +193,138 @@ def test_a_text_is_not_its_own_negative_wherever_it_stands():
     assert plain.item() == pytest.approx(naive_contrastive(rows, 2).item(), rel=1e-5)
 
 
-def test_texts_are_compared_whatever_their_padding():
+LABELS_SCORERS = torch.tensor([[0.9, 0.1, 0.4], [0.2, 0.8, 0.5]])
+
+
+def small_batch(model):
+    """Two queries with three documents each, as features and as single texts."""
+    # No token twice: XTR's choice among equal similarities would be arbitrary.
+    queries = [[17, 18, 19], [20, 21]]
+    documents = [[4, 5, 1, 6], [7], [8, 9, 2], [10, 11, 12, 13], [3, 14], [15, 16]]
+    single = [model.one(q, "query") for q in queries], [model.one(d, "document") for d in documents]
+    return [features(queries, "query"), features(documents, "document")], *single
+
+
+def xtr(queries, documents, top_k):
+    """XTR in loops (Lee et al., 2023): each query token retrieves `top_k` of all document tokens."""
+    rows = []
+    for query in queries:
+        row, counts = [torch.zeros(()) for _ in documents], [0] * len(documents)
+        for token in query:
+            found = [(token @ t, j) for j, document in enumerate(documents) for t in document]
+            retrieved = sorted(found, key=lambda pair: -pair[0].item())[:top_k]
+            for j in {j for _, j in retrieved}:
+                row[j] = row[j] + max((s for s, i in retrieved if i == j), key=torch.Tensor.item)
+                counts[j] += 1
+        rows.append([value / max(count, 1) for value, count in zip(row, counts, strict=True)])
+    return rows
+
+
+def maxsim(queries, documents):
+    return [score_each(query, documents) for query in queries]
+
+
+def mean_maxsim(queries, documents):
+    return [[value / len(q) for value in row] for q, row in zip(queries, maxsim(queries, documents), strict=True)]
+
+
+SCORERS = {
+    "ours": (ours.colbert_scores, ours.colbert_kd_scores, maxsim),
+    "ours-torch": (*(partial(f, backend="torch") for f in (ours.colbert_scores, ours.colbert_kd_scores)), maxsim),
+    "theirs": (theirs.colbert_scores, theirs.colbert_kd_scores, maxsim),
+    "theirs-mean": (theirs.mean_colbert_scores, theirs.mean_colbert_kd_scores, mean_maxsim),
+    "ours-xtr": (*(partial(f, top_k=5) for f in (ours.xtr_scores, ours.xtr_kd_scores)), partial(xtr, top_k=5)),
+    "xtr": (theirs.XTRScores(top_k=5), theirs.XTRKDScores(top_k=5), partial(xtr, top_k=5)),
+}
+
+
+@pytest.mark.parametrize(("all_pairs", "grouped", "loop"), SCORERS.values(), ids=SCORERS)
+def test_value_and_gradient_with_every_scorer(all_pairs, grouped, loop):
     model = Lexicon()
-    wide = [features([[5], [6]], "query"), features([[7], [8, 9, 10]], "document"), features([[11], [7]], "document")]
-    assert Contrastive(model)(wide).item() < Contrastive(model, mask_duplicates=False)(wide).item()
+    batch, queries, documents = small_batch(model)
+    rows = loop(queries, documents)
+    pairs = [
+        (Contrastive(model, all_pairs, temperature=0.5)(batch), naive_contrastive(rows, 3, 0.5)),
+        (
+            Distillation(model, grouped)(batch, LABELS_SCORERS),
+            naive_distillation([rows[0][:3], rows[1][3:]], LABELS_SCORERS),
+        ),
+    ]
+    for loss, expected in pairs:
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+        gradient, wanted = (torch.autograd.grad(x, model.table.weight, retain_graph=True)[0] for x in (loss, expected))
+        assert wanted.abs().max() > 1e-3
+        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_a_scorer_with_parameters_is_trained_along():
+    class Weighted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, queries, documents, *, queries_mask, documents_mask):
+            return self.weight * ours.colbert_scores(queries, documents, queries_mask, documents_mask)
+
+    loss = Contrastive(Lexicon(), Weighted())
+    loss(small_batch(loss.model)[0]).backward()
+    assert loss.score_metric.weight.grad.abs() > 1e-4
+    assert [name for name, _ in loss.named_parameters()] == ["model.table.weight", "score_metric.weight"]
+
+
+def test_gradients_are_exact_in_double_precision():
+    def scorer(queries, documents, queries_mask, documents_mask):
+        similarities = torch.einsum("bqh,cndh->bqcnd", queries, documents)
+        similarities = similarities.masked_fill(~documents_mask[None, None], -torch.inf)
+        return (similarities.amax(4) * queries_mask[:, :, None, None]).sum(1).flatten(1)
+
+    model = Lexicon(vocabulary=12, dtype=torch.float64)
+    batch = [features([[4, 5], [6]], "query"), features([[7], [8, 1, 9], [4, 10], [11]], "document")]
+    loss = Contrastive(model, scorer)
+    assert loss(batch).dtype == torch.float64
+
+    def run(weight):
+        return torch.func.functional_call(loss, {"model.table.weight": weight}, (batch,))
+
+    assert torch.autograd.gradcheck(run, model.table.weight, eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["autocast", "model"])
+@pytest.mark.parametrize("scorer", ["ours", "theirs", "ours-xtr", "xtr"])
+def test_half_precision_embeddings_are_scored_in_float32(colbert, kind, scorer):
+    if kind == "model":
+        colbert.bfloat16()
+    outputs = []
+    colbert.register_forward_hook(lambda _, args, out: outputs.append(out))
+    documents = colbert.tokenize(["a bird", "a rock", "blood", "a tree"], is_query=False)
+    batch = [colbert.tokenize(["what flies?", "what is red?"]), documents]
+    all_pairs, _, loop = SCORERS[scorer]
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+        loss = Contrastive(colbert, all_pairs, temperature=0.02)(batch)
+    assert loss.dtype == torch.float32
+    sides = [zip(out["token_embeddings"], out["attention_mask"].bool(), strict=True) for out in outputs]
+    single = [[vectors[mask].float() for vectors, mask in side] for side in sides]
+    expected = naive_contrastive(loop(*single), 2, 0.02)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-3)
+    loss.backward()
+    assert colbert[1].linear.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "scorer", "received", "expected"),
+    [
+        (
+            Contrastive,
+            ours.colbert_kd_scores,
+            "shape (2, 3)",
+            "expected shape (2, 6), as latelier.scores.colbert_scor",
+        ),
+        (Distillation, ours.colbert_scores, "shape (2, 6)", "expected shape (2, 3), as latelier.scores.colbert_kd_"),
+        (Distillation, lambda q, d, **masks: 3.0, "a float", "expected shape (2, 3), as latelier.scores.colbert_kd_"),
+    ],
+)
+def test_scores_of_another_shape_are_refused(loss, scorer, received, expected):
+    model = Lexicon()
+    message = re.escape(f"score_metric returned {received} for 2 queries with 3 documents each; {expected}")
+    with pytest.raises(InvalidArgumentError, match=message):
+        loss(model, scorer)(small_batch(model)[0], LABELS_SCORERS)

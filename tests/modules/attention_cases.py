@@ -1,15 +1,23 @@
 """Combinations of options that `Attention` and the class of diffusers both have, with inputs and weights for each.
 
 Weights and inputs come from numpy's legacy generator, whose numbers are the same in every version.
+
+Run where diffusers is installed, it stores the reference numbers of the tests:
+``PYTHONPATH=src:tests/modules python tests/modules/attention_cases.py``.
 """
 
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from latelier import modules
 
 QK_NORMS = (None, "layer_norm", "fp32_layer_norm", "rms_norm", "l2")
 
@@ -241,3 +249,54 @@ def outputs(module: nn.Module, case: Case) -> list[Tensor]:
     with torch.no_grad():
         result = module(hidden_states, **more)
     return list(result) if isinstance(result, tuple) else [result]
+
+
+def import_peer() -> ModuleType:
+    """The module of diffusers that holds its attention; raises ImportError where it is not installed."""
+    logging.getLogger("diffusers").setLevel(logging.ERROR)
+    from diffusers.models import attention_processor
+
+    return attention_processor
+
+
+def build(library: Any, case: Case, processor: str | None) -> Any:
+    """The `Attention` of a library, with the case's arguments and processor, and initial weights of a fixed seed."""
+    torch.manual_seed(0)
+    module = library.Attention(**case.arguments)
+    if processor is not None:
+        module.set_processor(getattr(library, processor)(*([2] if "Sliced" in processor else [])))
+    return module
+
+
+def ready(module: Any, processor: str | None) -> Any:
+    """Fill the weights, and fuse them where the processor needs that."""
+    fill(module)
+    if processor is not None and "Fused" in processor:
+        module.fuse_projections()
+    return module
+
+
+def ours(case: Case) -> Any:
+    return ready(build(modules, case, case.ours), case.ours)
+
+
+def theirs(peer: ModuleType, case: Case) -> Any:
+    return ready(build(peer, case, case.theirs), case.theirs)
+
+
+def stored_cases(family: str) -> Iterator[Case]:
+    """A dozen cases of a family, evenly spaced, whose outputs are stored."""
+    cases = list(FAMILIES[family]())
+    step = max(1, len(cases) // 12)
+    return iter(cases[step // 2 :: step][:12])
+
+
+if __name__ == "__main__":
+    peer = import_peer()
+    numbers = {
+        family: np.concatenate(
+            [out.flatten().numpy() for case in stored_cases(family) for out in outputs(theirs(peer, case), case)]
+        )
+        for family in FAMILIES
+    }
+    np.savez_compressed(Path(__file__).with_name("attention_references.npz"), **numbers)

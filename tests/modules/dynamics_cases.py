@@ -1,15 +1,23 @@
 """Combinations of options of `DynamicsNetwork`, with inputs and weights for each, and what a network makes of them.
 
 Weights and inputs come from numpy's legacy generator, whose numbers are the same in every version.
+
+Run where LightZero is installed, it stores the reference numbers of the tests:
+``PYTHONPATH=src:tests/modules python tests/modules/dynamics_cases.py``.
 """
 
+import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from latelier.modules import DynamicsNetwork
 
 CHANNELS, REWARD_CHANNELS, HEIGHT, WIDTH, HIDDEN, BATCH, STEPS = 6, 3, 2, 3, 4, 5, 2
 
@@ -96,3 +104,38 @@ def run(network: nn.Module, case: Case, dtype: torch.dtype) -> dict[str, list[Te
         "gradients": [tensor.grad for tensor in (*inputs, *network.parameters())],
         "statistics": [tensor for tensor in network.buffers() if tensor.is_floating_point()],
     }
+
+
+def import_peer() -> type:
+    """The class of LightZero; raises ImportError where it is not installed."""
+    from lzero.model.efficientzero_model import DynamicsNetwork as Peer
+
+    return Peer
+
+
+def ours(case: Case) -> DynamicsNetwork:
+    return DynamicsNetwork(**case.arguments)
+
+
+def theirs(peer: type, case: Case) -> Any:
+    """Their network; the arguments have our order in each release, and our names up to 0.1."""
+    names = dict(zip(inspect.signature(DynamicsNetwork).parameters, inspect.signature(peer).parameters, strict=True))
+    return peer(**{names[name]: value for name, value in case.arguments.items()})
+
+
+def stored_numbers(make: Callable[[Case], Any]) -> dict[str, np.ndarray]:
+    """What is stored of the networks of a few cases: outputs, statistics, and each twentieth gradient.
+
+    Computed in float64, as a batch norm over a small batch multiplies rounding errors, and stored as float32.
+    """
+    results = [run(fill(make(case)), case, torch.float64) for case in list(cases())[::61]]
+    numbers = {
+        kind: np.concatenate([tensor.flatten().numpy() for result in results for tensor in result[kind]]).astype("f")
+        for kind in results[0]
+    }
+    return numbers | {"gradients": numbers["gradients"][::20]}
+
+
+if __name__ == "__main__":
+    numbers = stored_numbers(partial(theirs, import_peer()))
+    np.savez_compressed(Path(__file__).with_name("dynamics_references.npz"), **numbers)

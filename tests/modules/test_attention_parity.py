@@ -5,8 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attention_cases import FAMILIES, QK_NORMS, Case, fill, given, inputs, outputs, product
-from attention_peer import build, import_peer, ours, stored_cases, theirs
+from attention_cases import (
+    FAMILIES,
+    QK_NORMS,
+    Case,
+    build,
+    fill,
+    given,
+    import_peer,
+    inputs,
+    ours,
+    outputs,
+    product,
+    stored_cases,
+    theirs,
+)
 
 from latelier import modules
 from latelier.errors import InvalidArgumentError
@@ -85,36 +98,6 @@ def test_state_dicts_have_the_same_names_and_shapes(peer):
         }
         compared += 1
     assert compared > 500
-
-
-def test_cases_are_many_and_distinct():
-    names = [case.name for family in FAMILIES.values() for case in family()]
-    assert len(names) == len(set(names)) > 2000
-
-
-@pytest.mark.parametrize("name", ["AttnProcessor2_0", "AttnProcessor", "SlicedAttnProcessor"])
-def test_processors_of_diffusers_run_on_our_module(name, peer):
-    case = Case({"query_dim": 8, "heads": 2, "dim_head": 4, "norm_num_groups": 2}, False, 8, "keys")
-    module = ours(case)
-    expected = outputs(module, case)
-    module.set_processor(getattr(peer, name)(*([1] if "Sliced" in name else [])))
-    assert largest_difference(outputs(module, case), expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("out_dim", [3, 4])
-def test_helpers_agree(out_dim, peer):
-    reference, module = peer.Attention(8, heads=2, dim_head=4), modules.Attention(8, heads=2, dim_head=4)
-    for tensor in (torch.randn(2, 5, 8), torch.randn(2, 3, 5, 8)):
-        assert torch.equal(module.head_to_batch_dim(tensor, out_dim), reference.head_to_batch_dim(tensor, out_dim))
-    heads = torch.randn(4, 5, 4)
-    assert torch.equal(module.batch_to_head_dim(heads), reference.batch_to_head_dim(heads))
-    for length, mask in ((5, torch.randn(2, 1, 5)), (5, torch.randn(2, 6, 5)), (7, torch.randn(2, 1, 5))):
-        expected = reference.prepare_attention_mask(mask, length, 2, out_dim)
-        assert torch.equal(module.prepare_attention_mask(mask, length, 2, out_dim), expected)
-    mask = torch.randn(4, 1, 5)
-    torch.testing.assert_close(
-        module.get_attention_scores(heads, heads, mask), reference.get_attention_scores(heads, heads, mask)
-    )
 
 
 def test_gradients_agree(peer):

@@ -1,6 +1,5 @@
 """`AttentionPooling` against a loop over documents and clusters; untrained, it is Ward's method."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,15 +143,6 @@ def test_short_and_empty_documents_have_no_vectors_to_spare(make):
     torch.testing.assert_close(rows(untrained)[2], F.normalize(rows(features)[2], dim=-1))
 
 
-def test_no_documents_and_no_tokens():
-    for shape in ((0, 5), (2, 0)):
-        mask = torch.ones(shape, dtype=torch.bool)
-        pooled = trained()({"token_embeddings": torch.zeros(*shape, DIM), "attention_mask": mask})
-        assert pooled["token_embeddings"].shape == (shape[0], 3, DIM)
-        assert not pooled["attention_mask"].any()
-        assert not pooled["token_embeddings"].any()
-
-
 def test_a_document_does_not_depend_on_its_batch():
     pooling, features = trained(), batch(9, 30, 2)
     together = pooling(dict(features))["token_embeddings"]
@@ -179,14 +169,6 @@ def test_weights_that_are_not_positive_count_as_1(wrong):
     expected = ward_clusters(unit, mask, weights, 4)
     weights[0, 5] = wrong
     assert torch.equal(ward_clusters(unit, mask, weights, 4), expected)
-
-
-def test_queries_pass_unchanged():
-    features = batch(5)
-    assert AttentionPooling(DIM, 2)(features, task="query") is features
-    assert AttentionPooling(DIM, 2)(dict(features), task="document")["token_embeddings"].shape == (1, 2, DIM)
-    assert AttentionPooling(DIM, 2, tasks=["query"])(dict(features), task="query")["attention_mask"].shape == (1, 2)
-    assert AttentionPooling(DIM, 2, tasks="query")(features, task=None) is features
 
 
 def test_gradients_pass_by_empty_documents():
@@ -231,18 +213,6 @@ def test_pool_pools_the_tasks_that_it_was_made_for():
     assert torch.equal(pooling.pool(queries, task="query")[0], trained().pool(queries)[0])
 
 
-@pytest.mark.parametrize("name", ["dim", "num_vectors", "heads", "dim_head", "hidden_dim"])
-def test_arguments_are_positive_integers(name):
-    with pytest.raises(InvalidArgumentError, match=f"received {name}=0; expected an integer of at least 1"):
-        AttentionPooling(**{"dim": 4, name: 0})
-
-
 def test_vectors_of_another_dimension_are_named():
     with pytest.raises(InvalidArgumentError, match=r"token vectors of 8 dimensions; .* was made for 6"):
         AttentionPooling(6)(batch(2))
-
-
-def test_clusters_are_counted_from_the_first_token():
-    vectors = torch.tensor(np.eye(3, dtype="float32")[[2, 0, 2, 1]])[None]
-    mask = torch.tensor([[True, True, True, True]])
-    assert ward_clusters(vectors, mask, torch.ones(1, 4), 3).tolist() == [[0, 1, 0, 2]]

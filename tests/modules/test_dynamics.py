@@ -1,16 +1,18 @@
 """`DynamicsNetwork`: the formulas step by step, what the options change, and errors."""
 
 import itertools
+import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from dynamics_cases import cases, fill, import_peer, ours, run, stored_numbers, theirs
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules import DynamicsNetwork
+from latelier.modules import DynamicsNetwork, ValueSupport
 
 SMALL = {
     "observation_shape": (3, 2, 3),
@@ -102,42 +104,6 @@ def test_the_last_layer_starts_with_zeros():
     assert build()(*draw())[2].any()
 
 
-def test_norm_types_choose_the_norms():
-    def norms(network):
-        kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
-        return {name: type(module).__name__ for name, module in network.named_modules() if isinstance(module, kinds)}
-
-    blocks = {"resblocks.0.conv1.1": "BatchNorm2d", "resblocks.0.conv2.1": "BatchNorm2d"}
-    assert norms(build()) == {
-        **blocks,
-        "norm_common": "BatchNorm2d",
-        "norm_reward": "BatchNorm2d",
-        "norm_value_prefix": "BatchNorm1d",
-        "fc_reward_head.1": "BatchNorm1d",
-    }
-    assert norms(build(norm_type="LN")) == {
-        **blocks,
-        "norm_common": "LayerNorm",
-        "norm_reward": "LayerNorm",
-        "norm_value_prefix": "BatchNorm1d",
-        "fc_reward_head.1": "LayerNorm",
-    }
-
-
-def test_the_default_activation_is_in_place_and_belongs_to_one_network():
-    first, second = build(), build()
-    assert first.activation.inplace
-    assert first.activation is first.resblocks[0].act
-    assert first.activation is not second.activation
-    encoding, state = draw()
-    before = [tensor.clone() for tensor in (encoding, *state)]
-    latent, *_ = first(encoding, state)
-    copy = latent.clone()
-    first(encoding, state)
-    assert all(torch.equal(now, then) for now, then in zip((encoding, *state), before, strict=True))
-    assert torch.equal(latent, copy)
-
-
 def test_training_updates_statistics_and_normalizes_by_the_batch():
     network = build().train()
     inputs = draw()
@@ -200,20 +166,129 @@ def test_wrong_shapes(name):
         build(**options)(*draw(**shape))
 
 
-def test_an_encoding_is_a_tensor():
-    with pytest.raises(InvalidArgumentError, match="received None as state_action_encoding; expected a tensor"):
-        build()(None)
-
-
-def test_a_hidden_state_is_a_pair():
-    encoding, (hidden, _) = draw()
-    with pytest.raises(InvalidArgumentError, match=r"received a Tensor as reward_hidden_state; expected a pair of"):
-        build()(encoding, hidden)
-
-
 def test_training_needs_a_batch_of_two():
     network = build().train()
     with pytest.raises(InvalidArgumentError, match="received a batch of 1 in training mode"):
         network(*draw(batch=1))
     assert network.norm_common.num_batches_tracked == 0
     assert network.eval()(*draw(batch=1))[2].shape == (1, 5)
+
+
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}  # relative to the largest number
+
+
+REFERENCES = Path(__file__).with_name("dynamics_references.npz")
+
+
+@pytest.fixture(scope="module")
+def peer():
+    pytest.importorskip("lzero.model.efficientzero_model", reason="compared with stored numbers only")
+    return import_peer()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_state_dicts_load_and_outputs_gradients_and_statistics_agree(dtype, peer):
+    different = {}
+    for case in cases():
+        reference, network = fill(theirs(peer, case)), ours(case)
+        network.load_state_dict(reference.state_dict())
+        expected, found = run(reference, case, dtype), run(network, case, dtype)
+        for kind, tensors in expected.items():
+            assert [tensor.shape for tensor in tensors] == [tensor.shape for tensor in found[kind]]
+            largest = max(1.0, *(float(tensor.abs().max()) for tensor in tensors))
+            difference = max(float((a - b).abs().max()) for a, b in zip(tensors, found[kind], strict=True)) / largest
+            if not difference < TOLERANCES[dtype]:
+                different[case, kind] = difference
+    assert different == {}
+
+
+def test_a_seed_gives_the_same_weights(peer):
+    for case in list(cases())[::7]:
+        torch.manual_seed(0)
+        reference = theirs(peer, case).state_dict()
+        torch.manual_seed(0)
+        state = ours(case).state_dict()
+        assert list(reference) == list(state)
+        assert all(torch.equal(reference[name], state[name]) for name in reference), case
+
+
+def test_means_agree(peer):
+    for case in list(cases())[::37]:
+        reference, network = fill(theirs(peer, case)), fill(ours(case))
+        assert network.get_dynamic_mean() == pytest.approx(reference.get_dynamic_mean(), rel=1e-12)
+        reference.fc = reference.fc_reward_head  # the name that their method looks for
+        (weights, mean), (expected, expected_mean) = network.get_reward_mean(), reference.get_reward_mean()
+        np.testing.assert_array_equal(weights, expected)
+        assert mean == pytest.approx(expected_mean, rel=1e-6)
+
+
+def test_outputs_gradients_and_statistics_agree_with_stored_numbers():
+    found = stored_numbers(ours)
+    with np.load(REFERENCES) as references:
+        assert set(found) == set(references)
+        for kind, numbers in found.items():
+            np.testing.assert_allclose(numbers, references[kind], rtol=1e-6, atol=1e-6)
+
+
+def test_cases_are_many_and_distinct():
+    assert len(set(cases())) == len(list(cases())) == 1152
+
+
+VALUES = torch.tensor([0.0, 1e-6, 0.3, -0.3, 1.0, -2.5, 42.0, -1000.0, 80000.0], dtype=torch.float64)
+
+
+def scaled(value, epsilon):
+    return math.copysign(math.sqrt(abs(value) + 1) - 1, value) + epsilon * value
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_encode_shares_the_scaled_value_between_two_integers(dtype, epsilon):
+    support = ValueSupport(801, epsilon=epsilon)
+    for value, row in zip(VALUES.tolist(), support.encode(VALUES.to(dtype)), strict=True):
+        expected = torch.zeros(801, dtype=torch.float64)
+        low = math.floor(scaled(value, epsilon))
+        expected[400 + low] = 1 - (scaled(value, epsilon) - low)
+        expected[400 + low + 1] = scaled(value, epsilon) - low
+        assert row.dtype == dtype
+        # positions up to 400 are rounded
+        torch.testing.assert_close(row.double(), expected, rtol=0, atol=400 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_decode_undoes_encode(dtype, epsilon):
+    support = ValueSupport(801, epsilon=epsilon)
+    logits = support.encode(VALUES.to(dtype).reshape(3, 3)).log()
+    # a rounding of h(x) grows by the slope of the inverse, 2 * sqrt(x + 1): less than 600
+    torch.testing.assert_close(support.decode(logits).double(), VALUES.reshape(3, 3), rtol=1e-4, atol=1e-6)
+
+
+def test_values_outside_the_support_are_clamped():
+    found = ValueSupport(5, epsilon=0.0).encode(torch.tensor([100.0, -100.0, 1e38, -1e38]))
+    assert found.tolist() == [[0, 0, 0, 0, 1], [1, 0, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_computed_in_float32(dtype):
+    support, logits = ValueSupport(21), torch.randn(4, 21).to(dtype)
+    assert torch.equal(support.decode(logits), support.decode(logits.float()))
+    assert torch.equal(support.encode(logits), support.encode(logits.float()))
+
+
+def test_lightzero_agrees():
+    peer = pytest.importorskip("lzero.policy.scaling_transform", reason="LightZero is not installed")
+    support = ValueSupport(601)
+    values = VALUES[VALUES.abs() < 80000].reshape(2, 4)
+    targets = peer.phi_transform(peer.DiscreteSupport(-300, 300), peer.scalar_transform(values).float())
+    torch.testing.assert_close(support.encode(values).float(), targets, rtol=0, atol=2e-5)
+    logits = torch.randn(50, 601, dtype=torch.float64) * 5
+    torch.testing.assert_close(support.decode(logits), peer.inverse_scalar_transform(logits, 300).squeeze(1))
+
+
+@pytest.mark.parametrize(
+    ("size", "epsilon", "message"), [(600, 0.001, "odd number"), (1, 0.001, "at least 3"), (3, -1.0, "epsilon=-1.0")]
+)
+def test_wrong_arguments_value_support(size, epsilon, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        ValueSupport(size, epsilon=epsilon)

@@ -67,13 +67,6 @@ def test_interpolation_reads_long_sequences_with_the_angles_of_short_ones():
     torch.testing.assert_close(long[[0, 4, 8]], RotaryPositions(6)(rows[[0, 4, 8]]))
 
 
-def test_base_scaling_stretches_the_longest_wavelength_and_keeps_the_shortest():
-    plain, scaled = RotaryPositions(8), RotaryPositions(8, alpha=4.0)
-    angles = [torch.atan2(*reversed(module.table(2)))[1] for module in (plain, scaled)]  # of position 1
-    assert angles[1][0] == angles[0][0]
-    assert angles[0][-1] / angles[1][-1] == pytest.approx(4.0)
-
-
 @pytest.mark.parametrize(
     ("options", "theirs"),
     [
@@ -93,16 +86,6 @@ def test_rotary_equals_llama_in_transformers(options, theirs, start):
     rotary = RotaryPositions(8, **options)
     for heads, other in zip((query, key), expected, strict=True):
         torch.testing.assert_close(rotary(from_halves(heads), start), other, rtol=1e-5, atol=1e-5)
-
-
-def test_rotary_equals_diffusers():
-    embeddings = pytest.importorskip("diffusers.models.embeddings")
-    table = embeddings.get_1d_rotary_pos_embed(8, 5, use_real=True)
-    rows = torch.randn(2, 3, 5, 8)
-    rotary = RotaryPositions(8)
-    for found, expected in zip(rotary.table(5), table, strict=True):
-        torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(rotary(rows), embeddings.apply_rotary_emb(rows, table))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -147,7 +130,6 @@ def test_attention_rotates_queries_and_keys():
     ("arguments", "context", "table", "message"),
     [
         ({}, True, RotaryPositions(4).table(5), "received image_rotary_emb with keys of a context, whose positions"),
-        ({"added_kv_proj_dim": 8}, False, RotaryPositions(4).table(5), "with keys of a context, whose positions"),
         ({}, False, RotaryPositions(4).table(3), r"of shapes \[\(3, 4\), \(3, 4\)\]; expected .* of \(5, 4\) each"),
         ({}, False, torch.zeros(5, 4), "of a Tensor; expected cosines and sines"),
     ],
@@ -162,15 +144,9 @@ def test_rotations_that_do_not_fit_raise(arguments, context, table, message):
     ("make", "message"),
     [
         (lambda: RotaryPositions(5), "received dim=5; expected an even number"),
-        (lambda: SinusoidalPositions(0), "received dim=0; expected an integer of at least 1"),
         (lambda: RotaryPositions(4, scale=0), "received scale=0; expected a positive number"),
         (lambda: RotaryPositions(2, alpha=2.0), "received alpha=2.0 for 2 channels; expected dim of at least 4"),
         (lambda: RotaryPositions(4)(torch.zeros(3, 6)), r"of shape \(3, 6\) and .* of shape \(..., length, 4\)"),
-        (lambda: SinusoidalPositions(4)(torch.zeros(3, 4, dtype=int)), "torch.int64; expected floating-point"),
-        (lambda: RotaryPositions(4)("a"), r"received 'a' \(str\) as hidden_states; expected a tensor"),
-        (lambda: SinusoidalPositions(4)([[1.0]]), "as hidden_states; expected a tensor"),
-        (lambda: RotaryPositions(4).table(-1), "received length=-1; expected an integer of at least 0"),
-        (lambda: RotaryPositions(4).table(2.5), "received length=2.5; expected an integer of at least 0"),
     ],
 )
 def test_wrong_arguments_raise(make, message):

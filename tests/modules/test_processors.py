@@ -144,13 +144,6 @@ def test_probabilities_are_those_that_made_the_output():
     torch.testing.assert_close(attention.to_out[0](mixed), out)
 
 
-def test_the_whole_of_joint_attention_is_in_its_probabilities():
-    arguments = {"added_kv_proj_dim": 8, "context_pre_only": False}
-    attention = Attention(8, heads=2, dim_head=4, **arguments, processor=ExplicitProcessor())
-    (out, context), probabilities = attention(torch.randn(2, 3, 8), torch.randn(2, 4, 8), return_probabilities=True)
-    assert (out.shape, context.shape, probabilities.shape) == ((2, 3, 8), (2, 4, 8), (2, 2, 7, 7))
-
-
 def test_slices_hold_no_more_than_asked_for(monkeypatch):
     attention, seen = Attention(8, heads=4, dim_head=2, processor=SlicedProcessor(3)), []
     scores = attention.get_attention_scores

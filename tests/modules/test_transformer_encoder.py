@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules import ExplicitProcessor, FeedForward, RotaryPositions, TransformerBlock, TransformerEncoder
+from latelier.modules import FeedForward, RotaryPositions, TransformerBlock, TransformerEncoder
 
 IDS = torch.tensor([[0, 1, 2]])
 
@@ -45,12 +45,6 @@ def test_block_equals_that_of_torch(norm_first, activation, masked):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_feed_forward_is_its_formula():
-    layer, rows = FeedForward(4, 6, activation="relu"), torch.randn(3, 4)
-    hidden = (rows @ layer.up.weight.T + layer.up.bias).clamp(min=0)
-    torch.testing.assert_close(layer(rows), hidden @ layer.down.weight.T + layer.down.bias)
-
-
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal", None])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_encoder_is_the_sequence_of_its_parts(norm_first, positions):
@@ -84,14 +78,6 @@ def test_masked_tokens_have_no_influence_but_a_vector():
     assert not torch.allclose(out[mask], encoder(ids)[mask], atol=1e-3)
 
 
-def test_every_processor_computes_the_same_encoder():
-    encoder, ids = TransformerEncoder(20, 8, heads=2), torch.randint(20, (2, 5))
-    expected = encoder(ids)
-    for layer in encoder.layers:
-        layer.attention.set_processor(ExplicitProcessor())
-    torch.testing.assert_close(encoder(ids), expected)
-
-
 def test_resizing_keeps_the_rows_and_shows_the_new_size():
     encoder = TransformerEncoder(5, 8, heads=2)
     before = encoder.embeddings.weight.clone()
@@ -118,35 +104,13 @@ def test_arguments_given_as_numbers_of_numpy_can_be_saved_as_json():
     ("make", "message"),
     [
         (lambda: TransformerBlock(10, heads=4), "received dim=10 for 4 heads; expected a multiple of 4"),
-        (
-            lambda: TransformerBlock(8)(torch.zeros(1, 8, 3, 3)),
-            r"of shape \(1, 8, 3, 3\); expected \(batch, length, 8\)",
-        ),
         (lambda: FeedForward(4, activation="tanh"), "received activation='tanh'; expected 'gelu' or 'relu'"),
-        (lambda: FeedForward(4, activation=["gelu"]), r"received activation=\['gelu'\]; expected 'gelu' or 'relu'"),
-        (lambda: TransformerEncoder(9, dim=12.0), "received dim=12.0; expected an integer of at least 1"),
         (lambda: TransformerEncoder(9, 12, heads=4), "received dim=3; expected an even number"),
-        (lambda: TransformerEncoder(9, positions="learned"), "received positions='learned'; expected 'rotary'"),
-        (lambda: TransformerEncoder(9, num_layers=0), "received num_layers=0; expected an integer of at least 1"),
         (lambda: TransformerEncoder(9)(torch.zeros(3, dtype=int)), r"input_ids of shape \(3,\); expected \(batch, le"),
-        (
-            lambda: TransformerEncoder(9)(torch.zeros(1, 3, dtype=int), torch.ones(1, 2)),
-            r"input_ids of shape \(1, 3\) and an attention_mask of shape \(1, 2\)",
-        ),
-        (lambda: TransformerEncoder(9)([[1]]), r"received \[\[1\]\] \(list\) as input_ids; expected a tensor"),
-        (
-            lambda: TransformerEncoder(9)(IDS, [[1]]),
-            r"received \[\[1\]\] \(list\) as attention_mask; expected a tensor",
-        ),
-        (lambda: TransformerEncoder(9)(IDS.float()), "input_ids of dtype torch.float32; expected int32 or int64: .* 8"),
         (
             lambda: TransformerEncoder(9)(IDS + 7),
             r"received input_ids from 7 to 9; expected 0 to 8 \(vocabulary_size=9\)",
         ),
-        (lambda: TransformerEncoder(9)(IDS - 1), r"received input_ids from -1 to 1; expected 0 to 8"),
-        (lambda: TransformerEncoder(9, norm_first="no"), "received norm_first='no'; expected True or False"),
-        (lambda: TransformerBlock(8, norm_first="no"), "received norm_first='no'; expected True or False"),
-        (lambda: TransformerBlock(8)(None), "received None as hidden_states; expected a tensor"),
     ],
 )
 def test_wrong_arguments_raise(make, message):

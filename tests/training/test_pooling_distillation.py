@@ -9,7 +9,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.scores import colbert_scores
 from latelier.training import distill_pooling
-from latelier.training.pooling import _Batch, _loss, _maxima
+from latelier.training.pooling import _Batch, _loss
 
 STEPS = {"steps": 60, "batch_size": 16, "seed": 3}
 
@@ -95,12 +95,6 @@ def test_loss_is_that_of_the_formula(distilled, whole):
                 matched.append(relevance[row, d] * -weights[(document @ token).argmax()])
     expected = 3 * divergence + torch.stack(matched).sum() / queries.num_tokens
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_maxima_skip_masked_tokens():
-    documents = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
-    values, places = _maxima(torch.tensor([[-1.0, 0.0]]), documents, torch.tensor([[True, False]]))
-    assert (values.tolist(), places.tolist()) == ([[-1.0]], [[0]])
 
 
 def test_what_cannot_be_distilled_is_said(shallow):

@@ -5,14 +5,17 @@ import json
 
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer
-from sentence_transformers.multi_vector_encoder.evaluation import (
-    MultiVectorInformationRetrievalEvaluator,
-    MultiVectorTripletEvaluator,
+from sentence_transformers import (
+    MultiVectorEncoderTrainer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 
-from latelier.losses import Contrastive, Distillation
+from latelier.errors import LatelierError
+from latelier.losses import CachedContrastive, Contrastive, Distillation, MarginMSE
 from latelier.models import ColBERT
+from latelier.scores import xtr_kd_scores, xtr_scores
 
 TEXTS = ["Wings push air down.", "a pear"]
 
@@ -24,21 +27,6 @@ def losses_of(trainer, key="loss"):
 def same(first, second):
     # Up to rounding: weights that were laid out for the processor add up in another order.
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize(("loss", "data"), [(Contrastive, "triplets"), (Distillation, "scored")])
-def test_loss_falls_and_the_saved_model_gives_equal_embeddings(loss, data, model, train, request, tmp_path):
-    dataset = request.getfixturevalue(data)
-    trainer = train(loss(model), dataset, max_steps=4, per_device_train_batch_size=4)
-    values = losses_of(trainer)
-    assert len(values) == 4
-    assert values[-1] < 0.8 * values[0]
-    model.eval()
-    model.save(str(tmp_path / "saved"))
-    for reload in (ColBERT, MultiVectorEncoder):
-        reloaded = reload(str(tmp_path / "saved"), device="cpu")
-        assert same(model.encode_query(TEXTS), reloaded.encode_query(TEXTS))
-        assert same(model.encode_document(TEXTS), reloaded.encode_document(TEXTS))
 
 
 def test_teacher_scores_are_learned(model, train, scored):
@@ -61,44 +49,6 @@ def test_the_trainer_computes_what_a_call_by_hand_does(negatives, model, train, 
     expected = loss(batch).item()
     trainer = train(loss, dataset.select_columns(columns), max_steps=1, per_device_train_batch_size=4)
     assert losses_of(trainer) == [pytest.approx(expected, rel=1e-3)]  # the trainer logs four digits
-
-
-def test_the_best_model_is_loaded_at_the_end(model, train, triplets):
-    evaluator = MultiVectorTripletEvaluator(triplets["anchor"], triplets["positive"], triplets["negative"])
-    trainer = train(
-        Contrastive(model),
-        triplets,
-        evaluator,
-        max_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_maxsim_accuracy",
-    )
-    accuracy = losses_of(trainer, "eval_maxsim_accuracy")
-    assert trainer.state.best_metric == max(accuracy)
-    best = ColBERT(trainer.state.best_model_checkpoint, device="cpu")
-    assert same(best.encode_query(TEXTS), model.eval().encode_query(TEXTS))
-
-
-def test_evaluation_loss_and_retrieval_evaluator(model, train, triplets):
-    evaluator = MultiVectorInformationRetrievalEvaluator(
-        queries={str(i): text for i, text in enumerate(triplets["anchor"])},
-        corpus={str(i): text for i, text in enumerate(triplets["positive"])},
-        relevant_docs={str(i): {str(i)} for i in range(4)},
-        ndcg_at_k=[3],
-        map_at_k=[3],
-        mrr_at_k=[3],
-        accuracy_at_k=[1],
-        precision_recall_at_k=[1],
-    )
-    changes = {"eval_strategy": "steps", "eval_steps": 3, "max_steps": 6, "per_device_train_batch_size": 4}
-    trainer = train(Contrastive(model), triplets, evaluator, eval_dataset=triplets, **changes)
-    first, last = losses_of(trainer, "eval_loss")
-    assert last < first
-    assert losses_of(trainer, "eval_maxsim_ndcg@3")[-1] > 0.8
 
 
 def test_several_data_sets_with_a_loss_each(model, arguments, triplets, scored):
@@ -145,30 +95,6 @@ def without_dropout(module):
         module.dropout_prob = 0.0
 
 
-def test_gradient_checkpointing_gives_the_same_losses(model, train, triplets):
-    model.apply(without_dropout)
-    runs = [
-        losses_of(train(Contrastive(copy.deepcopy(model)), triplets, max_steps=2, gradient_checkpointing=on))
-        for on in (False, True)
-    ]
-    assert runs[1] == pytest.approx(runs[0], rel=1e-3)
-
-
-def test_bfloat16_training(model, train, triplets):
-    trainer = train(Contrastive(model), triplets, max_steps=3, per_device_train_batch_size=4, bf16=True)
-    values = losses_of(trainer)
-    assert values[-1] < values[0]
-    assert model[1].linear.weight.dtype == torch.float32
-
-
-def test_a_compiled_model_has_the_same_losses(model, train, triplets):
-    model.apply(without_dropout)
-    plain = train(Contrastive(copy.deepcopy(model)), triplets, max_steps=2)
-    trainer = train(Contrastive(model), triplets, max_steps=2, torch_compile=True, torch_compile_backend="eager")
-    assert type(trainer.loss.model).__name__ == "OptimizedModule"
-    assert losses_of(trainer) == pytest.approx(losses_of(plain), rel=1e-4)
-
-
 def test_the_model_card_tells_of_the_loss(model, train, scored, tmp_path):
     trainer = train(Distillation(model), scored, max_steps=1)
     trainer.save_model(str(tmp_path / "saved"))
@@ -179,3 +105,229 @@ def test_the_model_card_tells_of_the_loss(model, train, scored, tmp_path):
     assert "santhanam-etal-2022-colbertv2" in card
     block = card[card.index('"score_metric"') :].split("```")[0].strip().rstrip("}")
     assert json.loads("{" + block + "}") == settings
+
+
+LOSSES = {
+    "contrastive": (Contrastive, {}, "triplets"),
+    "contrastive-dims": (Contrastive, {"dims": (16, 8)}, "triplets"),
+    "contrastive-xtr": (Contrastive, {"score_metric": xtr_scores, "temperature": 0.1}, "triplets"),
+    "cached": (CachedContrastive, {"mini_batch_size": 2}, "triplets"),
+    "distillation": (Distillation, {}, "scored"),
+    "distillation-in-batch": (Distillation, {"in_batch_weight": 1.0, "temperature": 2.0}, "scored"),
+    "distillation-xtr": (Distillation, {"score_metric": xtr_kd_scores}, "scored"),
+    "margin": (MarginMSE, {"dims": (16, 4)}, "scored"),
+}
+
+
+@pytest.fixture(params=LOSSES)
+def case(request):
+    kind, options, data = LOSSES[request.param]
+    return kind, options, request.getfixturevalue(data)
+
+
+def losses_of_every_loss(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def parameters(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def test_the_loss_falls(case, model, train):
+    kind, options, data = case
+    values = losses_of_every_loss(train(kind(model, **options), data, max_steps=4, per_device_train_batch_size=4))
+    assert len(values) == 4
+    assert values[-1] < 0.9 * values[0]
+
+
+@pytest.mark.parametrize("name", ["cached", "distillation-in-batch"])
+def test_under_the_trainers_options_the_loss_falls_too(name, model, train, request):
+    kind, options, data = LOSSES[name]
+    changes = {"bf16": True, "gradient_checkpointing": True, "gradient_accumulation_steps": 2}
+    trainer = train(kind(model, **options), request.getfixturevalue(data), max_steps=4, **changes)
+    assert losses_of_every_loss(trainer)[-1] < 0.9 * losses_of_every_loss(trainer)[0]
+
+
+@pytest.mark.parametrize("name", ["cached", "distillation-in-batch"])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(name, model, arguments, request):
+    kind, options, data = LOSSES[name]
+    data = request.getfixturevalue(data)
+    start = copy.deepcopy(model)
+    changes = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "seed": 7}
+
+    def trainer(encoder):
+        return MultiVectorEncoderTrainer(
+            model=encoder, args=arguments(**changes), train_dataset=data, loss=kind(encoder, **options)
+        )
+
+    whole = trainer(model)
+    whole.train()
+    checkpoint = f"{whole.args.output_dir}/checkpoint-2"
+    resumed = trainer(start)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert resumed.state.global_step == 4
+    expected, found = parameters(model), parameters(resumed.model)
+    assert any(
+        (expected[key] - value).abs().max() > 1e-4
+        for key, value in parameters(ColBERT(checkpoint, device="cpu")).items()
+    )
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["contrastive", "cached", "distillation"])
+def test_adapters_train_and_the_rest_stays(name, model, train, request, tmp_path):
+    peft = pytest.importorskip("peft")
+    kind, options, data = LOSSES[name]
+    config = peft.LoraConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, r=4, target_modules=["query", "value"])
+    model.save(str(tmp_path / "base"))
+    model = ColBERT(str(tmp_path / "base"), device="cpu")
+    model.add_adapter(config)
+    before = parameters(model)
+    values = losses_of_every_loss(
+        train(kind(model, **options), request.getfixturevalue(data), max_steps=6, per_device_train_batch_size=4)
+    )
+    assert values[-1] < values[0]
+    changed = {name for name, value in parameters(model).items() if not torch.equal(value, before[name])}
+    assert changed
+    encoder = {name for name in changed if name.startswith("0.")}
+    assert encoder
+    assert all("lora_" in name for name in encoder)
+
+
+def test_adapters_of_a_model_with_markers_want_a_saved_one(shallow, train, triplets, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, r=4, target_modules=["query", "value"])
+    model = ColBERT(shallow, 32, device="cpu")
+    with pytest.raises(LatelierError, match=r"markers are new tokens.*model = ColBERT\('base'\)"):
+        model.add_adapter(config)
+    model.save(str(tmp_path / "base"))
+    model = ColBERT(str(tmp_path / "base"), device="cpu")
+    model.add_adapter(config)
+    train(Contrastive(model), triplets, max_steps=2)
+    expected = model.eval().encode_document(["Wings push air down."])[0]
+    model.save(str(tmp_path / "saved"))
+    found = ColBERT(str(tmp_path / "saved"), device="cpu").encode_document(["Wings push air down."])[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def trainer(arguments):
+    def make(loss, dataset, collator=None, **changes):
+        return SentenceTransformerTrainer(
+            model=loss.model,
+            args=arguments(SentenceTransformerTrainingArguments, max_steps=2, **changes),
+            train_dataset=dataset,
+            loss=loss,
+            data_collator=collator,
+        )
+
+    return make
+
+
+def weights(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("loss", "data"), [(Contrastive, "triplets"), (Distillation, "scored")])
+def test_it_stops_before_the_first_step(loss, data, model, trainer, request):
+    before = weights(model)
+    stopped = trainer(loss(model), request.getfixturevalue(data))
+    with pytest.raises(LatelierError, match=r"Train with sentence_transformers.MultiVectorEncoderTrainer, or pass rou"):
+        stopped.train()
+    assert stopped.state.global_step == 0
+    assert all(torch.equal(parameter, before[name]) for name, parameter in weights(model).items())
+
+
+def marker_ids(model):
+    return [model.tokenizer.convert_tokens_to_ids(name) for name in ("[Q] ", "[D] ", "[D] ")]
+
+
+def test_router_mapping_makes_it_right(model, trainer, triplets):
+    mapping = {"anchor": "query", "positive": "document", "negative": "document"}
+    running = trainer(Contrastive(model), triplets, router_mapping=mapping)
+    batch = next(iter(running.get_train_dataloader()))
+    assert batch["anchor_input_ids"].shape == (2, 32)
+    assert [batch[f"{name}_input_ids"][0, 1].item() for name in mapping] == marker_ids(model)
+    running.train()
+    assert running.state.global_step == 2
+
+
+def test_the_collator_of_late_interaction_makes_it_right(model, trainer, triplets):
+    collator = MultiVectorEncoderDataCollator(preprocess_fn=model.preprocess)
+    running = trainer(Contrastive(model), triplets, collator)
+    batch = next(iter(running.get_train_dataloader()))
+    columns = ("anchor", "positive", "negative")
+    assert [batch[f"{name}_input_ids"][0, 1].item() for name in columns] == marker_ids(model)
+    running.train()
+    assert running.state.global_step == 2
+
+
+class Recording:
+    """A loss that keeps the batches it is given."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batches = []
+
+    def forward(self, sentence_features, labels=None):
+        sentence_features = [dict(features) for features in sentence_features]
+        self.batches.append((sentence_features, labels))
+        return super().forward(sentence_features, labels)
+
+
+class RecordingContrastive(Recording, Contrastive):
+    pass
+
+
+class RecordingDistillation(Recording, Distillation):
+    pass
+
+
+def token(model, name):
+    return model.tokenizer.convert_tokens_to_ids(name)
+
+
+@pytest.mark.parametrize(("loss", "data"), [(RecordingContrastive, "triplets"), (RecordingDistillation, "scored")])
+def test_batches_have_markers_and_expansion(loss, data, model, train, request):
+    dataset = request.getfixturevalue(data)
+    recording = loss(model)
+    train(recording, dataset, max_steps=2)
+    columns = len([name for name in dataset.column_names if name != "scores"])
+    assert len(recording.batches) == 2
+    for features, labels in recording.batches:
+        assert len(features) == columns
+        assert (labels is None) == (loss is RecordingContrastive)
+        queries, documents = features[0], features[1:]
+        ids = queries["input_ids"]
+        assert queries["task"] == "query"
+        assert ids.shape == (2, 32)
+        assert (ids[:, 1] == token(model, "[Q] ")).all()
+        assert (ids[:, -1] == token(model, "[MASK]")).all()
+        expanded = queries["query_expansion_positions"]
+        assert (ids[expanded] == token(model, "[MASK]")).all()
+        assert (expanded.sum(1) + queries["attention_mask"].sum(1) == 32).all()
+        for column in documents:
+            assert column["task"] == "document"
+            assert (column["input_ids"][:, 1] == token(model, "[D] ")).all()
+            assert (column["input_ids"] != token(model, "[MASK]")).all()
+
+
+def test_training_reads_the_tokens_that_encoding_reads(model, arguments, triplets):
+    trainer = MultiVectorEncoderTrainer(model=model, args=arguments(), train_dataset=triplets, loss=Contrastive(model))
+    batch = trainer.data_collator([triplets[0], triplets[1]])
+    for column, is_query in (("anchor", True), ("positive", False), ("negative", False)):
+        expected = model.tokenize(triplets[column][:2], is_query=is_query)
+        assert torch.equal(batch[f"{column}_input_ids"], expected["input_ids"])
+        assert torch.equal(batch[f"{column}_attention_mask"], expected["attention_mask"])
+
+
+def test_every_parameter_of_the_encoder_and_the_markers_learn(model, train, triplets):
+    table = model[0].model.get_input_embeddings().weight
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    train(Contrastive(model), triplets, max_steps=1)
+    still = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
+    assert {name.split(".")[2] for name in still} <= {"pooler"}  # its output is not used
+    old = next(value for name, value in before.items() if "word_embeddings" in name)
+    for marker in ("[Q] ", "[D] ", "[MASK]"):
+        assert not torch.equal(table[token(model, marker)], old[token(model, marker)])

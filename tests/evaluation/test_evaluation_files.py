@@ -1,0 +1,430 @@
+"""Reading BEIR folders: what comes out of sound files, and every fault named with file and line."""
+
+import gzip
+import json
+import math
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latelier.errors import InvalidArgumentError, StorageError
+from latelier.evaluation import (
+    Collection,
+    load_beir,
+    ranking,
+    read_qrels,
+    read_run,
+    read_trec,
+    read_trec_qrels,
+    write_run,
+    write_trec,
+    write_trec_qrels,
+)
+from latelier.evaluation.files import check_run_file
+
+CORPUS = [
+    {"_id": "d1", "title": "Paris", "text": "Capital of France.", "metadata": {"lang": "en"}},
+    {"_id": "d2", "title": "", "text": "Berlin is in Germany."},
+    {"_id": "d3", "text": "Rome."},
+]
+
+
+QUERIES = [
+    {"_id": "q1", "text": "capital of france"},
+    {"_id": "q2", "text": "germany"},
+    {"_id": "q3", "text": "unjudged"},
+]
+
+
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\nq2\td2\t1\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sound collection; tests overwrite one of its files."""
+    write(tmp_path / "corpus.jsonl", CORPUS)
+    write(tmp_path / "queries.jsonl", QUERIES)
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text(QRELS)
+    return tmp_path
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def test_sound_folder(folder):
+    collection = load_beir(folder)
+    assert collection.documents["d1"] == {"title": "Paris", "text": "Capital of France."}
+    assert collection.texts() == {"d1": "Paris Capital of France.", "d2": "Berlin is in Germany.", "d3": "Rome."}
+    assert collection.queries == {"q1": "capital of france", "q2": "germany"}  # q3 has no qrel in this split
+    assert collection.qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
+    assert repr(collection) == "Collection(3 documents, 2 queries, 3 qrels)"
+    assert repr(Collection({}, {}, {})) == "Collection(0 documents, 0 queries, 0 qrels)"
+
+
+def test_gzip_byte_order_mark_blank_lines_and_integer_ids(folder):
+    (folder / "corpus.jsonl").unlink()
+    lines = "\ufeff" + "\n\r\n".join(json.dumps(record) for record in [*CORPUS, {"_id": 7, "text": "seven"}])
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    assert list(load_beir(folder).documents) == ["d1", "d2", "d3", "7"]
+
+
+def test_qrels_without_header_and_other_splits(folder):
+    (folder / "qrels" / "dev.tsv").write_text("q3\td3\t1\n")
+    collection = load_beir(folder, "dev")
+    assert collection.qrels == {"q3": {"d3": 1}}
+    assert collection.queries == {"q3": "unjudged"}
+    with pytest.raises(InvalidArgumentError, match=r"split='train'; splits available: dev, test\."):
+        load_beir(folder, "train")
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
+def test_missing_file_lists_what_is_there(folder, name):
+    (folder / name).unlink()
+    present = {"corpus.jsonl", "queries.jsonl", "qrels"} - {name}
+    with pytest.raises(
+        InvalidArgumentError, match=rf"has no {name} or {name}.gz \(it holds: {', '.join(sorted(present))}"
+    ):
+        load_beir(folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"_id": "d9", "text"', r"corpus.jsonl:4: malformed JSON"),
+        ('{"id": "d9", "text": "x"}', r"corpus.jsonl:4: no '_id' field; its fields are 'id', 'text'"),
+        ('{"_id": "d9", "title": "x"}', r"corpus.jsonl:4: no 'text' field; its fields are '_id', 'title'"),
+        ('{"_id": "d9", "title": " ", "text": null}', r"corpus.jsonl:4: text and title are empty \(_id 'd9'\)"),
+        ('{"_id": "d2", "text": "x"}', r"corpus.jsonl:4: duplicate _id 'd2', first on line 2"),
+    ],
+)
+def test_faulty_documents(folder, line, message):
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_beir(folder)
+    with pytest.warns(UserWarning, match=message):
+        assert list(load_beir(folder, on_problem="warn").documents) == ["d1", "d2", "d3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q9\td1\t1", r"qrels/test.tsv:5: unknown query id 'q9'"),
+        ("q1\td9\t1", r"qrels/test.tsv:5: unknown document id 'd9'"),
+        ("q1\td1\t1", r"qrels/test.tsv:5: duplicate qrel of document 'd1' for query 'q1'"),
+        ("q1\td3\t4294967296", r"qrels/test.tsv:5: relevance 4294967296 is not from -1,000,000 to 1,000,000"),
+        ("q1\td3\t0.5", r"qrels/test.tsv:5: relevance '0.5' is not an integer"),
+        ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query id, document id and relevance, separated by tabs"),
+    ],
+)
+def test_faulty_qrels(folder, line, message):
+    (folder / "qrels" / "test.tsv").write_text(QRELS + line + "\n")
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_beir(folder)
+    with pytest.warns(UserWarning, match=message):
+        assert load_beir(folder, on_problem="warn").qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
+
+
+@pytest.mark.parametrize(("query", "relevance"), [("q1", "yes"), ("unknown", "0.7"), ("unknown", "")])
+def test_faulty_first_qrel_is_not_taken_for_a_header(folder, query, relevance):
+    (folder / "qrels" / "test.tsv").write_text(f"{query}\td1\t{relevance}\nq2\td2\t1\n")
+    with pytest.raises(InvalidArgumentError, match=rf"qrels/test.tsv:1: relevance '{relevance}' is not an integer"):
+        load_beir(folder)
+
+
+def test_all_problems_are_counted_and_ten_are_listed(folder):
+    write(folder / "queries.jsonl", [*QUERIES, *({"_id": f"x{i}", "text": ""} for i in range(1_200))])
+    with pytest.raises(
+        InvalidArgumentError, match=r"has 1,200 problems:(?s:.*):13: text is empty.*\n  and 1,190 more\n"
+    ):
+        load_beir(folder)
+
+
+def test_unreadable_files(folder):
+    (folder / "corpus.jsonl").write_bytes('{"_id": "d1", "text": "café"}'.encode("latin-1"))
+    with pytest.raises(InvalidArgumentError, match=r"corpus.jsonl is not UTF-8 text"):
+        load_beir(folder)
+    (folder / "corpus.jsonl").unlink()
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "d1", "text": "x"}' * 100)[:30])
+    with pytest.raises(InvalidArgumentError, match=r"cannot read .*corpus.jsonl.gz"):
+        load_beir(folder)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (({1: {}}, {"q": "text"}, {"q": {"1": 1}}), r"received 1 \(int\) as a document id of the documents; .* as str"),
+        (({"1": {}}, {"q": "text"}, {"q": {"1": 2**32}}), "relevance of document '1' for query 'q' is not from"),
+        (([], {"q": "text"}, {"q": {"1": 1}}), r"received \[\] \(list\) as documents; expected a dict"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_known_before_anything_is_encoded(parts, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Collection(*parts)
+
+
+RUN = {"q1": {"d2": 1.25, "d1": 0.5}, "q2": {"d1": -3.0}}
+
+
+QRELS_RUN_FILES = {"q1": {"d1": 1, "d2": 0}, "q2": {"d1": 2}}
+
+
+def rows(table, value, query="query_id", document="document_id"):
+    return "".join(
+        json.dumps({query: q, document: d, value: number}) + "\n"
+        for q, row in table.items()
+        for d, number in row.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        rows(RUN, "score"),
+        rows(RUN, "score", "query-id", "corpus-id"),
+        "\n".join(
+            json.dumps(
+                {"query_id": q, "query": "text", "results": [{"corpus_id": d, "score": s} for d, s in row.items()]}
+            )
+            for q, row in RUN.items()
+        ),
+        "\n\n  " + rows(RUN, "score"),
+    ],
+    ids=["pairs", "BEIR's names", "a query per line", "blank lines first"],
+)
+def test_runs_as_json_lines(tmp_path, text):
+    (tmp_path / "run").write_text(text)
+    assert read_run(tmp_path / "run") == RUN
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.trec"])
+def test_write_run_is_read_back_as_it_was(tmp_path, name):
+    write_run(RUN, tmp_path / name)
+    assert read_run(tmp_path / name) == RUN
+    assert (tmp_path / name).read_text().startswith("{") is name.endswith(".jsonl")
+
+
+@pytest.mark.parametrize("name", ["run.jsonl.gz", "run.trec.gz", "run.gz"])
+def test_a_run_file_that_ends_in_gz_is_compressed(tmp_path, name):
+    write_run(RUN, tmp_path / name)
+    assert gzip.decompress((tmp_path / name).read_bytes()).startswith(b"{") is (".jsonl" in name)
+    assert read_run(tmp_path / name) == RUN
+    check = (tmp_path / name, ["q 1"], ["d1"])
+    if ".jsonl" in name:
+        check_run_file(*check)
+    else:
+        with pytest.raises(InvalidArgumentError, match="white space"):
+            check_run_file(*check)
+
+
+@pytest.mark.parametrize(("run", "what"), [({"q": {"": 1.0}}, "document id"), ({"": {"d": 1.0}}, "query id")])
+def test_an_empty_id_is_not_written_as_readers_reject_it(tmp_path, run, what):
+    with pytest.raises(InvalidArgumentError, match=f"{what} '' cannot be written"):
+        write_run(run, tmp_path / "run.jsonl")
+    with pytest.raises(InvalidArgumentError, match=f"{what} '' cannot be written"):
+        check_run_file(tmp_path / "run.jsonl", run, next(iter(run.values())))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_lines_hold_ids_that_trec_cannot(tmp_path):
+    run = {"q 1": {"a b": 1.0, "\u2028": 0.5}}
+    write_run(run, tmp_path / "run.jsonl")
+    assert read_run(tmp_path / "run.jsonl") == run
+    with pytest.raises(InvalidArgumentError, match="white space"):
+        write_run(run, tmp_path / "run.trec")
+
+
+def test_a_query_id_in_braces_is_no_json(tmp_path):
+    run, qrels = {"{3f25}": {"a": 1.5}, "q": {"b": 0.5}}, {"{3f25}": {"a": 1}, "q": {"b": 0}}
+    write_run(run, tmp_path / "run.trec")
+    write_trec_qrels(qrels, tmp_path / "qrels.trec")
+    (tmp_path / "qrels.tsv").write_text("{3f25}\ta\t1\nq\tb\t0\n")
+    assert read_run(tmp_path / "run.trec") == run
+    assert read_qrels(tmp_path / "qrels.trec") == read_qrels(tmp_path / "qrels.tsv") == qrels
+
+
+def test_qrels_in_each_format(tmp_path):
+    write_trec_qrels(QRELS_RUN_FILES, tmp_path / "trec")
+    (tmp_path / "json").write_text(rows(QRELS_RUN_FILES, "relevance"))
+    (tmp_path / "floats").write_text(
+        rows({q: {d: float(n) for d, n in row.items()} for q, row in QRELS_RUN_FILES.items()}, "score")
+    )
+    lines = "".join(f"{q}\t{d}\t{n}\n" for q, row in QRELS_RUN_FILES.items() for d, n in row.items())
+    (tmp_path / "tsv").write_text(lines)
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    for name in ("trec", "json", "floats", "tsv"):
+        assert read_qrels(tmp_path / name) == QRELS_RUN_FILES
+    assert read_qrels(tmp_path, "dev") == QRELS_RUN_FILES
+    with pytest.raises(InvalidArgumentError, match=r"no relevance judgements for split='test'; .* available: dev"):
+        read_qrels(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (read_run, "", "file is empty"),
+        (read_run, '{"query_id": "q"', "file:1: malformed JSON"),
+        (read_run, rows(RUN, "score") + "[]\n", "file:4: expected a JSON object, received list"),
+        (read_run, rows(RUN, "value"), "file:1: no 'score' field; its fields are 'query_id', 'document_id', 'value'"),
+        (read_run, rows({"q": {"d": None}}, "score"), "file:1: score is None; expected a number"),
+        (read_run, rows({"q": {"d": 1}}, "score") * 2, "file:2: document 'd' is repeated for query 'q'"),
+        (read_run, '{"query_id": null, "document_id": "d", "score": 1}', "file:1: the id is None"),
+        (read_qrels, rows({"q": {"d": 0.5}}, "relevance"), "file:1: relevance 0.5 is not an integer"),
+        (
+            read_run,
+            '{"query_id": "", "document_id": "d", "score": 1}',
+            "the id is .* expected a string that is not empt",
+        ),
+        (read_qrels, rows({"q": {"d": 2**32}}, "relevance"), "file:1: relevance 4294967296.0 is not from -1,000,000"),
+        (read_qrels, "q\td\tscore\nq\td\tmuch\n", "file:2: relevance 'much' is not an integer"),
+        (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query id, document id and relevance, separated"),
+        (read_qrels, "q\td\t1\nq\td\t0\n", "file:2: document 'd' is repeated"),
+    ],
+)
+def test_faults_name_the_line(tmp_path, read, text, message):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(InvalidArgumentError, match=message):
+        read(tmp_path / "file")
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
+    write_run(RUN, tmp_path / "run.jsonl")
+    with pytest.raises(InvalidArgumentError, match="NaN"):
+        write_run({"q": {"d": float("nan")}}, tmp_path / "run.jsonl")
+    assert read_run(tmp_path / "run.jsonl") == RUN
+    with pytest.raises(StorageError, match="could not write"):
+        write_run(RUN, tmp_path / "none" / "run.jsonl")
+
+
+def test_what_cannot_be_written_is_known_before_there_is_a_run(tmp_path):
+    check_run_file(tmp_path / "run.jsonl", ["q 1"], ["d 1"])
+    check_run_file(tmp_path / "run.trec", ["q1"], ["d1"])
+    assert list(tmp_path.iterdir()) == []
+    for queries, documents, message in (
+        (["q 1"], [], "query id 'q 1'"),
+        (["q1"], ["d1", "d\t2"], r"document id 'd\\t2'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"{message} cannot be written to a TREC file"):
+            check_run_file(tmp_path / "run.trec", queries, documents)
+    with pytest.raises(StorageError, match=r"there is no folder '.*none'; make it, or name another file"):
+        check_run_file(tmp_path / "none" / "run.jsonl", ["q1"], ["d1"])
+    with pytest.raises(StorageError, match="it is a folder; name a file"):
+        check_run_file(tmp_path, ["q1"], ["d1"])
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user whom permissions restrict")
+def test_a_run_file_without_permission_is_known_before_there_is_a_run(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="no permission to write"):
+        check_run_file(tmp_path / "run.jsonl", ["q1"], ["d1"])
+
+
+ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(lambda s: not any(c.isspace() for c in s))
+
+
+scores = st.floats(allow_nan=False)
+
+
+shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+
+
+@shared_folder
+@given(st.dictionaries(ids, st.dictionaries(ids, scores, min_size=1, max_size=5), max_size=4))
+def test_run_round_trip(tmp_path, run):
+    path = tmp_path / "run.trec"
+    write_trec(run, path, name="mine")
+    read = read_trec(path)
+    assert read == run
+    for query, documents in read.items():
+        assert list(documents.items()) == ranking(run[query])  # in the order of the ranks
+
+
+@shared_folder
+@given(st.dictionaries(ids, st.dictionaries(ids, st.integers(-(10**6), 10**6), min_size=1, max_size=5), max_size=4))
+def test_qrels_round_trip(tmp_path, qrels):
+    path = tmp_path / "qrels.txt"
+    write_trec_qrels(qrels, path)
+    assert read_trec_qrels(path) == qrels
+
+
+def test_lines_ranks_and_ties(tmp_path):
+    path = tmp_path / "run.trec"
+    write_trec({"q": {"a": 1, "c": 1.0, "b": 2.5, "z": -math.inf}}, path, name="r1")
+    assert path.read_text() == "q Q0 b 1 2.5 r1\nq Q0 c 2 1.0 r1\nq Q0 a 3 1.0 r1\nq Q0 z 4 -inf r1\n"
+
+
+def test_reads_gzip_tabs_and_any_white_space(tmp_path):
+    path = tmp_path / "run.gz"
+    path.write_bytes(gzip.compress(b"q1\tQ0\td1 1  0.5 x\r\n\nq1 Q0 d2 2 0.25 x\n"))
+    assert read_trec(path) == {"q1": {"d1": 0.5, "d2": 0.25}}
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "message"),
+    [
+        ({"q 1": {"d": 1.0}}, "n", "query id 'q 1' cannot be written to a TREC file"),
+        ({"q": {"d": 1.0}}, "my run", "run name 'my run' cannot be written to a TREC file"),
+        ({"q": {"d": math.nan}}, "n", "document 'd' of query 'q' in the run has score NaN"),
+        ({"q": ["d"]}, "n", r"received \['d'\] \(list\) as query 'q' of the run"),
+        ({"q": {7: 1.0}}, "n", r"received 7 \(int\) as a document id of the run; evaluation takes ids as str"),
+    ],
+)
+def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        write_trec(run, tmp_path / "run.trec", name=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_qrels_that_cannot_be_written(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="document id 'd 1' cannot be written to a TREC file"):
+        write_trec_qrels({"q": {"d 1": 1}}, tmp_path / "qrels.txt")
+    with pytest.raises(InvalidArgumentError, match="the relevance of document 'd' for query 'q' is not an integer"):
+        write_trec_qrels({"q": {"d": 0.5}}, tmp_path / "qrels.txt")
+    with pytest.raises(InvalidArgumentError, match="relevance of document 'd' for query 'q' is not from -1,000,000"):
+        write_trec_qrels({"q": {"d": 2**32}}, tmp_path / "qrels.txt")
+    with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
+        write_trec_qrels({"q": {"d": 1}}, 5)
+    with pytest.raises(StorageError, match=r"could not write .*absent"):
+        write_trec_qrels({"q": {"d": 1}}, tmp_path / "absent" / "qrels.txt")
+
+
+@pytest.mark.parametrize("scores", [None, [1.0], {"a": "high"}, {"a": 1.0, 2: 1.0}])
+def test_what_cannot_be_ranked_is_rejected(scores):
+    with pytest.raises(InvalidArgumentError, match=r"expected .document id|not a number|ids that are all str"):
+        ranking(scores)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q Q0 d2 2 0.5", r":2: 5 columns; expected \"query-id Q0 document-id rank score name\""),
+        ("q Q0 d2 2 high r", r":2: 'high' is not a number"),
+        ("q Q0 d2 2 nan r", r":2: the score is NaN"),
+        ("q Q0 d1 2 0.5 r", r":2: document 'd1' is repeated for query 'q'"),
+    ],
+)
+def test_faulty_run_lines(tmp_path, line, message):
+    path = tmp_path / "run.trec"
+    path.write_text(f"q Q0 d1 1 1.0 r\n{line}\n")
+    with pytest.raises(InvalidArgumentError, match=message):
+        read_trec(path)
+
+
+def test_faulty_qrel_lines(tmp_path):
+    path = tmp_path / "qrels.txt"
+    path.write_text("q 0 d1 1\nq 0 d2 1.5\n")
+    with pytest.raises(InvalidArgumentError, match=r":2: '1.5' is not an integer"):
+        read_trec_qrels(path)
+    path.write_text(f"q 0 d1 1\nq 0 d2 {2**32}\n")
+    with pytest.raises(InvalidArgumentError, match=r":2: relevance 4294967296 is not from -1,000,000 to 1,000,000"):
+        read_trec_qrels(path)
+    path.write_text("q 0 d1 1\nq 0 d1 0\n")
+    with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' is repeated"):
+        read_trec_qrels(path)
+    with pytest.raises(InvalidArgumentError, match="there is no file"):
+        read_trec_qrels(tmp_path / "absent.txt")
