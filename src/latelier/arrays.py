@@ -186,10 +186,7 @@ def as_booleans(mask: Any, name: str) -> Array:
     if is_tensor(mask):
         return mask.bool()
     refuse_mask(mask, name)
-    try:
-        array = np.asarray(mask)
-    except (TypeError, ValueError) as error:
-        raise EmbeddingsError(f"{name} cannot be read: {error}; expected true or 1 where a token counts.") from error
+    array = np.asarray(mask)
     if array.dtype.kind not in "biuf" and array.size:
         raise EmbeddingsError(
             f"received {name} of type {type(mask).__name__} and dtype {array.dtype}; expected true or 1 where a token "

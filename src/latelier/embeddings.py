@@ -119,11 +119,6 @@ class TokenEmbeddings(Sequence[Any]):
         dim
             The dimension of an empty list; default 0.
 
-        Returns
-        -------
-        TokenEmbeddings
-            One text per matrix.
-
         Raises
         ------
         InvalidArgumentError
@@ -141,31 +136,14 @@ class TokenEmbeddings(Sequence[Any]):
 
     @classmethod
     def from_padded(cls, padded: Array, mask: Array) -> TokenEmbeddings:
-        """Pack the real tokens of a padded batch; masked tokens are dropped wherever they are.
+        """Pack the tokens of a padded batch ``(n, max_length, dim)`` where the mask ``(n, max_length)`` is true.
 
-        Parameters
-        ----------
-        padded
-            ``(n, max_length, dim)``.
-        mask
-            ``(n, max_length)``, true where the token is real.
-
-        Returns
-        -------
-        TokenEmbeddings
-            ``n`` texts.
-
-        Raises
-        ------
-        EmbeddingsError
-            If the shapes do not fit together.
+        Masked tokens are dropped wherever they are. Raises `EmbeddingsError` if the shapes do not fit together.
 
         Examples
         --------
-        >>> import torch
-        >>> padded = torch.eye(4).reshape(2, 2, 4)
-        >>> mask = torch.tensor([[1, 0], [1, 1]])
-        >>> batch = TokenEmbeddings.from_padded(padded, mask)
+        >>> padded = np.eye(4, dtype="float32").reshape(2, 2, 4)
+        >>> batch = TokenEmbeddings.from_padded(padded, np.array([[1, 0], [1, 1]]))
         >>> batch.lengths, batch[0].tolist()
         (array([1, 2]), [[1.0, 0.0, 0.0, 0.0]])
         """
@@ -181,22 +159,9 @@ class TokenEmbeddings(Sequence[Any]):
 
     @classmethod
     def concatenate(cls, parts: Iterable[TokenEmbeddings]) -> TokenEmbeddings:
-        """Join several packed batches into one.
+        """Join packed batches of one kind, dtype and dim into one; those of no texts and dim 0 are left out.
 
-        Parameters
-        ----------
-        parts
-            At least one batch, all of one kind, dtype and dim. Those of no texts and dim 0 are left out.
-
-        Returns
-        -------
-        TokenEmbeddings
-            The texts of all parts, in order.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If there is no batch, or if the batches differ in kind, dtype or dim (`EmbeddingsError`).
+        Raises `InvalidArgumentError` if there is no batch, and `EmbeddingsError` if they differ.
 
         Examples
         --------
@@ -281,13 +246,9 @@ class TokenEmbeddings(Sequence[Any]):
         return (self._text(i) for i in range(len(self)))
 
     def pad(self) -> tuple[Array, Array]:
-        """Return the embeddings as a padded batch.
+        """Return zero-padded vectors ``(n, max_length, dim)`` and the boolean mask ``(n, max_length)`` of real tokens.
 
-        Returns
-        -------
-        tuple
-            Zero-padded vectors ``(n, max_length, dim)`` and the boolean mask ``(n, max_length)`` of real tokens, of
-            the same kind and device as the vectors. int8 embeddings are dequantised to float32.
+        Both are of the kind and on the device of the vectors; int8 embeddings are dequantised to float32.
         """
         source = self.to("float32") if self.scales is not None else self
         lengths = source.lengths
@@ -351,17 +312,9 @@ class TokenEmbeddings(Sequence[Any]):
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file, atomically.
+        """Write one safetensors file, atomically; an existing file is replaced.
 
-        Parameters
-        ----------
-        path
-            The file; an existing one is replaced.
-
-        Raises
-        ------
-        StorageError
-            If the file cannot be written, for example on a full disk; an existing file is unchanged.
+        Raises `StorageError` if it cannot be written, for example on a full disk: an existing file is unchanged then.
 
         Examples
         --------
@@ -390,20 +343,7 @@ class TokenEmbeddings(Sequence[Any]):
     def load(cls, path: str | os.PathLike[str]) -> TokenEmbeddings:
         """Read a file written by `save`, as the kind (numpy or torch) that was saved.
 
-        Parameters
-        ----------
-        path
-            The safetensors file.
-
-        Returns
-        -------
-        TokenEmbeddings
-            The saved embeddings.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If there is no such file; or it does not hold token embeddings, or is damaged (`EmbeddingsError`).
+        Raises `InvalidArgumentError` if there is no such file, and `EmbeddingsError` if it is damaged or another file.
         """
         from safetensors import SafetensorError, safe_open
 

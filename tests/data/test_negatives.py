@@ -98,7 +98,6 @@ def test_numbers_out_of_range_are_refused(index, options, message):
     ("queries", "qrels", "message"),
     [
         ({"q": "2"}, {"q": ["d0"]}, r"received \['d0'\] \(list\) as query 'q' of the qrels; expected \{document id: n"),
-        (["q"], {"q": {"d0": 1}}, r"received \['q'\] \(list\) as queries; expected a dict of id to text"),
     ],
 )
 def test_tables_of_another_form_are_refused(index, queries, qrels, message):

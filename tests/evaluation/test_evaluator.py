@@ -102,8 +102,6 @@ def test_in_a_trainer_it_chooses_the_best_checkpoint(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"index": "ivf"}, "received 'ivf' .* expected what makes one in a folder"),
-        ({"index": lambda folder: folder}, "index returned"),
         ({"measures": ["nDGC"]}, "did you mean 'nDCG'"),
     ],
 )

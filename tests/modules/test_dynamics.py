@@ -155,7 +155,7 @@ WRONG_INPUTS = {
     "channels": ({}, {"channels": 5}, "shape (5, 5, 2, 3); expected (batch, 6, height, width)"),
     "size": ({}, {"width": 4}, "of 2 x 4, which gives the reward head 3 * 2 * 4 = 24 inputs; expected"),
     "size, LN": ({"norm_type": "LN"}, {"width": 4}, "shape (5, 6, 2, 4); expected (batch, 6, 2, 3)"),
-    "hidden": ({}, {"hidden": 3}, "shapes (1, 5, 3) and (1, 5, 3); expected (1, 5, 4) for both"),
+    "hidden": ({}, {"hidden": 3}, "shapes [(1, 5, 3), (1, 5, 3)]; expected (1, 5, 4) twice"),
 }
 
 

@@ -80,7 +80,6 @@ def test_rows_that_cannot_be_trained_on_are_refused_before_the_model_is_loaded(t
             {"options": {"epochs": 1}},
             r"received \{'epochs': 1\} \(dict\) as options; expected TrainingOptions\(...\), s",
         ),
-        ({"on_progress": 5}, r"received 5 \(int\) as on_progress; expected a function, or None"),
         ({"model": 3}, r"received 3 \(int\) as model; expected .* Give all else by name: options=TrainingOptions\("),
     ],
 )

@@ -90,22 +90,7 @@ class TrainingSet:
         return len(self.documents[0]) if len(self) else 0
 
     def select(self, rows: Sequence[int]) -> TrainingSet:
-        """Return the rows at some positions.
-
-        Parameters
-        ----------
-        rows
-            The positions, in the order of the result; negative ones count from the end.
-
-        Returns
-        -------
-        TrainingSet
-            These rows, with their scores and names.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a position is not an integer, or there is no row at it.
+        """Return the rows at some positions, in this order; negative ones count from the end.
 
         Examples
         --------
@@ -130,18 +115,9 @@ class TrainingSet:
         )
 
     def to_dataset(self) -> Dataset:
-        """Convert to the data set that `sentence_transformers.MultiVectorEncoderTrainer` takes.
+        """Convert to the data set that `sentence_transformers.MultiVectorEncoderTrainer` takes (extra ``train``).
 
-        Returns
-        -------
-        datasets.Dataset
-            Columns ``query``, ``positive``, ``negative_1``, ...; with scores ``query``, ``document_1``, ...,
-            ``scores``.
-
-        Raises
-        ------
-        MissingExtraError
-            If the extra 'train' is not installed.
+        Columns: ``query``, ``positive``, ``negative_1``, ...; with scores ``query``, ``document_1``, ..., ``scores``.
 
         Examples
         --------

@@ -106,7 +106,6 @@ def mine_hard_negatives(
     """
     first, last = _check(negatives, ranks, margin, batch_size)
     seed = check_count("seed", seed, 0, optional=True)  # an int: random takes no integer of numpy
-    _check_model_and_index(model, index)
     _check_tables(queries, qrels, documents)
     rng = None if seed is None else random.Random(seed)
     wanted = [id_ for id_, judged in qrels.items() if any(value > 0 for value in judged.values())]
@@ -152,29 +151,13 @@ def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_siz
     return first, last
 
 
-def _check_model_and_index(model: object, index: object) -> None:
-    if not callable(getattr(model, "encode_query", None)):
-        raise InvalidArgumentError(
-            f"received {describe(model)} as model; expected a late-interaction model, such as ColBERT(name)."
-        )
-    if not isinstance(index, Index):
-        raise InvalidArgumentError(
-            f"received {describe(index)} as index; expected an index that holds the documents, such as indexes.Flat()."
-        )
-
-
 def _check_tables(
     queries: Mapping[str, str], qrels: Mapping[str, Mapping[Any, int]], documents: Mapping[Any, str] | None
 ) -> None:
-    for name, texts in (("queries", queries), ("documents", documents)):
-        if not isinstance(texts, Mapping) and (texts is not None or name == "queries"):
-            raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a dict of id to text.")
     check_table(qrels, "qrels")
     for id_ in qrels:
         if id_ not in queries:
             raise InvalidArgumentError(f"query {id_!r} has relevance judgements, but no text in queries.")
-        if not isinstance(queries[id_], str):
-            raise InvalidArgumentError(f"query {id_!r} has {describe(queries[id_])} in queries; expected its text.")
 
 
 def _score_limit(margin: float | None, index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:

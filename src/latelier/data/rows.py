@@ -99,8 +99,6 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
             raise InvalidArgumentError(
                 f"{where} has the fields {', '.join(map(str, row))}; expected {kind}_id and text."
             )
-        if not isinstance(id_, Hashable) or isinstance(id_, tuple):
-            raise InvalidArgumentError(f"{where} has the id {short(id_)}; expected a str or an int.")
         text = f"{row['title']} {text}".strip() if row.get("title") else text
         if id_ in texts and not _same_text(texts[id_], text):
             raise InvalidArgumentError(

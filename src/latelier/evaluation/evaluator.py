@@ -27,21 +27,10 @@ _CHUNK = 2048
 
 @contextmanager
 def temporary_index(make: MakeIndex) -> Iterator[Index]:
-    """Yield a new index in a temporary folder, which is removed afterwards.
-
-    `make`: makes the index in a folder: `Flat`, `IVF`, ``functools.partial(IVF, nbits=4)``, .
-    """
-    if not callable(make):
-        raise InvalidArgumentError(
-            f"received {describe(make)} as index; expected what makes one in a folder, such as indexes.IVF or "
-            "functools.partial(indexes.IVF, nbits=4)."
-        )
-    with TemporaryDirectory(prefix="latelier-index-", ignore_cleanup_errors=True) as folder:
-        index = make(Path(folder) / "index")
-        if not isinstance(index, Index):
-            raise InvalidArgumentError(f"index returned {describe(index)}; expected an index.")
-        with index:
-            yield index
+    """Yield a new index in a temporary folder, which is removed afterwards."""
+    temporary = TemporaryDirectory(prefix="latelier-index-", ignore_cleanup_errors=True)
+    with temporary as folder, make(Path(folder) / "index") as index:
+        yield index
 
 
 def fill_index(index: Index, documents: Iterable[tuple[str, str]], encode: Callable[[list[str]], Any]) -> None:
@@ -61,11 +50,7 @@ def search_index(
     k: int,
     options: Mapping[str, Any],
 ) -> dict[str, dict[str, float]]:
-    """Return the run of queries.
-
-    `queries`: query id to text; `encode`: returns one ``(tokens, dim)`` matrix per text; `k`: documents per query;
-    `options`: further arguments of the index's `search`; returns: query id to document id to score.
-    """
+    """Return the run of queries (query id to text): query id to document id to score."""
     if not queries:
         return {}
     found = index.search(encode(list(queries.values())), k, **options)
@@ -73,14 +58,7 @@ def search_index(
 
 
 def describe_index(make: MakeIndex, options: Mapping[str, Any]) -> dict[str, str | float]:
-    """Return what makes an index and the options of its search as JSON values, for reports.
-
-    Examples
-    --------
-    >>> from latelier.indexes import IVF
-    >>> describe_index(partial(IVF, nbits=4), {"effort": "fast"})
-    {'index': 'IVF', 'nbits': 4, 'effort': 'fast'}
-    """
+    """Return what makes an index and the options of its search as JSON values, for reports."""
     settings: dict[str, Any] = dict(options)
     while isinstance(make, partial):
         settings = {**make.keywords, **settings}
@@ -177,8 +155,6 @@ class RetrievalEvaluator(BaseEvaluator):
                 f"received {describe(collection)} as collection; expected an evaluation.Collection, such as load_beir "
                 "returns."
             )
-        if not isinstance(search_options, (Mapping, type(None))):
-            raise InvalidArgumentError(f"received {describe(search_options)} as search_options; expected a dict.")
         self.collection = collection
         self.measures = [measures] if isinstance(measures, str) else list(measures)
         if not self.measures:

@@ -77,13 +77,7 @@ class Collection:
         check_relevance(self.qrels)
 
     def texts(self) -> dict[str, str]:
-        """Return the texts to index: title and text joined by a space, as in BEIR's published figures.
-
-        Returns
-        -------
-        dict
-            Document id to text; ``retriever.add(collection.texts().items())`` indexes them.
-        """
+        """Return document id to the text to index: title and text joined by a space, as in BEIR's published figures."""
         return {id_: f"{document['title']} {document['text']}".strip() for id_, document in self.documents.items()}
 
     def __repr__(self) -> str:
@@ -249,11 +243,6 @@ def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
     ----------
     scores
         Document id to score.
-
-    Returns
-    -------
-    list of tuple
-        ``(document id, score)``.
 
     Examples
     --------
@@ -494,10 +483,7 @@ def _check_not_empty(what: str, ids: Iterable[str]) -> None:
 
 
 def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable[str]) -> None:
-    """Check what can be known of `write_run` before there is a run; nothing is written.
-
-    Raises `StorageError` if the path is a folder, its folder does not exist, or it may not be written.
-    """
+    """Check what can be known of `write_run` before there is a run; nothing is written."""
     path = as_path(path)
     if is_folder(path):
         raise StorageError(f"cannot write {path}: it is a folder; name a file.")
@@ -514,23 +500,17 @@ def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable
 
 
 def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read a run, plain or with ``.gz``; ranks and the run's name are dropped.
+    """Read a run of six columns per line, plain or with ``.gz``; ranks and the run's name are dropped.
 
     Parameters
     ----------
     path
-        The file, with six columns per line.
+        The file.
 
     Returns
     -------
     dict
-        Query id to document id to score, in the order of the file.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a line does not have six columns, a score is not a number, or a document is repeated for a query; the
-        message names the file and the line.
+        Query id to document id to score, in the order of the file. Errors are those of `read_run`.
 
     Examples
     --------
@@ -553,23 +533,17 @@ def run_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, d
 
 
 def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
-    """Read qrels, plain or with ``.gz``.
+    """Read qrels of four columns per line, plain or with ``.gz``.
 
     Parameters
     ----------
     path
-        The file, with four columns per line.
+        The file.
 
     Returns
     -------
     dict
-        Query id to document id to relevance.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a line does not have four columns, a relevance is not an integer or beyond a million, or a document is
-        repeated for a query; the message names the file and the line.
+        Query id to document id to relevance. Errors are those of `read_qrels`.
 
     Examples
     --------
@@ -616,11 +590,7 @@ def _number(kind: type, text: str, source: str, line: int) -> Any:
 
 
 def add_entry(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
-    """Put one number into a run or qrels.
-
-    `table`: the run or qrels, changed in place; raises `InvalidArgumentError` if the document is there already for this
-    query.
-    """
+    """Put one number into a run or qrels, in place; a document that the query already has is an error."""
     row = table.setdefault(query, {})
     if document in row:
         raise InvalidArgumentError(f"{place}: document {document!r} is repeated for query {query!r}.")
@@ -683,8 +653,6 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     ------
     InvalidArgumentError
         If an id is empty or has white space, or a relevance is not an integer or beyond a million.
-    StorageError
-        If the file cannot be written.
 
     Examples
     --------
@@ -715,10 +683,7 @@ def check_trec_ids(what: str, ids: Iterable[str]) -> None:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line number (from 1) and the text of every line that is not blank.
-
-    ``.gz`` is decompressed, and a byte order mark dropped. Yields: ``(line number, text)``.
-    """
+    """Yield the line number (from 1) and the text of every line that is not blank; ``.gz`` is decompressed."""
     try:
         lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
         for number, line in enumerate(lines, start=1):
@@ -772,10 +737,7 @@ _TABLE = "{query id: {document id: number}}"
 
 
 def check_table(table: object, name: str) -> None:
-    """Check that a run or qrels are ``{query id: {document id: number}}``.
-
-    Raises `InvalidArgumentError` if they have another form.
-    """
+    """Check that a run or qrels are ``{query id: {document id: number}}``."""
     if not isinstance(table, Mapping):
         raise InvalidArgumentError(f"received {describe(table)} as {name}; expected {_TABLE}.")
     for query, row in table.items():
@@ -796,10 +758,7 @@ def check_row(row: object, name: str) -> None:
 
 
 def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None:
-    """Check what `check_table` checks, and that all ids are str.
-
-    Raises `InvalidArgumentError` if they have another form, or an id is not a str.
-    """
+    """Check what `check_table` checks, and that all ids are str."""
     check_table(table, name)
     check_str_ids("query id", table, name)
     for row in table.values():

@@ -144,23 +144,13 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) 
 
 
 def default_measures(k: int) -> list[str]:
-    """Return the default measures for a run of `k` documents per query: larger cutoffs become `k`.
-
-    Examples
-    --------
-    >>> default_measures(5)
-    ['nDCG@5', 'RR@5', 'Success@1', 'R@5']
-    """
+    """Return the default measures for a run of `k` documents per query: larger cutoffs become `k`."""
     pairs = (name.split("@") for name in DEFAULT_MEASURES)
     return [f"{name}@{min(int(cutoff), k)}" for name, cutoff in pairs]
 
 
 def largest_cutoff(measures: Iterable[str] = DEFAULT_MEASURES) -> tuple[str, int] | None:
-    """Return which measure needs the most documents of each query, and how many.
-
-    `measures`: as in `evaluate`. Returns: name and cutoff of the measure with the largest cutoff; None if no measure
-    has a cutoff.
-    """
+    """Return name and cutoff of the measure that needs the most documents of each query; None if none has a cutoff."""
     cutoffs = {name: measure.params.get("cutoff") for name, measure in _parse_all(measures, _ir_measures()).items()}
     return max(((name, cutoff) for name, cutoff in cutoffs.items() if cutoff), key=lambda pair: pair[1], default=None)
 

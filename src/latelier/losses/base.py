@@ -30,7 +30,7 @@ from latelier.arrays import at_least_float32
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.utils import batch_by_tokens, check_count, check_flag, is_count
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import short
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.misc import warn_caller
 
@@ -178,12 +178,7 @@ def _read_columns(
     model: nn.Module, sentence_features: Iterable[Mapping[str, Any]], warn_once: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Check the features and copy them, with their tensors on the model's device."""
-    try:
-        given = list(sentence_features)
-    except TypeError as error:
-        raise InvalidArgumentError(
-            f"received {describe(sentence_features)} as sentence_features; expected a list of features."
-        ) from error
+    given = list(sentence_features)
     if len(given) < 2:
         raise InvalidArgumentError(
             f"sentence_features holds {len(given)} dicts; expected the queries' features, then the documents'."
@@ -293,7 +288,6 @@ class Loss(nn.Module, ABC):
     def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: LossOptions) -> None:
         super().__init__()
         _check_model(model)
-        check_score_metric(score_metric)
         check_flag("size_average", options.size_average)
         check_flag("gather_across_devices", options.gather_across_devices)
         options.mini_batches.check()
@@ -303,25 +297,11 @@ class Loss(nn.Module, ABC):
         self._warn_once = WarnOnce()
 
     def forward(self, sentence_features: Iterable[Mapping[str, Any]], labels: Any = None) -> Tensor:
-        """Compute the loss of a batch.
+        """Return the loss of a batch, a scalar of at least float32 whatever the model computes in.
 
-        Parameters
-        ----------
-        sentence_features
-            Features of the ``b`` queries, then of their ``n`` documents each: ``n`` dicts of ``b`` rows, as the
-            trainer passes them; one dict of ``b * n`` rows, the documents of one query next to each other; or both.
-        labels
-            See the class.
-
-        Returns
-        -------
-        torch.Tensor
-            Scalar, at least float32 whatever the model computes in; the mean over `dims`, if several are given.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the features, the labels or the result of `score_metric` have the wrong shape.
+        `sentence_features`: features of the ``b`` queries, then of their ``n`` documents each: ``n`` dicts of ``b``
+        rows, as the trainer passes them; one dict of ``b * n`` rows, the documents of one query next to each other; or
+        both. `labels`: see the class. Wrong shapes raise `InvalidArgumentError`.
         """
         batch = embed_batch(self.model, sentence_features, self._warn_once, self.options.mini_batches)
         dims = self.options.dims
@@ -402,14 +382,6 @@ def raw_score(
             f"each; expected shape {expected}, as {suggestion} returns it."
         )
     return scores
-
-
-def check_score_metric(score_metric: ScoreMetric, name: str = "score_metric") -> None:
-    """Raise `InvalidArgumentError` unless the score metric is callable."""
-    if not callable(score_metric):
-        raise InvalidArgumentError(
-            f"{name}={score_metric!r} is not callable; expected a function such as those in latelier.scores."
-        )
 
 
 def _check_model(model: nn.Module) -> None:

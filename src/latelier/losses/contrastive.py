@@ -26,26 +26,23 @@ class Contrastive(Loss):
     model
         A late-interaction model.
     score_metric
-        Function that scores every query against every document:
-        ``(queries, documents, *, queries_mask, documents_mask)`` to ``(b, b * (1 + n))``, as in `latelier.scores` or
-        sentence-transformers.
+        Scores every query against every document: ``(queries, documents, *, queries_mask, documents_mask)`` to
+        ``(b, b * (1 + n))``, as in `latelier.scores` or sentence-transformers.
     size_average
         Mean over the queries of the batch; False sums.
     temperature
-        Divisor of the scores. 1 suits MaxSim, a sum over the ``t`` query tokens; for a mean over them, use about
-        ``1 / t``.
+        Divisor of the scores. 1 suits MaxSim, a sum over ``t`` query tokens; for a mean over them, about ``1 / t``.
     mask_duplicates
-        Exclude false negatives: texts that equal the query's positive, and positives of other rows with the same
-        query.
+        Exclude texts that equal the query's positive, and positives of other rows with the same query.
     gather_across_devices
-        In training with several processes, use the documents of all of them as negatives. The gradient, averaged over
-        the processes as trainers do, is the one that a single process would have of the whole batch.
+        With several processes, use the documents of all as negatives. The gradient, averaged over the processes as
+        trainers do, is that of the whole batch.
     dims
-        Train for several sizes at once (Kusupati et al., 2022, Matryoshka, https://arxiv.org/abs/2205.13147): the
-        mean of the losses of vectors truncated to the first ``dims`` dimensions, such as ``(128, 64, 32)``.
+        Train for several sizes at once, such as ``(128, 64, 32)``: the mean of the losses of vectors truncated to their
+        first dimensions (Kusupati et al., 2022, Matryoshka, https://arxiv.org/abs/2205.13147).
     mini_batch_tokens
-        Maximum number of tokens of a forward pass, padding included; texts are sorted by length and passed in
-        mini-batches. None: a default for the device. Changes time and memory, not the value.
+        Maximum number of tokens of a forward pass, padding included; None: a default for the device. Changes time and
+        memory, not the value.
 
     Raises
     ------
@@ -55,22 +52,15 @@ class Contrastive(Loss):
     Examples
     --------
     >>> from latelier import models, losses
-
     >>> name = "sentence-transformers/all-MiniLM-L6-v2"
     >>> model = models.ColBERT(name, device="cpu")
     >>> contrastive = losses.Contrastive(model)
-
     >>> anchors = ["are fruits healthy?", "how do planes fly?"]
     >>> positives = ["fruits are good for health.", "wings push air down."]
     >>> negatives = ["fruits are sold by weight.", "planes are made of metal."]
-    >>> batch = [
-    ...     model.tokenize(anchors, is_query=True),
-    ...     model.tokenize(positives, is_query=False),
-    ...     model.tokenize(negatives, is_query=False),
-    ... ]
-
-    >>> loss = contrastive(batch)
-    >>> round(loss.item(), 2)
+    >>> query = model.tokenize(anchors, is_query=True)
+    >>> columns = [model.tokenize(c, is_query=False) for c in (positives, negatives)]
+    >>> round(contrastive([query, *columns]).item(), 2)
     0.63
     """
 
@@ -142,31 +132,20 @@ class CachedContrastive(Contrastive):
 
     Parameters
     ----------
-    model, score_metric, size_average, temperature
+    model, score_metric, size_average, temperature, mask_duplicates, gather_across_devices, dims
         As in `Contrastive`.
     mini_batch_size
         Maximum number of texts of a forward pass.
-    mask_duplicates, gather_across_devices, dims
-        As in `Contrastive`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        As in `Contrastive`, or if `mini_batch_size` is not a positive integer.
 
     Examples
     --------
     >>> from latelier import models, losses
     >>> name = "sentence-transformers/all-MiniLM-L6-v2"
     >>> model = models.ColBERT(name, device="cpu")
-    >>> queries = ["are fruits healthy?", "how do planes fly?"]
-    >>> documents = ["fruits are good for health.", "wings push air down."]
-    >>> batch = [
-    ...     model.tokenize(queries, is_query=True),
-    ...     model.tokenize(documents, is_query=False),
-    ... ]
-    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)(batch)
-    >>> whole = losses.Contrastive(model)(batch)
+    >>> query = model.tokenize(["are fruits healthy?"], is_query=True)
+    >>> documents = model.tokenize(["they are good.", "they are red."], is_query=False)
+    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)([query, documents])
+    >>> whole = losses.Contrastive(model)([query, documents])
     >>> abs(cached.item() - whole.item()) < 1e-4
     True
     """

@@ -327,21 +327,10 @@ class Attention(nn.Module):
         )
 
     def get_attention_scores(self, query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the probabilities ``softmax(Q K^T * scale + mask)``.
+        """Return ``softmax(Q K^T * scale + mask)``, ``(n, lq, lk)`` in the dtype of `query`; a row of masked keys is 0.
 
-        Parameters
-        ----------
-        query
-            ``(n, lq, dim_head)``, `n` usually being ``batch * heads``.
-        key
-            ``(n, lk, dim_head)``.
-        attention_mask
-            Boolean or additive, broadcast to ``(n, lq, lk)``.
-
-        Returns
-        -------
-        Tensor
-            ``(n, lq, lk)``, of the dtype of `query`; a row whose keys are all masked is 0.
+        `query`: ``(n, lq, dim_head)``, `n` usually being ``batch * heads``; `key`: ``(n, lk, dim_head)``;
+        `attention_mask`: boolean or additive, broadcast to ``(n, lq, lk)``.
         """
         dtype = query.dtype
         if self.upcast_attention:
@@ -359,19 +348,10 @@ class Attention(nn.Module):
     def prepare_attention_mask(
         self, attention_mask: Tensor | None, target_length: int, batch_size: int, out_dim: int = 3
     ) -> Tensor | None:
-        """Repeat a mask for every head, for a processor that works on ``batch * heads`` sequences.
+        """Repeat a mask ``(b, 1 or queries, keys)`` for every head, for a processor of ``batch * heads`` sequences.
 
-        Parameters
-        ----------
-        attention_mask
-            ``(b, 1 or queries, keys)``; None is returned as it is.
-        target_length
-            Number of keys. A mask of another length is padded **by** `target_length` keys that are not masked, as in
-            diffusers: a mask of the context alone then fits the keys ``[c, h]``.
-        batch_size
-            Number of sequences.
-        out_dim
-            3 for ``(b * heads, 1 or queries, keys)``, 4 for ``(b, heads, 1 or queries, keys)``.
+        A mask of another length is padded **by** `target_length` keys that are not masked, as in diffusers: one of the
+        context alone then fits the keys ``[c, h]``. `out_dim` 4 returns ``(b, heads, 1 or queries, keys)``.
         """
         if attention_mask is None:
             return None
@@ -385,14 +365,9 @@ class Attention(nn.Module):
         return attention_mask
 
     def head_to_batch_dim(self, tensor: Tensor, out_dim: int = 3) -> Tensor:
-        """Split channels into heads: ``(b, l, heads * d)`` to ``(b * heads, l, d)``.
+        """Split channels into heads: ``(b, l, heads * d)`` to ``(b * heads, l, d)``, or ``(b, heads, l, d)``.
 
-        Parameters
-        ----------
-        tensor
-            ``(b, l, heads * d)``, or ``(b, n, l, heads * d)``, which is read as ``n * l`` positions.
-        out_dim
-            4 returns ``(b, heads, l, d)``.
+        ``(b, n, l, heads * d)`` is read as ``n * l`` positions.
         """
         if tensor.ndim == 4:
             tensor = tensor.flatten(1, 2)
@@ -413,12 +388,8 @@ class Attention(nn.Module):
     def fuse_projections(self, fuse: bool = True) -> None:
         """Concatenate the projections for `FusedProcessor`: ``to_qkv`` or ``to_kv``, and ``to_added_qkv``.
 
-        The fused weights are copies with gradients of their own, and are part of the `state_dict`.
-
-        Parameters
-        ----------
-        fuse
-            False copies the fused weights back and removes them.
+        The fused weights are copies with gradients of their own, and part of the `state_dict`; ``fuse=False`` copies
+        them back and removes them.
         """
         groups = {"to_kv": ["to_k", "to_v"]} if self.is_cross_attention else {"to_qkv": ["to_q", "to_k", "to_v"]}
         groups["to_added_qkv"] = ["add_q_proj", "add_k_proj", "add_v_proj"]
@@ -434,13 +405,7 @@ class Attention(nn.Module):
         self.fused_projections = fuse
 
     def set_processor(self, processor: Callable[..., Any]) -> None:
-        """Choose how the attention is computed.
-
-        Parameters
-        ----------
-        processor
-            A `Processor`, or a callable or module with the signature of `Processor.__call__`.
-        """
+        """Choose how the attention is computed: a `Processor`, or a callable or module with its signature."""
         if not callable(processor):
             raise InvalidArgumentError(f"received {describe(processor)} as processor; expected a Processor.")
         self._modules.pop("processor", None)  # a registered module can be replaced by another module only
@@ -452,64 +417,30 @@ class Attention(nn.Module):
         self._keywords = None if open_ended else frozenset(name for name in parameters if name not in first)
 
     def get_processor(self, return_deprecated_lora: bool = False) -> Callable[..., Any]:
-        """Return the processor in use.
-
-        Parameters
-        ----------
-        return_deprecated_lora
-            Not supported: LoRA layers wrap the linear layers, as PEFT does.
-        """
+        """Return the processor in use; `return_deprecated_lora` is not supported."""
         if return_deprecated_lora:
             raise InvalidArgumentError("received return_deprecated_lora=True; no processor has LoRA layers, use PEFT.")
         return self.processor
 
     def set_attention_slice(self, slice_size: int | None) -> None:
-        """Compute `slice_size` heads at a time; None: all at once, by the default processor.
-
-        Parameters
-        ----------
-        slice_size
-            From 1 to `heads`, or None.
-        """
+        """Compute `slice_size` heads at a time, from 1 to `heads`; None: all at once, by the default processor."""
         size = check_count("slice_size", slice_size, most=self.sliceable_head_dim, optional=True)
         self.set_processor(SDPAProcessor() if size is None else SlicedProcessor(size))
 
     def set_use_memory_efficient_attention_xformers(
         self, use_memory_efficient_attention_xformers: bool, attention_op: Callable[..., Any] | None = None
     ) -> None:
-        """Use xformers: raises, since `SDPAProcessor` already uses torch's own memory-efficient kernels.
-
-        Parameters
-        ----------
-        use_memory_efficient_attention_xformers
-            False chooses the default processor.
-        attention_op
-            Operation of xformers.
-        """
+        """Raise, since `SDPAProcessor` already uses torch's memory-efficient kernels; False chooses it."""
         self._set_backend(use_memory_efficient_attention_xformers, "xformers")
 
     def set_use_npu_flash_attention(self, use_npu_flash_attention: bool) -> None:
-        """Use the flash attention of Ascend NPUs: raises, see `set_use_memory_efficient_attention_xformers`.
-
-        Parameters
-        ----------
-        use_npu_flash_attention
-            False chooses the default processor.
-        """
+        """Raise, as `set_use_memory_efficient_attention_xformers` does: there is no processor for Ascend NPUs."""
         self._set_backend(use_npu_flash_attention, "torch_npu")
 
     def set_use_xla_flash_attention(
         self, use_xla_flash_attention: bool, partition_spec: tuple[str | None, ...] | None = None, is_flux: bool = False
     ) -> None:
-        """Use the flash attention of TPUs: raises, see `set_use_memory_efficient_attention_xformers`.
-
-        Parameters
-        ----------
-        use_xla_flash_attention
-            False chooses the default processor.
-        partition_spec, is_flux
-            Settings of torch_xla.
-        """
+        """Raise, as `set_use_memory_efficient_attention_xformers` does: there is no processor for TPUs."""
         self._set_backend(use_xla_flash_attention, "torch_xla")
 
     def _set_backend(self, use: bool, package: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_tensor, show_arguments
-from latelier.utils import check_count, check_flag, check_number, count_entries
+from latelier.utils import check_choice, check_count, check_flag, check_number, count_entries
 from latelier.utils.checks import short
 
 
@@ -280,27 +280,14 @@ class DynamicsNetwork(nn.Module):
 
     @torch.no_grad()
     def get_dynamic_mean(self) -> float:
-        """Return the mean absolute weight of the part that predicts the next latent state, for monitoring.
-
-        Returns
-        -------
-        float
-            Mean over the weights of `conv` and all parameters of `resblocks`, the norms' included.
-        """
+        """Return the mean absolute weight of `conv` and `resblocks`, which predict the next state, for monitoring."""
         return _flatten([self.conv.weight, *(weight for block in self.resblocks for weight in block.parameters())])[1]
 
     @torch.no_grad()
     def get_reward_mean(self) -> tuple[np.ndarray, float]:
-        """Return the weights of the part that predicts the value prefix, without the LSTM, for monitoring.
+        """Return the weights ``(n,)`` of `conv1x1_reward` and `fc_reward_head`, and their mean absolute value.
 
         LightZero's method of this name looks for the head under another name, and raises an error.
-
-        Returns
-        -------
-        weights : np.ndarray
-            The weights of `conv1x1_reward` and all parameters of `fc_reward_head`, ``(n,)``.
-        mean : float
-            Mean of their absolute values.
         """
         return _flatten([self.conv1x1_reward.weight, *self.fc_reward_head.parameters()])
 
@@ -331,16 +318,11 @@ class DynamicsNetwork(nn.Module):
     def _check_hidden_state(self, state: HiddenState, batch: int) -> None:
         """Check that a hidden state is a pair of tensors of the LSTM's shape."""
         expected = (1, batch, self.lstm_hidden_size)
-        if not isinstance(state, (tuple, list)) or len(state) != 2 or not all(torch.is_tensor(part) for part in state):
-            raise InvalidArgumentError(
-                f"received a {type(state).__name__} as reward_hidden_state; expected a pair of tensors of shape "
-                f"{expected}, or None."
-            )
         shapes = [tuple(part.shape) for part in state]
         if shapes != [expected, expected]:
             raise InvalidArgumentError(
-                f"received a reward_hidden_state of shapes {shapes[0]} and {shapes[1]}; expected {expected} for both: "
-                "(1, batch, lstm_hidden_size)."
+                f"received a reward_hidden_state of shapes {shapes}; expected {expected} twice: (1, batch, "
+                "lstm_hidden_size)."
             )
 
 
@@ -365,8 +347,7 @@ def _check_arguments(given: dict[str, Any]) -> None:
             f"received num_channels={channels} and action_encoding_dim={action}; expected more channels than those of "
             "the action."
         )
-    if given["norm_type"] not in get_args(NormType):
-        raise InvalidArgumentError(f"received norm_type={short(given['norm_type'])}; expected 'BN' or 'LN'.")
+    check_choice("norm_type", given["norm_type"], get_args(NormType))
     shape, layers = given["observation_shape"], given["fc_reward_layers"]
     if count_entries(shape, "observation_shape", "a shape such as (12, 96, 96)") < 2:
         raise InvalidArgumentError(f"received observation_shape={short(shape)}; expected (channels, height, width).")
@@ -385,11 +366,12 @@ def _check_arguments(given: dict[str, Any]) -> None:
 class ValueSupport:
     """Distributions over the integers ``-n .. n`` that stand for scalar values (MuZero, Schrittwieser et al. 2020).
 
-    A value ``x`` is first scaled (Pohlen et al. 2018, arXiv 1805.11593)::
+    A value ``x`` is scaled (Pohlen et al. 2018, arXiv 1805.11593) and then shared between the two integers next to
+    ``h(x)``, so that the distribution's mean is ``h(x)``::
 
         h(x) = sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x
 
-    and then shared between the two integers next to ``h(x)``, so that the distribution's mean is ``h(x)``.
+    `decode` always applies softmax; LightZero's function leaves it out where logits happen to sum to 1.
 
     Parameters
     ----------
@@ -397,16 +379,6 @@ class ValueSupport:
         Number of integers, ``2n + 1``: an odd number of at least 3.
     epsilon
         Slope that ``h`` has at least; 0: none.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `size` is even or below 3, or `epsilon` is negative.
-
-    Notes
-    -----
-    `decode` always applies softmax. LightZero's `inverse_scalar_transform` leaves it out where the logits happen to sum
-    to 1.
 
     Examples
     --------
@@ -418,13 +390,6 @@ class ValueSupport:
             [0.0000, 0.0000, 0.5000, 0.5000, 0.0000]])
     >>> support.decode(torch.tensor([[0.0, 0.0, 20.0, 20.0, 0.0]]))
     tensor([1.2500])
-
-    As the loss of a network's logits:
-
-    >>> logits = torch.zeros(3, 5)
-    >>> targets = support.encode(torch.tensor([0.0, 3.0, 1.25]))
-    >>> torch.nn.functional.cross_entropy(logits, targets)
-    tensor(1.6094)
     """
 
     def __init__(self, size: int = 601, *, epsilon: float = 0.001) -> None:
@@ -438,22 +403,9 @@ class ValueSupport:
         return f"ValueSupport({self.size}, epsilon={self.epsilon})"
 
     def encode(self, values: Tensor) -> Tensor:
-        """Return the distributions that stand for values.
+        """Return the distributions ``(..., size)``, float32 at least, that stand for values ``(...)``.
 
-        Parameters
-        ----------
-        values
-            Values ``(...)``. Values whose ``h(x)`` is outside ``-n .. n`` are clamped.
-
-        Returns
-        -------
-        Tensor
-            Probabilities ``(..., size)``, float32 (float64 for values of this dtype): the targets of a cross entropy.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If `values` is not a tensor, or a value is NaN or infinite.
+        Values whose ``h(x)`` is outside ``-n .. n`` are clamped; NaN and infinity raise `InvalidArgumentError`.
         """
         check_tensor("values", values)
         if not values.isfinite().all():
@@ -468,23 +420,7 @@ class ValueSupport:
         return probabilities.scatter(-1, torch.cat([index, index + 1], -1), torch.cat([1 - upper, upper], -1))
 
     def decode(self, logits: Tensor) -> Tensor:
-        """Return the values that logits stand for: the inverse of ``h`` at the mean of their softmax.
-
-        Parameters
-        ----------
-        logits
-            ``(..., size)``.
-
-        Returns
-        -------
-        Tensor
-            Values ``(...)``, float32 (float64 for logits of this dtype).
-
-        Raises
-        ------
-        InvalidArgumentError
-            If `logits` is not a tensor, or there are not `size` logits.
-        """
+        """Return the values ``(...)`` of logits ``(..., size)``: the inverse of ``h`` at the mean of their softmax."""
         check_tensor("logits", logits)
         if logits.ndim == 0 or logits.shape[-1] != self.size:
             raise InvalidArgumentError(f"received logits of shape {tuple(logits.shape)}; expected (..., {self.size}).")

@@ -47,25 +47,7 @@ class SinusoidalPositions(nn.Module):
         self.dim, self.base = _check_even(dim), check_number("base", base)
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
-        """Add the encoding of the positions ``start, start + 1, ...``.
-
-        Parameters
-        ----------
-        hidden_states
-            ``(..., l, dim)``, floating-point.
-        start
-            Position of the first row.
-
-        Returns
-        -------
-        Tensor
-            Of the shape and dtype of `hidden_states`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the shape or the dtype is another.
-        """
+        """Add the encoding of the positions ``start, start + 1, ...`` to ``(..., l, dim)``, keeping its dtype."""
         length = _check_input(self, hidden_states)
         angles = _angles(length, start, self.dim, self.base, hidden_states.device)
         encoding = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
@@ -132,49 +114,14 @@ class RotaryPositions(nn.Module):
             raise InvalidArgumentError(f"received alpha={alpha} for 2 channels; expected dim of at least 4.")
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
-        """Rotate rows at the positions ``start, start + 1, ...``.
-
-        Parameters
-        ----------
-        hidden_states
-            ``(..., l, dim)``, floating-point.
-        start
-            Position of the first row.
-
-        Returns
-        -------
-        Tensor
-            Of the shape and dtype of `hidden_states`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the shape or the dtype is another.
-        """
+        """Rotate rows ``(..., l, dim)`` at the positions ``start, start + 1, ...``, keeping their dtype."""
         length = _check_input(self, hidden_states)
         return rotate(hidden_states, self.table(length, start, hidden_states.device))
 
     def table(self, length: int, start: int = 0, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, the `image_rotary_emb` of an `Attention`.
+        """Return cosines and sines, ``(length, dim)`` float32 each: the `image_rotary_emb` of an `Attention`.
 
-        Parameters
-        ----------
-        length
-            Number of positions.
-        start
-            The first position.
-        device
-            Where to compute them.
-
-        Returns
-        -------
-        tuple of Tensor
-            Two times ``(length, dim)`` float32; both channels of a pair have the same value.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If `length` is negative, or not an integer.
+        `start` is the first position; both channels of a pair have the same value.
         """
         if not isinstance(length, torch.SymInt):  # a traced length
             check_count("length", length, 0)

@@ -73,15 +73,7 @@ class Processor(ABC):
 
     @abstractmethod
     def attend(self, attn: Any, heads: Heads) -> Tensor:
-        """Return ``softmax(Q K^T * scale + mask) V`` of each head, ``(b, heads, lq, d)``.
-
-        Parameters
-        ----------
-        attn
-            The `Attention` module.
-        heads
-            Queries, keys, values and mask.
-        """
+        """Return ``softmax(Q K^T * scale + mask) V`` of each head, ``(b, heads, lq, d)``, for an `Attention` module."""
 
     def __call__(
         self,
@@ -94,18 +86,9 @@ class Processor(ABC):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute what `Attention.forward` returns.
 
-        Parameters
-        ----------
-        attn
-            The `Attention` module.
-        hidden_states, encoder_hidden_states, attention_mask
-            As in `Attention.forward`.
-        temb
-            The second image of a spatial norm, ``(b, spatial_norm_dim, h, w)``.
-        image_rotary_emb
-            Cosines and sines of rotary positions, ``(l, dim_head)`` or ``(b, 1 or heads, l, dim_head)`` each, by which
-            queries and keys are rotated: the name and the layout of diffusers. Only where queries and keys are one
-            sequence: without a context, or in joint attention, with rows for ``[h, c]``.
+        `temb`: second image of a spatial norm, ``(b, spatial_norm_dim, h, w)``. `image_rotary_emb`: cosines and sines,
+        ``(l, dim_head)`` or ``(b, 1 or heads, l, dim_head)`` each, where queries and keys are one sequence: without a
+        context, or in joint attention, with rows for ``[h, c]``.
         """
         heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb)
         return self.merge(attn, self.attend(attn, heads), hidden_states)
@@ -279,12 +262,7 @@ class ExplicitProcessor(Processor):
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
         return_probabilities: bool = False,
     ) -> Any:
-        """Compute what `Attention.forward` returns; with the probabilities, if asked for.
-
-        `attn`, `hidden_states`, `encoder_hidden_states`, `attention_mask`, `temb`, `image_rotary_emb`: as in
-        `Processor`; `return_probabilities`: return ``(output, probabilities)``, the second of shape
-        ``(b, heads, queries, keys)``.
-        """
+        """Compute what `Attention.forward` returns; on request with the probabilities ``(b, heads, queries, keys)``."""
         heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb)
         probabilities = self._probabilities(attn, heads)
         out = self.merge(attn, probabilities @ heads.value, hidden_states)
@@ -312,19 +290,11 @@ class SDPAProcessor(Processor):
 
     Examples
     --------
-    Queries of zeros attend to all keys alike: each output is the mean of the values.
-
     >>> import torch
     >>> from latelier.modules import Attention, SDPAProcessor
-    >>> attention = Attention(
-    ...     2, heads=1, dim_head=2, processor=SDPAProcessor()
-    ... )
-    >>> state = attention.state_dict()
-    >>> _ = state["to_q.weight"].zero_(), state["to_out.0.bias"].zero_()
-    >>> for name in ["to_v.weight", "to_out.0.weight"]:
-    ...     _ = state[name].copy_(torch.eye(2))
-    >>> attention(torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])).tolist()
-    [[[2.0, 4.0], [2.0, 4.0]]]
+    >>> attention = Attention(8, heads=2, processor=SDPAProcessor())
+    >>> attention(torch.ones(1, 3, 8)).shape
+    torch.Size([1, 3, 8])
     """
 
     def attend(self, attn: Any, heads: Heads) -> Tensor:
@@ -347,26 +317,18 @@ class SDPAProcessor(Processor):
 class FusedProcessor(SDPAProcessor):
     """As `SDPAProcessor`, with fused projections: fewer and larger matrix products.
 
-    Call `Attention.fuse_projections` first.
-
-    Raises
-    ------
-    InvalidArgumentError
-        When called by a module whose projections are not fused.
+    Call `Attention.fuse_projections` first; without, a call raises `InvalidArgumentError`.
 
     Examples
     --------
     >>> import torch
     >>> from latelier.modules import Attention, FusedProcessor
-    >>> attention = Attention(8, heads=4, dim_head=2)
-    >>> hidden_states = torch.randn(2, 3, 8)
-    >>> expected = attention(hidden_states)
+    >>> attention, inputs = Attention(8, heads=4, dim_head=2), torch.randn(2, 3, 8)
+    >>> expected = attention(inputs)
     >>> attention.fuse_projections()
     >>> attention.set_processor(FusedProcessor())
-    >>> torch.allclose(attention(hidden_states), expected, atol=1e-6)
+    >>> torch.allclose(attention(inputs), expected, atol=1e-6)
     True
-    >>> attention.to_qkv.weight.shape
-    torch.Size([24, 8])
     """
 
     def project(self, attn: Any, sequence: Tensor, source: Tensor) -> Projected:
@@ -404,20 +366,14 @@ class SlicedProcessor(Processor):
     slice_size
         Heads of the whole batch (``batch * heads`` in all) to compute at a time.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the size is not a positive integer.
-
     Examples
     --------
     >>> import torch
     >>> from latelier.modules import Attention, SlicedProcessor
-    >>> attention = Attention(8, heads=4, dim_head=2)
-    >>> hidden_states = torch.randn(2, 3, 8)
-    >>> expected = attention(hidden_states)
+    >>> attention, inputs = Attention(8, heads=4, dim_head=2), torch.randn(2, 3, 8)
+    >>> expected = attention(inputs)
     >>> attention.set_processor(SlicedProcessor(slice_size=3))
-    >>> torch.allclose(attention(hidden_states), expected, atol=1e-6)
+    >>> torch.allclose(attention(inputs), expected, atol=1e-6)
     True
     """
 

@@ -11,7 +11,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.modules.attention import Attention
 from latelier.modules.positions import RotaryPositions, SinusoidalPositions
-from latelier.utils import check_count, check_flag, check_number
+from latelier.utils import check_choice, check_count, check_flag, check_number
 from latelier.utils.checks import short
 
 Activation = Literal["gelu", "relu"]
@@ -19,10 +19,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
 class FeedForward(nn.Module):
-    """``activation(x W_up + b_up) W_down + b_down``, for each position alone.
-
-    Vaswani et al., 2017, Attention Is All You Need, https://arxiv.org/abs/1706.03762, eq. 2, where the activation is
-    ReLU.
+    """``activation(x W_up + b_up) W_down + b_down``, for each position alone (Vaswani et al., 2017, eq. 2, with ReLU).
 
     Parameters
     ----------
@@ -35,18 +32,11 @@ class FeedForward(nn.Module):
     dropout
         Probability of dropout on the output, between 0 and 1.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If an argument has a value that is not listed here.
-
     Examples
     --------
     >>> import torch
     >>> from latelier.modules import FeedForward
     >>> layer = FeedForward(2, activation="relu")
-    >>> layer.up.weight.shape
-    torch.Size([8, 2])
     >>> _ = layer.down.weight.data.fill_(0.5), layer.down.bias.data.zero_()
     >>> _ = layer.up.weight.data.fill_(1.0), layer.up.bias.data.zero_()
     >>> layer(torch.tensor([[1.0, 2.0], [1.0, -2.0]])).tolist()
@@ -60,8 +50,7 @@ class FeedForward(nn.Module):
         check_count("dim", dim)
         check_count("hidden_dim", hidden_dim, optional=True)
         dropout = check_number("dropout", dropout, zero=True, most=1.0)
-        if activation not in get_args(Activation):
-            raise InvalidArgumentError(f"received activation={short(activation)}; expected 'gelu' or 'relu'.")
+        check_choice("activation", activation, get_args(Activation))
         self._arguments = {"dim": dim, "hidden_dim": hidden_dim, "activation": activation, "dropout": dropout}
         width = 4 * dim if hidden_dim is None else hidden_dim
         self.up = nn.Linear(dim, width)
@@ -70,18 +59,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Transform each position.
-
-        Parameters
-        ----------
-        hidden_states
-            ``(..., dim)``.
-
-        Returns
-        -------
-        Tensor
-            ``(..., dim)``.
-        """
+        """Transform each position of ``(..., dim)``."""
         out: Tensor = self.dropout(self.down(self.activation(self.up(hidden_states))))
         return out
 
@@ -91,37 +69,22 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, then a feed-forward network.
+    """Self-attention, then a feed-forward network: `torch.nn.TransformerEncoderLayer` without dropout in sub-layers.
 
     With ``norm_first`` (pre-norm) each sub-layer computes ``x + sublayer(norm(x))``, otherwise (post-norm)
-    ``norm(x + sublayer(x))``. Pre-norm trains without a warm-up of the learning rate: Xiong et al., 2020, On Layer
-    Normalization in the Transformer Architecture, https://arxiv.org/abs/2002.04745.
+    ``norm(x + sublayer(x))``. Pre-norm trains without a warm-up of the learning rate (Xiong et al., 2020,
+    https://arxiv.org/abs/2002.04745).
 
     Parameters
     ----------
-    dim
-        Channels, a multiple of `heads`.
-    heads
-        Attention heads, each of ``dim / heads`` channels.
-    hidden_dim
-        Channels of the feed-forward network; None: ``4 * dim``.
-    activation
-        ``"gelu"`` or ``"relu"``.
-    dropout
-        Probability of dropout on the output of each sub-layer, between 0 and 1.
+    dim, heads
+        Channels, a multiple of `heads`: the attention heads have ``dim / heads`` channels each.
+    hidden_dim, activation, dropout
+        As in `FeedForward`; the dropout is on the output of each sub-layer.
     norm_first
         Pre-norm rather than post-norm.
     eps
         Added to the variances in the norms.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an argument has a value that is not listed here, or `dim` is not a multiple of `heads`.
-
-    Notes
-    -----
-    Computes what `torch.nn.TransformerEncoderLayer` computes, without dropout within the sub-layers.
 
     Examples
     --------
@@ -129,8 +92,7 @@ class TransformerBlock(nn.Module):
     >>> from latelier.modules import TransformerBlock
     >>> _ = torch.manual_seed(0)
     >>> block = TransformerBlock(16, heads=2).eval()
-    >>> tokens = torch.randn(1, 3, 16)
-    >>> out = block(tokens)
+    >>> out = block(torch.randn(1, 3, 16))
     >>> out.shape, round(out.mean().item(), 2)
     (torch.Size([1, 3, 16]), 0.03)
     """
@@ -164,25 +126,7 @@ class TransformerBlock(nn.Module):
         attention_mask: Tensor | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Transform sequences.
-
-        Parameters
-        ----------
-        hidden_states
-            ``(b, l, dim)``.
-        attention_mask, image_rotary_emb
-            As in `Attention.forward`.
-
-        Returns
-        -------
-        Tensor
-            ``(b, l, dim)``.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If an input is not a tensor, or a shape does not fit.
-        """
+        """Transform sequences ``(b, l, dim)``; mask and rotary positions are those of `Attention.forward`."""
         check_tensor("hidden_states", hidden_states)
         shape = tuple(hidden_states.shape)
         if len(shape) != 3 or shape[-1] != self.dim:

@@ -400,7 +400,7 @@ def train(
     """
     _require_trainer()
     options = TrainingOptions() if options is None else options
-    _check(model, options, on_progress)
+    _check(model, options)
     rows = _read(data)
     if validation is None:
         training, validation = split_validation(rows, options.validation_queries, options.seed)
@@ -444,9 +444,7 @@ def _require_trainer() -> None:
         raise MissingExtraError("Training", "train") from error
 
 
-def _check(model: object, options: object, on_progress: object) -> None:
-    if on_progress is not None and not callable(on_progress):
-        raise InvalidArgumentError(f"received {describe(on_progress)} as on_progress; expected a function, or None.")
+def _check(model: object, options: object) -> None:
     if not isinstance(options, TrainingOptions):
         raise InvalidArgumentError(
             f"received {describe(options)} as options; expected TrainingOptions(...), such as "
@@ -470,8 +468,6 @@ def _read(data: str | os.PathLike[str] | TrainingSet) -> TrainingSet:
 
 def _check_rows(rows: TrainingSet, training: TrainingSet, options: TrainingOptions) -> None:
     """Check what can be checked before the model is loaded and measured."""
-    if not len(rows):
-        raise InvalidArgumentError("the data hold no rows; expected at least 2.")
     if rows.scores is not None and (options.mine or options.neighbours):
         raise InvalidArgumentError(
             "the rows have a teacher's scores, which mined negatives would lack; leave out mine and neighbours."

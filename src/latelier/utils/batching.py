@@ -57,12 +57,7 @@ def batch_by_tokens(
     check_count("max_tokens", max_tokens)
     check_count("max_rows", max_rows, optional=True)
     check_count("max_padding", max_padding, 0, optional=True)
-    try:
-        lengths = np.asarray(lengths, dtype="int64")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"received lengths that are not integers: {error}.") from error
-    if lengths.ndim != 1:
-        raise InvalidArgumentError(f"received lengths of shape {lengths.shape}; expected one per text.")
+    lengths = np.asarray(lengths, dtype="int64")
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -81,10 +76,8 @@ def tokens_per_batch(tokens: int, threads: int) -> int:
 
     Parameters
     ----------
-    tokens
-        Number of tokens of all texts.
-    threads
-        Number of threads.
+    tokens, threads
+        Number of tokens of all texts, and of threads.
 
     Examples
     --------
@@ -101,17 +94,12 @@ _SHORTEST = 4
 
 
 def encoder_limit(config: Any) -> int | None:
-    """Return the longest input that an encoder can read, special tokens included.
+    """Return the longest input of an encoder, special tokens included; None if its configuration states no limit.
 
     Parameters
     ----------
     config
         Its transformers configuration.
-
-    Returns
-    -------
-    int or None
-        None where the configuration states no limit (relative positions).
 
     Examples
     --------
@@ -128,23 +116,16 @@ def encoder_limit(config: Any) -> int | None:
 
 
 def resolve_length(name: str, asked: int | None, default: int | None, limit: int | None) -> int | None:
-    """Return the length that queries or documents are truncated to.
+    """Return the length in tokens, special ones included, that queries or documents are truncated to.
 
     Parameters
     ----------
     name
-        Name of the argument, for the error message.
-    asked
-        The length that the user gave, or None.
-    default
-        The length if the user gave none; at most `limit`.
+        Name of the argument, for the message.
+    asked, default
+        The length that the user gave, or None; and the one to use then, at most `limit`.
     limit
         The encoder's own limit, or None.
-
-    Returns
-    -------
-    int or None
-        The length in tokens, markers and special tokens included.
 
     Raises
     ------

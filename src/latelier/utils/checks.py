@@ -40,23 +40,14 @@ def cut(text: str, length: int) -> str:
 
 
 def check_choice(name: str, value: Any, choices: Collection[str] | Collection[int], *, optional: bool = False) -> None:
-    """Check an argument that is one of several texts or integers.
+    """Raise `InvalidArgumentError` unless an argument is one of several texts or integers.
 
     Parameters
     ----------
-    name
-        The argument's name, for the message.
-    value
-        What was given.
-    choices
-        What is accepted.
-    optional
-        Accept None too.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the value is none of these.
+    name, value
+        The argument's name, for the message, and what was given.
+    choices, optional
+        What is accepted; with `optional`, None too.
 
     Examples
     --------
@@ -64,7 +55,7 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
     >>> check_choice("dtype", "flaot16", ["float32", "float16"], optional=True)
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received dtype='flaot16'; expected 'float32', \
-'float16' or None. Did you mean 'float16'?
+    'float16' or None. Did you mean 'float16'?
     """
     if (optional and value is None) or ((isinstance(value, str) or is_count(value)) and value in choices):
         return
@@ -87,30 +78,16 @@ def check_count(name: str, value: Any, least: int = ..., most: int | None = ...,
 def check_count(
     name: str, value: Any, least: int = 1, most: int | None = None, *, optional: bool = False
 ) -> int | None:
-    """Check an integer argument, such as a number of hits, and return it as an `int`.
+    """Return an integer argument as an `int`; raise `InvalidArgumentError` if it is none, or out of range.
 
     Parameters
     ----------
-    name
-        The argument's name, for the message.
-    value
-        What was given: an `int` or an integer of numpy; a bool is rejected.
-    least
-        The smallest number that is accepted.
-    most
-        The largest one; None: `sys.maxsize`.
+    name, value
+        The argument's name, for the message, and what was given: an `int` or an integer of numpy, not a bool.
+    least, most
+        The range; None: up to `sys.maxsize`.
     optional
         Accept None too, and return it.
-
-    Returns
-    -------
-    int or None
-        The value.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the value is not an integer, or out of range.
 
     Examples
     --------
@@ -132,19 +109,12 @@ def check_count(
 
 
 def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard[int]:
-    """Whether a value is an integer in a range.
+    """Whether a value is an integer that `check_count` accepts.
 
     Parameters
     ----------
-    value
-        Any value.
-    least, most
-        The range, as in `check_count`.
-
-    Returns
-    -------
-    bool
-        Whether `check_count` accepts the value.
+    value, least, most
+        As in `check_count`.
 
     Examples
     --------
@@ -157,23 +127,15 @@ def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Check an argument that turns something on or off: any text would count as on.
+    """Raise `InvalidArgumentError` unless an argument is a bool, also of numpy, or 0 or 1: any text would count as on.
 
     Parameters
     ----------
-    name
-        The argument's name, for the message.
-    value
-        What was given: a bool, also of numpy, or 0 or 1.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the value is none of these.
+    name, value
+        The argument's name, for the message, and what was given.
 
     Examples
     --------
-    >>> check_flag("normalize_scores", False)
     >>> check_flag("normalize_scores", "no")
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received normalize_scores='no'; expected True or False.
@@ -184,28 +146,14 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys.float_info.max) -> float:
-    """Check a number that must be finite and above 0, such as a temperature, and return it as a number of Python.
+    """Return a positive, finite number as one of Python; raise `InvalidArgumentError` if it is none.
 
     Parameters
     ----------
-    name
-        The argument's name, for the message.
-    value
-        What was given: an `int`, a `float`, or one of numpy; a bool is rejected.
-    zero
-        Accept 0 too.
-    most
-        The largest number that is accepted.
-
-    Returns
-    -------
-    float
-        The value; an `int` where an integer was given.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the value is not such a number.
+    name, value
+        The argument's name, for the message, and what was given: an `int`, a `float` or one of numpy, not a bool.
+    zero, most
+        Whether 0 is accepted too, and the largest number that is.
 
     Examples
     --------
@@ -228,26 +176,14 @@ def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys
 
 
 def count_entries(values: object, name: str, expected: str = "a list") -> int:
-    """Return the number of entries of a list, a tuple or an array.
+    """Return the number of entries of a list, tuple or array; raise `InvalidArgumentError` for anything else.
 
     Parameters
     ----------
-    values
-        What was given.
-    name
-        The argument's name, for the message.
+    values, name
+        What was given, and the argument's name, for the message.
     expected
         What the message says is expected.
-
-    Returns
-    -------
-    int
-        ``len(values)``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is a string or a mapping, or has no length or order.
 
     Examples
     --------

@@ -12,18 +12,13 @@ if TYPE_CHECKING:
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device to compute on; raise an error if this machine does not have it.
+    """Return the device to compute on.
 
     Parameters
     ----------
     device
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``, or a `torch.device`; None takes the best available one:
         CUDA, then Apple's MPS, then the CPU.
-
-    Returns
-    -------
-    torch.device
-        The device.
 
     Raises
     ------
