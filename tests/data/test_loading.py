@@ -120,20 +120,6 @@ def test_rows_of_arrays(format_):
     assert found == (["q"], [["x", "n"]], [[2.0, 1.0]])
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"query": np.str_("q"), "positive": "x", "negatives": np.array(["n"]), "scores": [np.float32(2), np.int64(1)]},
-        {"query": "q", "pos": np.array(["x", "n"], dtype=object), "pos_scores": np.array([2, 1])},
-        {"query": "q", "documents": np.array(["x", "n"]), "scores": torch.tensor([2.0, 1.0]).bfloat16()},
-    ],
-)
-def test_arrays_and_numbers_of_numpy_in_rows(row):
-    found = load_training_set([row])
-    assert content(found) == (["q"], [["x", "n"]], [[2.0, 1.0]])
-    assert {type(score) for score in found.scores[0]} == {float}
-
-
 def test_data_sets_for_the_trainer_load_again():
     assert content(load_training_set(SCORED.to_dataset())) == content(SCORED)
     pairs = TrainingSet(["q"], [["x", "n", "m"]])

@@ -86,7 +86,6 @@ def test_texts_from_elsewhere():
         ({"ranks": (0, 5)}, r"ranks=\(0, 5\); expected \(first, last\), counted from 1"),
         ({"ranks": (3, 4), "negatives": 3}, "with at least 3 ranks"),
         ({"margin": 1.0}, "margin=1.0; expected a number from 0"),
-        ({"documents": ["x"]}, r"received \['x'\] \(list\) as documents; expected a dict of id to text"),
     ],
 )
 def test_numbers_out_of_range_are_refused(index, options, message):
@@ -211,6 +210,6 @@ def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(InvalidArgumentError, match="teacher"):
         order_by_neighbours(TrainingSet(["q"], [["a", "b"]], [[1.0, 0.0]]))
     with pytest.raises(
-        InvalidArgumentError, match=r"received \[\('q', 'a'\)\] \(list\) as mined_hard_batches; expected a TrainingSet"
+        InvalidArgumentError, match=r"received \[\('q', 'a'\)\] \(list\) as mined; expected a TrainingSet"
     ):
         order_by_neighbours([("q", "a")])

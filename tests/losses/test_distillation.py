@@ -12,7 +12,7 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.losses import Distillation, MarginMSE
-from latelier.losses.distillation import computing_dtype, relative_rounding, row_weights
+from latelier.losses.distillation import relative_rounding, row_weights
 from latelier.models import ColBERT
 
 pytestmark = [pytest.mark.processor, pytest.mark.filterwarnings("ignore:all candidates of a query")]
@@ -450,37 +450,3 @@ def test_candidates_of_one_text_still_serve_the_other_queries_as_negatives():
     rows = [torch.stack([positive, *[negative] * 3]) for positive, negative in own]
     expected = sum(nn.functional.cross_entropy(row, torch.tensor(0)) for row in rows) / 2
     assert both.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_coarsest_numbers_decide(dtype):
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(dtype))
-    expected = dtype if torch.finfo(dtype).eps > torch.finfo(torch.float32).eps else torch.float32
-    assert computing_dtype(model, "cpu") == expected
-    assert computing_dtype(nn.Linear(2, 2).to(dtype), "cpu") == dtype
-    with torch.autocast("cpu", torch.bfloat16):
-        assert computing_dtype(model, "cpu") == torch.bfloat16
-    assert computing_dtype(nn.Identity(), "cpu") == torch.float32
-
-
-@pytest.mark.parametrize("vectors", DTYPES, ids=str)
-@pytest.mark.parametrize("scores", DTYPES, ids=str)
-def test_rounding_covers_sums_in_another_order(scores, vectors):
-    """Scores of one text, its tokens rounded anew and summed in another order each time."""
-    allowed = relative_rounding(scores, vectors, 128, 32)
-    generator = torch.Generator().manual_seed(0)
-    queries = nn.functional.normalize(torch.randn(32, 128, generator=generator), dim=1)
-    documents = nn.functional.normalize(queries + 0.1 * torch.randn(32, 128, generator=generator), dim=1)
-    found = []
-    wide = torch.promote_types(scores, torch.float32)
-    for _ in range(20):
-        order = torch.randperm(128, generator=generator)
-        noise = 1 + torch.finfo(vectors).eps * (torch.rand(32, 128, generator=generator, dtype=torch.float64) - 0.5)
-        rounded = (documents.double() * noise)[:, order].to(wide)
-        similarities = (queries[:, order].to(wide) @ rounded.T).amax(dim=1)
-        total = torch.zeros((), dtype=wide)
-        for i in torch.randperm(32, generator=generator):
-            total = total + similarities[i]
-        found.append(total.to(scores).double())
-    found = torch.stack(found)
-    assert found.max() - found.min() <= allowed * found.abs().max()

@@ -191,16 +191,6 @@ def test_upcasting_loses_less(processor):
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
-@pytest.mark.parametrize("option", ["upcast_attention", "upcast_softmax"])
-def test_upcasting_keeps_float64(option, processor):
-    attention, sequence = Attention(**SMALL).double(), torch.randn(2, 3, 8, dtype=torch.float64)
-    upcasting = Attention(**SMALL, **{option: True}).double()
-    upcasting.load_state_dict(attention.state_dict())
-    upcasting.set_processor(processor)
-    torch.testing.assert_close(upcasting(sequence), attention(sequence), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
 def test_autocast(processor):
     attention, sequence = Attention(**SMALL, qk_norm="layer_norm", processor=processor), torch.randn(2, 3, 8)
     keys = torch.tensor([[True, True, False], [True, True, True]])
@@ -240,16 +230,6 @@ def test_fusing_and_unfusing():
     assert not attention.fused_projections
 
 
-def test_slices():
-    attention = Attention(**SMALL)
-    attention.set_attention_slice(2)
-    assert repr(attention.get_processor()) == "SlicedProcessor(slice_size=2)"
-    with pytest.raises(InvalidArgumentError, match=r"received slice_size=3; expected an integer from 1 to 2, or None"):
-        attention.set_attention_slice(3)
-    attention.set_attention_slice(None)
-    assert isinstance(attention.get_processor(), SDPAProcessor)
-
-
 def test_older_parameter_names_load_where_told():
     attention = Attention(**SMALL, _from_deprecated_attn_block=True, bias=True)
     expected = attention.state_dict()
@@ -259,23 +239,6 @@ def test_older_parameter_names_load_where_told():
     assert torch.equal(attention.to_out[0].weight, state["proj_attn.weight"])
     with pytest.raises(RuntimeError, match="Unexpected key"):
         Attention(**SMALL, bias=True).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("call", "package"),
-    [
-        (lambda attention, use: attention.set_use_memory_efficient_attention_xformers(use), "xformers"),
-        (lambda attention, use: attention.set_use_npu_flash_attention(use), "torch_npu"),
-        (lambda attention, use: attention.set_use_xla_flash_attention(use), "torch_xla"),
-    ],
-)
-def test_switches_for_other_hardware_name_the_backend(call, package):
-    attention = Attention(**SMALL, processor=ExplicitProcessor())
-    with pytest.raises(InvalidArgumentError, match=f"attention by {package}, which is .*set_processor"):
-        call(attention, True)
-    assert isinstance(attention.processor, ExplicitProcessor)
-    call(attention, False)
-    assert isinstance(attention.processor, SDPAProcessor)
 
 
 @pytest.mark.parametrize(

@@ -119,15 +119,6 @@ def test_the_weights_change_the_clusters():
     assert not torch.equal(ward_clusters(unit, mask, weights, 4), equal)
 
 
-def test_a_token_of_weight_3_counts_as_three_tokens():
-    unit = F.normalize(batch(10)["token_embeddings"], dim=-1)[0]
-    weights = torch.tensor([3.0, *[1.0] * 9])
-    repeated = torch.cat([unit[:1], unit[:1], unit])
-    once = ward_clusters(unit[None], torch.ones(1, 10, dtype=torch.bool), weights[None], 4)[0]
-    thrice = ward_clusters(repeated[None], torch.ones(1, 12, dtype=torch.bool), torch.ones(1, 12), 4)[0]
-    assert once.tolist() == thrice[2:].tolist()
-
-
 @pytest.mark.parametrize("make", [AttentionPooling, lambda dim, k: trained(k)], ids=["untrained", "trained"])
 def test_short_and_empty_documents_have_no_vectors_to_spare(make):
     features = batch(0, 1, 2, 5)
@@ -181,14 +172,6 @@ def test_gradients_pass_by_empty_documents():
     assert all(parameter.grad.any() for parameter in pooling.parameters())
 
 
-def test_half_precision_and_autocast_stay_close():
-    pooling, features = trained(), batch(6, 3)
-    expected = pooling(dict(features))["token_embeddings"]
-    with torch.autocast("cpu", torch.bfloat16):
-        found = pooling(dict(features))["token_embeddings"]
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
-
-
 def test_pool_takes_a_list_as_other_poolings_do():
     pooling, features = trained(), batch(9, 1, 3)
     with torch.inference_mode():
@@ -205,12 +188,6 @@ def test_pool_takes_vectors_of_any_dtype_and_returns_it(dtype):
     (expected,) = trained().pool([document.float()])
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected.to(dtype))
-
-
-def test_pool_pools_the_tasks_that_it_was_made_for():
-    pooling, queries = trained(tasks=["query"]), rows(batch(9))
-    assert pooling.pool(queries, task="document") is queries
-    assert torch.equal(pooling.pool(queries, task="query")[0], trained().pool(queries)[0])
 
 
 def test_vectors_of_another_dimension_are_named():

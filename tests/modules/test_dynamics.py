@@ -91,13 +91,6 @@ def test_the_hidden_state_carries_earlier_steps():
     assert not torch.equal(logits, network(second)[2])
 
 
-@pytest.mark.parametrize("norm_type", ["BN", "LN"])
-def test_downsampled_states_are_16_times_smaller_rounded_up(norm_type):
-    network = build(observation_shape=(3, 17, 48), downsample=True, norm_type=norm_type)
-    latent, _, logits = network(*draw())
-    assert (latent.shape, logits.shape) == ((5, 4, 2, 3), (5, 5))
-
-
 def test_the_last_layer_starts_with_zeros():
     network = build(last_linear_layer_init_zero=True)
     assert not network(*draw())[2].any()
@@ -123,13 +116,6 @@ def test_means_are_those_of_absolute_weights(dtype):
     weights, mean = network.get_reward_mean()
     assert mean == pytest.approx(reward.mean().item(), rel=1e-12)
     np.testing.assert_array_equal(np.abs(weights), reward.numpy())
-
-
-def test_an_export_takes_any_batch_size():
-    network, batch = build(), torch.export.Dim("batch")
-    sizes = ({0: batch}, ({1: batch}, {1: batch}))
-    exported = torch.export.export(network, draw(batch=5), dynamic_shapes=sizes).module()
-    torch.testing.assert_close(exported(*draw(batch=9)), network(*draw(batch=9)))
 
 
 WRONG_ARGUMENTS = {

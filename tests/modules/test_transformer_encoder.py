@@ -1,8 +1,5 @@
 """Blocks equal those of torch for shared weights, and the encoder equals its parts."""
 
-import json
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -90,14 +87,6 @@ def test_resizing_keeps_the_rows_and_shows_the_new_size():
     encoder.requires_grad_(False).resize_token_embeddings(3)
     assert not encoder.embeddings.weight.requires_grad
     assert torch.equal(encoder.embeddings.weight, before[:3])
-
-
-def test_arguments_given_as_numbers_of_numpy_can_be_saved_as_json():
-    size, dim, heads = np.array([5, 8, 2])
-    encoder = TransformerEncoder(size, dim, heads=heads, hidden_dim=dim)
-    encoder.resize_token_embeddings(size + 1)
-    saved = json.loads(json.dumps(encoder.arguments))
-    assert repr(TransformerEncoder(**saved)) == repr(TransformerEncoder(6, 8, heads=2, hidden_dim=8))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 
 from latelier.errors import LatelierError
 from latelier.losses import CachedContrastive, Contrastive, Distillation, MarginMSE
@@ -125,17 +124,13 @@ def case(request):
     return kind, options, request.getfixturevalue(data)
 
 
-def losses_of_every_loss(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
 def parameters(model):
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def test_the_loss_falls(case, model, train):
     kind, options, data = case
-    values = losses_of_every_loss(train(kind(model, **options), data, max_steps=4, per_device_train_batch_size=4))
+    values = losses_of(train(kind(model, **options), data, max_steps=4, per_device_train_batch_size=4))
     assert len(values) == 4
     assert values[-1] < 0.9 * values[0]
 
@@ -145,7 +140,7 @@ def test_under_the_trainers_options_the_loss_falls_too(name, model, train, reque
     kind, options, data = LOSSES[name]
     changes = {"bf16": True, "gradient_checkpointing": True, "gradient_accumulation_steps": 2}
     trainer = train(kind(model, **options), request.getfixturevalue(data), max_steps=4, **changes)
-    assert losses_of_every_loss(trainer)[-1] < 0.9 * losses_of_every_loss(trainer)[0]
+    assert losses_of(trainer)[-1] < 0.9 * losses_of(trainer)[0]
 
 
 @pytest.mark.parametrize("name", ["cached", "distillation-in-batch"])
@@ -184,7 +179,7 @@ def test_adapters_train_and_the_rest_stays(name, model, train, request, tmp_path
     model = ColBERT(str(tmp_path / "base"), device="cpu")
     model.add_adapter(config)
     before = parameters(model)
-    values = losses_of_every_loss(
+    values = losses_of(
         train(kind(model, **options), request.getfixturevalue(data), max_steps=6, per_device_train_batch_size=4)
     )
     assert values[-1] < values[0]
@@ -249,16 +244,6 @@ def test_router_mapping_makes_it_right(model, trainer, triplets):
     batch = next(iter(running.get_train_dataloader()))
     assert batch["anchor_input_ids"].shape == (2, 32)
     assert [batch[f"{name}_input_ids"][0, 1].item() for name in mapping] == marker_ids(model)
-    running.train()
-    assert running.state.global_step == 2
-
-
-def test_the_collator_of_late_interaction_makes_it_right(model, trainer, triplets):
-    collator = MultiVectorEncoderDataCollator(preprocess_fn=model.preprocess)
-    running = trainer(Contrastive(model), triplets, collator)
-    batch = next(iter(running.get_train_dataloader()))
-    columns = ("anchor", "positive", "negative")
-    assert [batch[f"{name}_input_ids"][0, 1].item() for name in columns] == marker_ids(model)
     running.train()
     assert running.state.global_step == 2
 

@@ -59,7 +59,8 @@ class Contrastive(Loss):
     >>> positives = ["fruits are good for health.", "wings push air down."]
     >>> negatives = ["fruits are sold by weight.", "planes are made of metal."]
     >>> query = model.tokenize(anchors, is_query=True)
-    >>> columns = [model.tokenize(c, is_query=False) for c in (positives, negatives)]
+    >>> sides = positives, negatives
+    >>> columns = [model.tokenize(side, is_query=False) for side in sides]
     >>> round(contrastive([query, *columns]).item(), 2)
     0.63
     """
@@ -143,9 +144,11 @@ class CachedContrastive(Contrastive):
     >>> name = "sentence-transformers/all-MiniLM-L6-v2"
     >>> model = models.ColBERT(name, device="cpu")
     >>> query = model.tokenize(["are fruits healthy?"], is_query=True)
-    >>> documents = model.tokenize(["they are good.", "they are red."], is_query=False)
-    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)([query, documents])
-    >>> whole = losses.Contrastive(model)([query, documents])
+    >>> texts = ["they are good.", "they are red."]
+    >>> documents = model.tokenize(texts, is_query=False)
+    >>> batch = [query, documents]
+    >>> cached = losses.CachedContrastive(model, mini_batch_size=1)(batch)
+    >>> whole = losses.Contrastive(model)(batch)
     >>> abs(cached.item() - whole.item()) < 1e-4
     True
     """

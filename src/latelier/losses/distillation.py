@@ -343,7 +343,8 @@ class MarginMSE(Loss):
     >>> model = models.ColBERT(name, device="cpu")
     >>> margin_mse = losses.MarginMSE(model)
     >>> query = model.tokenize(["are fruits healthy?"], is_query=True)
-    >>> documents = model.tokenize(["they are good.", "they are red."], is_query=False)
+    >>> texts = ["they are good.", "they are red."]
+    >>> documents = model.tokenize(texts, is_query=False)
     >>> from_scores = margin_mse([query, documents], labels=[[9.0, 4.0]])
     >>> from_margins = margin_mse([query, documents], labels=[5.0])
     >>> from_scores.item() == from_margins.item() > 0

@@ -55,7 +55,7 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
     >>> check_choice("dtype", "flaot16", ["float32", "float16"], optional=True)
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received dtype='flaot16'; expected 'float32', \
-    'float16' or None. Did you mean 'float16'?
+'float16' or None. Did you mean 'float16'?
     """
     if (optional and value is None) or ((isinstance(value, str) or is_count(value)) and value in choices):
         return
