@@ -52,7 +52,7 @@ def test_numbers_are_those_of_a_retriever_over_the_same_index(model, tmp_path, m
 
 def test_search_options_reach_the_index(model):
     evaluator = RetrievalEvaluator(COLLECTION, MEASURES, index=IVF, search_options={"efort": 2.0})
-    with pytest.raises(TypeError, match="efort"):
+    with pytest.raises(InvalidArgumentError, match="efort"):
         evaluator(model)
     settings = RetrievalEvaluator(COLLECTION, index=partial(IVF, nbits=2), search_options={"effort": 2.0}, k=7)
     assert settings.get_config_dict() == {"index": "IVF", "nbits": 2, "effort": 2.0, "k": 7}
