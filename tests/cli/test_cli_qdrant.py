@@ -122,6 +122,7 @@ def test_indexes_of_a_server_need_names_of_their_own(run, collection):
     assert (result.exit_code, "--read-token" in result.stderr) == (1, True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_a_killed_copy_goes_on(run, tmp_path):
     count = 120

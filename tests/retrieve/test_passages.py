@@ -91,13 +91,6 @@ def test_passages_overlap_from_a_sentence_on():
     assert [text[a:b] for a, b in parts][:2] == ["Aa bb cc dd. Ee ff.", "Ee ff. Gg hh ii jj kk ll"]
 
 
-def test_words_of_many_tokens_are_cut_within(starts):
-    text = "unbelievable" * 8 + " " + "中文" * 40
-    [parts] = cut_texts([text], [12], 2, starts)
-    check(text, parts, 12, 2, starts)
-    assert len(parts) > 5
-
-
 def test_a_text_longer_than_a_piece_has_the_tokens_of_the_whole(starts):
     text = "The pears of this garden, ripe in September. " * 4000
     [found] = starts([text])

@@ -249,20 +249,17 @@ def test_a_folder_of_notes(tmp_path):
         assert len(list(documents)) == 2
 
 
-@pytest.mark.parametrize(
-    ("glob", "expected"),
-    [
+def test_patterns_of_files(tmp_path):
+    (tmp_path / "docs" / "deep" / "er").mkdir(parents=True)
+    for name in ("a.md", "a.rst", "docs/a.md", "docs/x.md", "docs/deep/er/x.md"):
+        (tmp_path / name).write_text("text")
+    for glob, expected in (
         ("*.rst", ["a.rst"]),
         (["docs/*.md", "*.rst"], ["a.rst", "docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
         ("**/*.md", ["a.md", "docs/a.md", "docs/deep/er/x.md", "docs/x.md"]),
         ("docs/**/x.md", ["docs/deep/er/x.md", "docs/x.md"]),
-    ],
-)
-def test_patterns_of_files(tmp_path, glob, expected):
-    (tmp_path / "docs" / "deep" / "er").mkdir(parents=True)
-    for name in ("a.md", "a.rst", "docs/a.md", "docs/x.md", "docs/deep/er/x.md"):
-        (tmp_path / name).write_text("text")
-    assert [*read_folder(tmp_path, glob=glob)[0]] == expected
+    ):
+        assert [*read_folder(tmp_path, glob=glob)[0]] == expected
 
 
 def test_folders_and_patterns_without_files(tmp_path):
