@@ -683,11 +683,12 @@ class Sharded(Index):
         self._storage.close()
         if self._is_closed or is_forked():
             return
+        self._is_closed = True  # first: calls that the end of the processes fails say so
         if self._workers and connection_of(self._ray) == self._connection:
-            self._gather("write", "close", dict.fromkeys(range(len(self._workers)), ()), wait=False)
+            closing = [each.close.options(concurrency_group="write").remote() for each in self._workers]
+            self._ray.wait(closing, num_returns=len(closing), timeout=_RESTART_SECONDS)
             for each in self._workers:
                 stop(self._ray, each)
-        self._is_closed = True
 
     def __len__(self) -> int:
         return sum(self._read("__len__"))
@@ -787,6 +788,8 @@ class Sharded(Index):
             if not (waiting and wait and group == "read" and time.monotonic() < deadline):
                 break
             time.sleep(_PAUSE_SECONDS)
+        if errors or waiting:
+            self._check_open()
         for shard in waiting:
             errors[shard] = StorageError(
                 f"the process of shard {shard} in {self.path} has died, and Ray is starting it again. What was stored "
