@@ -187,6 +187,7 @@ def test_the_same_by_the_interpreter():
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
 def test_the_kernels_compile_for_gpus():
     # As launching does, but without a GPU; in a new process, since this one may have kernels for the interpreter.
