@@ -32,8 +32,8 @@ from latelier.arrays import (
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.utils import check_count
+from latelier.utils.batching import lengths_to_offsets, rows_of
 from latelier.utils.files import as_path, open_binary, replaced
-from latelier.utils.ragged import lengths_to_offsets, rows_of
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from latelier import indexes
-from latelier.demo.corpus import builtin_definitions, source_definitions, source_reexports
-from latelier.demo.session import build, demo_folder
+from latelier.demo.session import build, builtin_definitions, demo_folder, source_definitions, source_reexports
 from latelier.errors import InvalidArgumentError, StorageError
 
 

@@ -16,9 +16,9 @@ from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 from latelier.utils import batch_by_tokens, resolve_device
+from latelier.utils.batching import lengths_to_offsets, positions_within, rows_of, rows_or_slice, split_by_rows
 from latelier.utils.features import select_rows, used_positions
 from latelier.utils.misc import Markup, bar, escape, fragment, table
-from latelier.utils.ragged import lengths_to_offsets, positions_within, rows_of, rows_or_slice, split_by_rows
 
 
 @given(

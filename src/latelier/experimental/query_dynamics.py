@@ -17,8 +17,8 @@ from latelier.indexes.base import PathLike
 from latelier.modules import DynamicsNetwork, ValueSupport
 from latelier.modules.arguments import show_arguments
 from latelier.utils import check_count
+from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.files import as_path, is_file, parse_json, replaced
-from latelier.utils.ragged import lengths_to_offsets
 
 # Gains of a reciprocal rank are between -1 and 1. In hundredths they are between -9.2 and 9.2 on the support's scale.
 _GAIN_UNIT = 0.01

@@ -21,8 +21,8 @@ from latelier.indexes.results import Id, as_id, check_text, is_single_id
 from latelier.indexes.store import connections
 from latelier.indexes.store.rows import DocumentColumns, StoredDocument, encode_metadata
 from latelier.kernels.threads import allowed_threads, map_each
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.misc import progress_bar
-from latelier.utils.ragged import lengths_to_offsets, split_by_rows
 
 
 def pack(

@@ -11,7 +11,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.options import Searchable, SearchOptions
 from latelier.indexes.results import CheckReport
 from latelier.scores.topk import TopK
-from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 
 class BlockSize(NamedTuple):

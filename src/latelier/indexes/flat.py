@@ -21,7 +21,7 @@ from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.kernels.threads import KernelWarmUp
 from latelier.scores.maxsim import maxsim, maxsim_numpy
 from latelier.scores.topk import TopK
-from latelier.utils.ragged import lengths_to_offsets
+from latelier.utils.batching import lengths_to_offsets
 
 if TYPE_CHECKING:
     import torch

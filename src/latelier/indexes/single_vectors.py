@@ -17,8 +17,8 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.utils.batching import split_by_rows
 from latelier.utils.checks import check_count, short
-from latelier.utils.ragged import split_by_rows
 
 # A block has at most this many tokens, and at most this many numbers of single vectors: 8 MiB as float64, in which they
 # are added up.

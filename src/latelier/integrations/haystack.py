@@ -19,12 +19,18 @@ from latelier.indexes.results import INT64
 from latelier.integrations.common import (
     RerankingModel,
     SharedFolder,
+    SqlCondition,
     add_filter,
+    combine,
+    equals,
     find_documents,
+    in_order,
     merge_search_options,
+    metadata_field,
+    negate,
+    one_of,
     place_metadata,
 )
-from latelier.integrations.conditions import SqlCondition, combine, equals, in_order, metadata_field, negate, one_of
 from latelier.retrieve import Retriever
 from latelier.retrieve.model import check_backend
 from latelier.retrieve.passages import StoredDocuments

@@ -17,22 +17,20 @@ from latelier.integrations.common import (
     START_KEY,
     OpenedRetriever,
     RerankingModel,
-    add_filter,
-    find_documents,
-    merge_search_options,
-    place_metadata,
-    result_text,
-)
-from latelier.integrations.conditions import (
     SqlCondition,
+    add_filter,
     combine,
     equals,
+    find_documents,
     holds_element,
     in_order,
     is_empty,
+    merge_search_options,
     metadata_field,
     negate,
     one_of,
+    place_metadata,
+    result_text,
 )
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.retriever import rank_texts

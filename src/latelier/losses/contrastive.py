@@ -8,8 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latelier.losses.base import EmbeddedBatch, Loss, LossOptions, MiniBatches, ScoreMetric
-from latelier.losses.in_batch import false_negatives, gather_documents, reduce_total, score_all
+from latelier.losses.base import (
+    EmbeddedBatch,
+    Loss,
+    LossOptions,
+    MiniBatches,
+    ScoreMetric,
+    false_negatives,
+    gather_documents,
+    reduce_total,
+    score_all,
+)
 from latelier.scores import colbert_scores
 from latelier.utils import check_count, check_flag, check_number
 

@@ -29,10 +29,12 @@ from latelier.losses.base import (
     LossOptions,
     MiniBatches,
     ScoreMetric,
+    false_negatives,
+    gather_documents,
     raw_score,
     score,
+    score_all,
 )
-from latelier.losses.in_batch import false_negatives, gather_documents, score_all
 from latelier.scores import colbert_kd_scores, colbert_scores
 from latelier.utils import check_flag, check_number
 from latelier.utils.checks import describe

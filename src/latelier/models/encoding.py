@@ -42,10 +42,10 @@ from latelier.models.recipe import are_texts, checked_stream
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import tokenize_window
 from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, check_flag, resolve_device, tokens_per_batch
+from latelier.utils.batching import lengths_to_offsets, rows_of
 from latelier.utils.checks import check_choice
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.misc import progress_bar
-from latelier.utils.ragged import lengths_to_offsets, rows_of
 
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048

@@ -32,7 +32,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from latelier.models.frozen import is_on
-from latelier.utils.ragged import lengths_to_offsets
+from latelier.utils.batching import lengths_to_offsets
 
 _NAME = "latelier_packed"
 _Result = TypeVar("_Result")

@@ -7,8 +7,8 @@ from latelier.utils.misc import lazy_names
 if TYPE_CHECKING:
     from latelier.modules.attention import Attention
     from latelier.modules.dynamics import DynamicsNetwork, ValueSupport
+    from latelier.modules.layers import RotaryPositions, SinusoidalPositions
     from latelier.modules.pooling import AttentionPooling
-    from latelier.modules.positions import RotaryPositions, SinusoidalPositions
     from latelier.modules.processors import ExplicitProcessor, FusedProcessor, Processor, SDPAProcessor, SlicedProcessor
     from latelier.modules.transformer import FeedForward, TransformerBlock, TransformerEncoder
 
@@ -33,8 +33,8 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     attention=("Attention",),
     dynamics=("DynamicsNetwork", "ValueSupport"),
+    layers=("RotaryPositions", "SinusoidalPositions"),
     pooling=("AttentionPooling",),
-    positions=("RotaryPositions", "SinusoidalPositions"),
     processors=("ExplicitProcessor", "FusedProcessor", "Processor", "SDPAProcessor", "SlicedProcessor"),
     transformer=("FeedForward", "TransformerBlock", "TransformerEncoder"),
 )

@@ -16,7 +16,7 @@ from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import cluster_documents
 from latelier.modules.attention import Attention
 from latelier.utils import check_count
-from latelier.utils.ragged import lengths_to_offsets
+from latelier.utils.batching import lengths_to_offsets
 
 
 @torch.library.custom_op("latelier::ward_clusters", mutates_args=())

@@ -24,9 +24,9 @@ from latelier.modules.layers import (
     fit_mask,
     is_across_heads,
     pad_mask,
+    rotate,
     to_additive,
 )
-from latelier.modules.positions import rotate
 from latelier.utils import check_count
 
 Projected = tuple[Tensor | None, Tensor | None, Tensor | None]

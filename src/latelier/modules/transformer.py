@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from latelier.errors import InvalidArgumentError
 from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.modules.attention import Attention
-from latelier.modules.positions import RotaryPositions, SinusoidalPositions
+from latelier.modules.layers import RotaryPositions, SinusoidalPositions
 from latelier.utils import check_choice, check_count, check_flag, check_number
 from latelier.utils.checks import short
 

@@ -14,7 +14,7 @@ from latelier.kernels.float_maxsim import Packed, add_document_gradients, add_qu
 from latelier.kernels.threads import for_ranges
 from latelier.scores.inputs import Engine, Side, needs_gradient, outside_graphs
 from latelier.scores.maxsim import AddressedDocuments, maxsim, maxsim_int8, maxsim_into
-from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 # One addition in the backward pass, whose rows are fetched from memory, takes the time of this many multiplications.
 _ADDITION = 8

@@ -23,7 +23,7 @@ import numpy as np
 from latelier.arrays import dtype_name, is_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.kernels.threads import for_ranges
-from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape, byte_width, sign_words
 from latelier.indexes.store.segments import AROUND, Part, Segment, TokenArray, release_memory
 from latelier.kernels.threads import for_ranges
-from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 # Names of the stored arrays.
 SIGNS, CODES, SCALES = "signs", "codes", "scales"

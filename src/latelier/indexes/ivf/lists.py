@@ -32,7 +32,7 @@ from latelier.indexes.store.segments import Scratch, release_memory
 from latelier.kernels.jit import LANES
 from latelier.kernels.multiply import instruction_set
 from latelier.kernels.threads import allowed_threads, for_each, for_ranges
-from latelier.utils.ragged import lengths_to_offsets, rows_or_slice, split_by_rows
+from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
 
 
 class TrainingStatistics(NamedTuple):

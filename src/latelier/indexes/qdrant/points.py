@@ -49,7 +49,7 @@ from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, Qd
 from latelier.indexes.results import INT64, Id, dump_json
 from latelier.indexes.store.keywords import TOKENIZERS, query_words
 from latelier.indexes.store.rows import SqlValue, StoredDocument
-from latelier.utils.ragged import lengths_to_offsets, split_by_rows
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 if TYPE_CHECKING:
     from qdrant_client import models

@@ -61,9 +61,9 @@ from latelier.indexes.store.rows import StoredDocument, find_numbers, has_texts
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import MemoryReport, StoredIndex
+from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count, describe, parse_bytes
 from latelier.utils.misc import progress_bar
-from latelier.utils.ragged import lengths_to_offsets
 from latelier.utils.ray_session import connect_to_ray, connection_of, is_forked
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ from latelier.indexes.store.catalog import (
 )
 from latelier.indexes.store.checks import check_description, check_segment, is_segment_name, own_file
 from latelier.indexes.store.connections import Connection, looking_into
+from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
 from latelier.utils.files import new_folder, sync_folder
-from latelier.utils.ragged import lengths_to_offsets, rows_or_slice, split_by_rows
 
 # Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
