@@ -160,23 +160,7 @@ class IndexDamageWarning(UserWarning):
 
 
 class ModelLoadError(LatelierError, OSError):
-    """A model could not be found or read.
-
-    Parameters
-    ----------
-    name
-        The name or folder of the model.
-    reason
-        The error of the loader.
-    advice
-        What to do besides.
-
-    Examples
-    --------
-    >>> error = ModelLoadError("nobody/nothing", OSError("not on the hub."))
-    >>> print(error)  # doctest: +ELLIPSIS
-    could not load the model 'nobody/nothing': not on the hub. Give a folder ...
-    """
+    """A model could not be found or read; `name` is its name or folder, and `reason` the error of the loader."""
 
     def __init__(self, name: str | None, reason: Exception, *, advice: Advice | None = None) -> None:
         first_line = str(reason).strip().split("\n")[0]
@@ -192,20 +176,7 @@ class ModelLoadError(LatelierError, OSError):
 
 
 class MissingExtraError(LatelierError, ImportError):
-    """An optional dependency is not installed.
-
-    Parameters
-    ----------
-    feature
-        The feature that needs it, as the start of a sentence: ``"Computing retrieval measures"``.
-    extra
-        Name of the extra that installs the dependency.
-
-    Examples
-    --------
-    >>> print(MissingExtraError("Computing retrieval measures", "eval"))
-    Computing retrieval measures needs the extra 'eval'. Install it with: pip install "latelier[eval]"
-    """
+    """An optional dependency is not installed: `feature` needs it, the extra of the name `extra` installs it."""
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs the extra '{extra}'. Install it with: pip install \"latelier[{extra}]\"")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from latelier.serve.common import listen
+from latelier.serve.transport import listen
 
 ABSENT = "could not load the model './absent'"
 TOKEN = "t" * 20

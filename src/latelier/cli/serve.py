@@ -54,7 +54,7 @@ def serve(
     try:
         from latelier.serve import Access, serve
         from latelier.serve.app import check_names
-        from latelier.serve.common import listen
+        from latelier.serve.transport import listen
     except ImportError as error:
         raise MissingExtraError("Serving", "serve") from error
     quiet_loading()
@@ -125,8 +125,8 @@ def mcp(
     from latelier.errors import MissingExtraError
 
     try:
-        from latelier.serve.common import check_token, listen
         from latelier.serve.mcp import create_mcp_server, serve_mcp, serve_stdio
+        from latelier.serve.transport import check_token, listen
     except ImportError as error:
         raise MissingExtraError("The Model Context Protocol", "mcp") from error
     if http:

@@ -28,7 +28,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
-from latelier.indexes.store.checks import CATALOG
+from latelier.indexes.store.integrity import CATALOG
 from latelier.models.exported import (
     DESCRIPTION_FILE,
     ExportedEncoder,

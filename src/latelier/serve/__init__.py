@@ -7,8 +7,8 @@ from latelier.utils.misc import lazy_names
 if TYPE_CHECKING:
     from latelier.serve.app import create_app
     from latelier.serve.mcp import create_mcp_server
-    from latelier.serve.run import serve
     from latelier.serve.security import Access
+    from latelier.serve.server import serve
     from latelier.serve.service import Limits
 
 __all__ = ["Access", "Limits", "create_app", "create_mcp_server", "serve"]
@@ -16,7 +16,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     app=("create_app",),
     mcp=("create_mcp_server",),
-    run=("serve",),
     security=("Access",),
+    server=("serve",),
     service=("Limits",),
 )

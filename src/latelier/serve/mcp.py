@@ -25,7 +25,7 @@ from latelier.indexes.options import Mode, SearchOptions
 from latelier.retrieve import Explanation, Result, Retriever
 from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
-from latelier.serve.common import check_token, exits_on_signals, listen, sends_token
+from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

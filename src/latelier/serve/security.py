@@ -17,9 +17,9 @@ from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 
 from latelier.errors import InvalidArgumentError
-from latelier.serve.common import check_token, sends_token
 from latelier.serve.errors import ForbiddenError, TooLargeError, UnauthorizedError, error_body
 from latelier.serve.service import Limits, Metrics, begin_request
+from latelier.serve.transport import check_token, sends_token
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
 # Browsers leave out the port that a scheme has by default.

@@ -129,11 +129,6 @@ def resolve_length(name: str, asked: int | None, default: int | None, limit: int
     limit
         The encoder's own limit, or None.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If `asked` is not an integer of at least 4, or more than the encoder can read.
-
     Examples
     --------
     >>> resolve_length("max_length_document", None, 350, 256)

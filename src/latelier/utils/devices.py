@@ -20,11 +20,6 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``, or a `torch.device`; None takes the best available one:
         CUDA, then Apple's MPS, then the CPU.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If this machine, or this build of torch, does not have it.
-
     Examples
     --------
     >>> resolve_device("cpu")

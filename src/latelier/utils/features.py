@@ -11,14 +11,7 @@ from torch import Tensor
 
 
 def move_features(features: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
-    """Return features with their tensors on a device; None leaves them on their own.
-
-    Examples
-    --------
-    >>> features = {"input_ids": torch.tensor([1]), "task": "query"}
-    >>> move_features(features, torch.device("meta"))
-    {'input_ids': tensor(..., device='meta', size=(1,), dtype=torch.int64), 'task': 'query'}
-    """
+    """Return features with their tensors on a device; None leaves them on their own."""
     return {name: _move(value, device) if isinstance(value, Tensor) else value for name, value in features.items()}
 
 

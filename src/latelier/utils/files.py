@@ -30,14 +30,7 @@ LONGEST_LINE = 2**24
 
 
 def as_path(path: object, name: str = "path") -> Path:
-    """Return an argument as a path.
-
-    Examples
-    --------
-    >>> as_path(5)
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received 5 (int) as path; give a str or a pathlib.Path.
-    """
+    """Return an argument as a path."""
     if isinstance(path, (str, Path)) or (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
         text = os.fspath(path)
         if not text or "\0" in text:

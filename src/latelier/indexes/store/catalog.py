@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import IndexFormatError
 from latelier.indexes.results import as_key, encode_json, is_unicode
-from latelier.indexes.store.checks import (
+from latelier.indexes.store.integrity import (
     CATALOG,
     COLUMNS,
     check_counters,

@@ -30,7 +30,7 @@ from latelier.errors import (
     ReadOnlyIndexError,
     StorageError,
 )
-from latelier.indexes.store.checks import CATALOG, check_side_files
+from latelier.indexes.store.integrity import CATALOG, check_side_files
 from latelier.kernels.threads import pause_compilation, resume_compilation
 from latelier.utils.checks import describe
 from latelier.utils.files import sync_folder

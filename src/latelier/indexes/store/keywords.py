@@ -25,7 +25,7 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.results import Ranking, plain_str
 from latelier.indexes.store import connections
-from latelier.indexes.store.checks import damaged
+from latelier.indexes.store.integrity import damaged
 from latelier.utils.checks import check_choice, describe
 
 # The tokenizers of users, in FTS5's words. Accents are removed from all letters, and not only from those with one code

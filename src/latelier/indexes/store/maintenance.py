@@ -18,8 +18,8 @@ from latelier.indexes.store.catalog import (
     tombstones,
     write_setting,
 )
-from latelier.indexes.store.checks import CATALOG, COLUMNS, row_checksum
 from latelier.indexes.store.connections import ConnectionPool
+from latelier.indexes.store.integrity import CATALOG, COLUMNS, row_checksum
 from latelier.indexes.store.keywords import (
     FTS5_TABLES,
     TABLE_STATEMENTS,

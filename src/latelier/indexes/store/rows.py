@@ -20,7 +20,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters.parse import fold_name, new_fields
 from latelier.indexes.results import INT64, Id, Record, as_key, dump_json, encode_json, plain_str
 from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_tombstones
-from latelier.indexes.store.checks import check_row, column_checksums, damaged, decode_json, row_checksum, spell
+from latelier.indexes.store.integrity import check_row, column_checksums, damaged, decode_json, row_checksum, spell
 from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
 
 SqlValue: TypeAlias = "int | float | str | None"

@@ -8,7 +8,7 @@ A segment is written into a folder with a temporary name; its files and the fold
 to its final name, so a folder with a final name is complete. It never changes again: memory-mapped files do not shrink
 (no SIGBUS), and a reader can use the files that it has open even after the segment is deleted.
 
-Only `FileStore` turns names in the catalog into paths, and only those that `latelier.indexes.store.checks` lets pass.
+Only `FileStore` turns names in the catalog into paths, and only those that `store.integrity` lets pass.
 
 The description has the size in bytes, the CRC-32 of all bytes, the dtype and the shape. Opening a file compares
 everything except the checksum; `verify` compares it, and so does a merge before it copies an array.
@@ -53,8 +53,8 @@ from latelier.indexes.store.catalog import (
     read_stamp,
     tombstones,
 )
-from latelier.indexes.store.checks import check_description, check_segment, is_segment_name, own_file
 from latelier.indexes.store.connections import Connection, looking_into
+from latelier.indexes.store.integrity import check_description, check_segment, is_segment_name, own_file
 from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
 from latelier.utils.files import new_folder, sync_folder
 

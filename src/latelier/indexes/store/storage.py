@@ -32,7 +32,6 @@ from latelier.indexes.store.catalog import (
     read_setting,
     referenced_names,
 )
-from latelier.indexes.store.checks import CATALOG
 from latelier.indexes.store.connections import (
     Connection,
     ConnectionPool,
@@ -43,6 +42,7 @@ from latelier.indexes.store.connections import (
     make_catalog,
     no_index,
 )
+from latelier.indexes.store.integrity import CATALOG
 from latelier.indexes.store.keywords import is_merged, keyword_damage, make_keywords, rank_by_keywords
 from latelier.indexes.store.maintenance import delete_garbage, merged_segments, verify
 from latelier.indexes.store.rows import find_numbers, find_records, has_texts, known_fields

@@ -27,8 +27,8 @@ from latelier.indexes.store.catalog import (
     tombstones,
     write_setting,
 )
-from latelier.indexes.store.checks import damaged
 from latelier.indexes.store.connections import Connection
+from latelier.indexes.store.integrity import damaged
 from latelier.indexes.store.keywords import (
     DEFAULT_TOKENIZER,
     drop_keywords,

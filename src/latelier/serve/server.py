@@ -14,9 +14,9 @@ import uvicorn
 
 from latelier.retrieve import Retriever
 from latelier.serve.app import create_app
-from latelier.serve.common import exits_on_signals, listen
 from latelier.serve.security import ACCESS_LOG, Access, is_loopback
 from latelier.serve.service import Limits
+from latelier.serve.transport import exits_on_signals, listen
 
 # A stopping server gives its requests so much more than they may take, so that each gets its own answer.
 _STOP_MARGIN = 10
