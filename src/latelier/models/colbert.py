@@ -97,10 +97,7 @@ def _in_every_spelling(method: Callable[..., Any], task: str) -> Callable[..., A
 
 
 def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `similarity` or `similarity_pairwise`, which take `TokenEmbeddings` too.
-
-    Its signature and its docstring are those of sentence-transformers, which takes lists and has options of its own.
-    """
+    """Return `similarity` or `similarity_pairwise` of sentence-transformers, taking `TokenEmbeddings` too."""
 
     @wraps(method)
     def similarity(self: Any, embeddings1: Any, embeddings2: Any, **kwargs: Any) -> Any:
@@ -111,6 +108,7 @@ def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Cal
             sides = [list(side.to("torch")) if isinstance(side, TokenEmbeddings) else side for side in sides]
         return method(self, *sides, **kwargs)
 
+    similarity.__doc__ = f"Score two sides as in sentence-transformers' `{method.__name__}`; `TokenEmbeddings` too."
     return similarity
 
 
