@@ -22,7 +22,7 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.exported import tokenizer_lock
-from latelier.models.recipe import Recipe, checked_stream
+from latelier.models.recipe import DEFAULT_DOCUMENT_LENGTH, DEFAULT_QUERY_LENGTH, Recipe, checked_stream
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import check_count, check_flag, encoder_limit, resolve_length
 from latelier.utils.checks import describe, short
@@ -326,10 +326,6 @@ def _add_markers(transformer: Transformer | TextEncoder, markers: list[str]) -> 
             table.weight[before:] = mean
 
 
-_DEFAULT_QUERY_LENGTH = 32
-_DEFAULT_DOCUMENT_LENGTH = 350
-
-
 def encoder_module(model: MultiVectorEncoder) -> Transformer | TextEncoder:
     """Return the encoder module; a model made of other modules (``modules=[...]``) has no length caps."""
     module = model[0]
@@ -386,13 +382,13 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
     if not isinstance(encoder, (Transformer, TextEncoder)):
         return
     limit = length_limit(encoder)
-    default = encoder.document_length if recipe is None else _DEFAULT_DOCUMENT_LENGTH
+    default = encoder.document_length if recipe is None else DEFAULT_DOCUMENT_LENGTH
     encoder.document_length = resolve_length("max_length_document", document, default, limit)
     expansion = encoder.query_expansion
     if recipe is None:
         default = encoder.query_length
     else:
-        default = _DEFAULT_QUERY_LENGTH if recipe.projection == "learned" else limit
+        default = DEFAULT_QUERY_LENGTH if recipe.projection == "learned" else limit
         if recipe.query_expansion:
             expansion = {"strategy": "fixed", "attend": recipe.attend_to_expansion, "length": 1, "token": None}
     length = resolve_length("max_length_query", query, default, limit)

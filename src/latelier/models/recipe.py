@@ -20,6 +20,10 @@ from latelier.utils import check_choice, check_flag
 from latelier.utils.checks import describe, short
 from latelier.utils.files import check_unicode
 
+# Maximum numbers of tokens, markers and special tokens included, unless a checkpoint or the user says otherwise.
+DEFAULT_QUERY_LENGTH = 32
+DEFAULT_DOCUMENT_LENGTH = 350
+
 
 class Inputs(NamedTuple):
     """Inputs in one flat list.

@@ -7,14 +7,19 @@ parameters, so nothing of the user's text reaches a statement. The operators bin
 
 from __future__ import annotations
 
+import math
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
+import numpy as np
+
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.options import Parameters
+from latelier.utils.checks import short
 
 RESERVED = ("id", "text", "metadata")
 _NOT_NAMEABLE = {*RESERVED, "true", "false"}  # SQLite reads the last two as constants in a subquery, even in quotes
@@ -214,6 +219,57 @@ _MOST_CHARACTERS, _MOST_TOKENS = 100_000, 20_000
 _MOST_GROWING = 16
 _MOST_PARAMETERS = 32_766  # SQLite's limit
 _MOST_DEPTH = 20  # the stack of SQLite's parser holds about 100 rules, and a function call takes five of them
+
+
+def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tuple[Filter, tuple[Any, ...]]:
+    """Return the parsed filter of a user, and the value of each of its parameters."""
+    expressions = expression if isinstance(expression, (list, tuple)) else [expression]
+    if not expressions or not all(isinstance(each, str) and each.strip() for each in expressions):
+        raise InvalidArgumentError(
+            f"received {short(expression)} as a filter; give an SQL expression such as "
+            "\"year >= 2020 AND lang = 'en'\", or a list of expressions that must all hold."
+        )
+    # A set has no order, in which its values could be given to several ?.
+    if isinstance(parameters, (str, bytes, set, frozenset)) or not isinstance(parameters, Iterable):
+        raise InvalidArgumentError(
+            f"received {type(parameters).__name__} as the filter's parameters; give a tuple of values, or a dict for "
+            ":name."
+        )
+    filter = parse_filter(*expressions)
+    slots, given = filter.slots, parameters if isinstance(parameters, Mapping) else list(parameters)
+    if isinstance(given, Mapping):
+        missing = [slot for slot in slots if slot not in given]
+        if missing:
+            named = shorten(", ".join(map(repr, given)) or "no name", 200)
+            wanted = "a ? needs a tuple of values" if None in missing else f"no value for {shorten(str(missing[0]))!r}"
+            raise failed(filter, f"received values for {named}, but {wanted}")
+        given = [given[slot] for slot in slots if slot is not None]
+    if len(given) != len(slots):
+        raise failed(filter, f"received {len(given)} values, but expected {len(slots)}")
+    return filter, tuple(_plain(filter, value) for value in given)
+
+
+def _plain(filter: Filter, value: Any) -> Any:
+    """Return a value as Python's own number, str or None, which SQLite and Qdrant can take."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        value = value.item()
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise failed(filter, "received an integer beyond 64 bits, sign included, as a value; give a float")
+    if isinstance(value, float) and math.isnan(value):
+        raise failed(filter, "received NaN as a value, which no document has; IS NULL finds those without one")
+    if value is not None and not isinstance(value, (int, float, str, bytes)):
+        # Arrays SQLite would take as BLOBs, which are greater than any number and any text.
+        raise failed(
+            filter,
+            f"received {type(value).__name__} as a value; give a number, a str or None, a date as the text that is "
+            "stored, and one ? for each value of a list: x IN (?, ?)",
+        )
+    return value
+
+
+def failed(filter: Filter, reason: str) -> InvalidArgumentError:
+    """Return the error of a filter that is right, and cannot be evaluated with these values."""
+    return InvalidArgumentError(f"the filter {shorten(filter.expression, 200)!r} cannot be evaluated: {reason}.")
 
 
 @lru_cache(maxsize=64)

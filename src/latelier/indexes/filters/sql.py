@@ -1,4 +1,4 @@
-"""Filters as SQL: their statement, the values of their parameters, their limits, and the selections that are kept.
+"""Filters as SQL: their statement, their limits, and the selections that are kept.
 
 A commit never changes, so a filter selects the same documents from it each time. Only filters that call date functions
 may not; their selections are not cached.
@@ -7,19 +7,18 @@ may not; their selections are not cached.
 from __future__ import annotations
 
 import difflib
-import math
 import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
 
-from latelier.errors import FilterTimeoutError, InvalidArgumentError
+from latelier.errors import FilterTimeoutError
 from latelier.indexes.filters import parse as nodes
 from latelier.indexes.filters.parse import (
     COMPARISON,
@@ -31,14 +30,12 @@ from latelier.indexes.filters.parse import (
     TIME_FUNCTIONS,
     Filter,
     Node,
+    failed,
     fold_name,
-    parse_filter,
     rejection,
     shorten,
     walk,
 )
-from latelier.indexes.options import Parameters
-from latelier.utils.checks import short
 
 # Maximum length of one value, in bytes; Python 3.10 cannot set it, and SQLite's own is 1 GB.
 _MOST_BYTES = 16 << 20
@@ -55,56 +52,6 @@ _DOCUMENT_COLUMNS = {
     "text": "(SELECT text FROM content WHERE content.number = document.number)",
     "metadata": "(SELECT metadata FROM content WHERE content.number = document.number)",
 }
-
-
-def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tuple[Filter, tuple[Any, ...]]:
-    """Return the parsed filter of a user, and the value of each of its parameters."""
-    expressions = expression if isinstance(expression, (list, tuple)) else [expression]
-    if not expressions or not all(isinstance(each, str) and each.strip() for each in expressions):
-        raise InvalidArgumentError(
-            f"received {short(expression)} as a filter; give an SQL expression such as "
-            "\"year >= 2020 AND lang = 'en'\", or a list of expressions that must all hold."
-        )
-    # A set has no order, in which its values could be given to several ?.
-    if isinstance(parameters, (str, bytes, set, frozenset)) or not isinstance(parameters, Iterable):
-        raise InvalidArgumentError(
-            f"received {type(parameters).__name__} as the filter's parameters; give a tuple of values, or a dict for "
-            ":name."
-        )
-    filter = parse_filter(*expressions)
-    slots, given = filter.slots, parameters if isinstance(parameters, Mapping) else list(parameters)
-    if isinstance(given, Mapping):
-        missing = [slot for slot in slots if slot not in given]
-        if missing:
-            named = shorten(", ".join(map(repr, given)) or "no name", 200)
-            wanted = "a ? needs a tuple of values" if None in missing else f"no value for {shorten(str(missing[0]))!r}"
-            raise _failed(filter, f"received values for {named}, but {wanted}")
-        given = [given[slot] for slot in slots if slot is not None]
-    if len(given) != len(slots):
-        raise _failed(filter, f"received {len(given)} values, but expected {len(slots)}")
-    return filter, tuple(_plain(filter, value) for value in given)
-
-
-def _plain(filter: Filter, value: Any) -> Any:
-    """Return a value as Python's own number, str or None, which SQLite and Qdrant can take."""
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        value = value.item()
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise _failed(filter, "received an integer beyond 64 bits, sign included, as a value; give a float")
-    if isinstance(value, float) and math.isnan(value):
-        raise _failed(filter, "received NaN as a value, which no document has; IS NULL finds those without one")
-    if value is not None and not isinstance(value, (int, float, str, bytes)):
-        # Arrays SQLite would take as BLOBs, which are greater than any number and any text.
-        raise _failed(
-            filter,
-            f"received {type(value).__name__} as a value; give a number, a str or None, a date as the text that is "
-            "stored, and one ? for each value of a list: x IN (?, ?)",
-        )
-    return value
-
-
-def _failed(filter: Filter, reason: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"the filter {shorten(filter.expression, 200)!r} cannot be evaluated: {reason}.")
 
 
 # From a tree to SQL.
@@ -209,7 +156,7 @@ def matching_rows(
             reason += f"; a value may have up to {_MOST_BYTES >> 20} MiB"
         if "stack overflow" in reason or "too large (maximum depth" in reason:
             reason += "; nest less, and write many alternatives as x IN (...)"
-        raise _failed(filter, reason) from error
+        raise failed(filter, reason) from error
 
 
 def reject_field(field: nodes.Field, fields: Sequence[str]) -> NoReturn:

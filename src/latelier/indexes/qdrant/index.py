@@ -17,8 +17,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments
-from latelier.indexes.filters.parse import RESERVED
-from latelier.indexes.filters.sql import read_filter
+from latelier.indexes.filters.parse import RESERVED, read_filter
 from latelier.indexes.hybrid import check_queries, fuse_ranks, fuse_scores
 from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
 from latelier.indexes.qdrant.collection import (

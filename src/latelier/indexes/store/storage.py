@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.filters.sql import matching_rows, read_filter, selection_key
+from latelier.indexes.filters.parse import read_filter
+from latelier.indexes.filters.sql import matching_rows, selection_key
 from latelier.indexes.options import Parameters
 from latelier.indexes.results import Id, Ranking, Record, VerifyReport, check_known
 from latelier.indexes.store.catalog import (
