@@ -58,11 +58,9 @@ def rerank(
     Raises
     ------
     InvalidArgumentError
-        If there are not as many queries as lists of ids and lists of embeddings, a query has not as many ids as
-        embeddings, `k` is not an integer of at least 1, or the device is missing.
+        If the numbers of queries, ids and embeddings differ, or the device is missing.
     EmbeddingsError
-        If a candidate has no tokens, a query or all of a candidate's tokens hold NaN or infinity, or the shapes do not
-        fit together.
+        If a candidate has no tokens, vectors hold NaN or infinity, or the shapes do not fit together.
 
     Examples
     --------

@@ -144,13 +144,6 @@ class MultiStepRetriever:
     dynamics
         How reading changes a query. It is set to evaluation mode.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the arguments are of other types.
-    EmbeddingsError
-        If `dynamics` is for vectors of another dim.
-
     Examples
     --------
     >>> from latelier.retrieve import Retriever
@@ -353,18 +346,7 @@ def train_query_dynamics(
     Returns
     -------
     list of float
-        The loss of each step.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an argument is not accepted, examples differ in length or are too few, or the index has passages.
-    UnknownIdError
-        If a document is not in the index.
-
-    Notes
-    -----
-    The vectors of all documents that are compared are held in memory: about ``4 * negatives`` per example.
+        The loss of each step. The vectors of about ``4 * negatives`` documents per example are held in memory.
 
     Examples
     --------

@@ -101,11 +101,6 @@ class QueryDynamics(nn.Module):
     num_res_blocks, lstm_hidden_size
         As in `DynamicsNetwork`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If an argument is not a positive integer.
-
     Examples
     --------
     >>> import torch

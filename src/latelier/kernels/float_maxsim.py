@@ -8,10 +8,8 @@ Half-precision documents are widened to float32, the tokens of one tile while th
 queries are bfloat16 too and the processor multiplies bfloat16 fast (AMD's, with AVX512_BF16), nothing is widened, and
 it takes half the time; numbers below 1.2e-38 then count as zero.
 
-With ``g[q, d]`` the gradient of a score and ``j(i, d)`` document ``d``'s best token for token ``i`` of query ``q``, the
-gradient of query token ``i`` is ``sum over d of g[q, d] * document[j(i, d)]``, and that of ``document[j(i, d)]`` grows
-by ``g[q, d] * query[i]``. The kernels add those rows; a dense backward pass would multiply matrices of the size of all
-similarities.
+Backward, the gradient of query token ``i`` is ``sum over d of g[q, d] * document[j(i, d)]``, and that of
+``document[j(i, d)]`` grows by ``g[q, d] * query[i]``, where ``j(i, d)`` is document ``d``'s best token for ``i``.
 """
 
 from __future__ import annotations

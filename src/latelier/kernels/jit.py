@@ -1,23 +1,15 @@
 """Numba set-up, the processor's features and SIMD helpers.
 
-The cache is beside the source, or in the user's cache folder if the installation cannot be written. If neither can be
-written, as in a container with an unknown user, kernels are compiled anew in each process.
-
 Python passes arrays, numbers and plain tuples of them to kernels: numba finds the types of these in C, but that of a
 NamedTuple in Python, at each call. A kernel that reads fields by name makes the NamedTuple first:
 ``documents = CodedDocuments(*documents)``. Calls between kernels do not have this cost.
 
 numba detects changes in the file of a kernel, but not in other files that it is compiled from: after a change to
-`simd`, `conversion`, `instruction_sets`, `multiply`, or any kernel that a kernel of another file calls, delete the
-``__pycache__`` of both folders of kernels, or the folder that ``NUMBA_CACHE_DIR`` names.
+`jit`, `conversion`, `multiply`, or any kernel that a kernel of another file calls, delete the ``__pycache__`` of both
+folders of kernels, or the folder that ``NUMBA_CACHE_DIR`` names.
 
-Two threads may be the first to import kernels, such as a search and the thread that prepares them for later ones.
-Python lets a thread import a part of a package, such as ``numba.core``, while another thread is still importing the
-package itself; then both fail, and numba stays broken for the whole process. It does wait for a module that is imported
-by its own name: for this one, which imports all of numba before its parts.
-
-LLVM splits a vector of sixteen lanes into as many registers as the processor needs for it: one with AVX-512, two with
-AVX2, four with SSE and NEON.
+All of numba is imported here, before its parts: two threads may import kernels first, and a part such as ``numba.core``
+that is imported while another thread still imports numba fails in both.
 """
 
 from __future__ import annotations

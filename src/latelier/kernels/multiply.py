@@ -4,8 +4,7 @@
 multiplied by the same word of sixteen query tokens, so no sum goes across lanes. All sums of a `Tile` stay in
 registers.
 
-`Vnni`, `Pairs` and `DotProduct` have one interface, `ByteProducts.multiply`; integer sums are exact, so all give equal
-results. `latelier.kernels.multiply` holds the table of what is used where.
+`Vnni`, `Pairs` and `DotProduct` have one interface, `ByteProducts.multiply`; integer sums are exact and equal.
 
 `instruction_set` returns the best one that the processor has and numba may compile for. A kernel takes
 `InstructionSet.argument`, whose numba type differs between instruction sets: the kernel is compiled, and cached on

@@ -3,15 +3,10 @@
 Scores are computed in float32, outside autocast: rounding to bfloat16 changes a similarity by up to 0.002, which a sum
 over thirty query tokens and a low temperature multiply.
 
-A batch of real texts that is padded to its longest document is about two thirds padding, which costs the encoder as
-much as tokens do. The trainer's collator can stay: its padding is in the token ids alone and is cut off here.
+A batch of real texts padded to its longest is two thirds padding; that of the trainer's collator is cut off here.
 
-The document columns are concatenated before they go through the model, so that each mini-batch holds texts of similar
-length, whichever column they come from.
-
-Gradients flow back to the process that embedded a document. Data parallelism applies the *mean* of the gradients over
-processes, so the loss of each process is scaled such that this mean is the gradient that a single process would have
-of the whole batch.
+Columns are concatenated first, so that mini-batches hold texts of similar length. Gradients flow back to the process
+that embedded a document, scaled such that their mean over processes is the gradient of the whole batch.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ digits, and dividing by it makes noise as large as a difference. `row_weights` g
 
 With ``z = (s - min s) / r``, ``r = max s - min s``, ``p = softmax(z / T)`` and ``L = T^2 KL(t || p)``, the gradient is
 ``dL/ds = (T / r) (g + <g, z> (e_min - e_max))``, where ``g = p - t``. Since ``|g|_1 <= 2`` and ``|<g, z>| <= 1``, its
-1-norm is at most ``4 T / r``, and it does grow as ``1 / r``: the loss is the same for ``s`` and ``s / 1000``. A larger
-denominator, ``max(r, tolerance)``, does not help: ``dL/ds = (T / tolerance) (1/n - t)`` is then largest for equal
-scores. A weight ``w(r)`` without gradient does: 0 up to a tolerance, then rising linearly to 1 at ``full``. ``w / r``
-is then at most ``1 / full``, the loss is continuous in ``r``, and the gradient's 1-norm is at most ``4 T / full``.
-(With a gradient of its own, the weight would reward equal scores.)
+1-norm is at most ``4 T / r``, and it does grow as ``1 / r``. A larger denominator does not help: the gradient is then
+largest for equal scores. A weight ``w(r)`` without gradient does, 0 up to a tolerance and rising linearly to 1 at
+``full``: the gradient's 1-norm is at most ``4 T / full``. (With a gradient, the weight would reward equal scores.)
 """
 
 from __future__ import annotations

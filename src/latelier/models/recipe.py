@@ -3,8 +3,6 @@
 The recipe adds markers that tell queries from documents, query expansion with [MASK] tokens, and a skiplist of
 punctuation. Without training they only harm: they lowered nDCG@10 of all-MiniLM-L6-v2 on SciFact from 0.72 to 0.65, and
 to 0.59 with attention to the expansion. So `UNTRAINED` has none of them.
-
-An input that is not text (an image, a list of messages) is passed on to `ColBERT.preprocess` unchanged.
 """
 
 from __future__ import annotations

@@ -158,17 +158,6 @@ class Attention(nn.Module):
     >>> from latelier.modules import Attention
     >>> _ = torch.manual_seed(0)
     >>> attention = Attention(16, heads=2, dim_head=8).eval()
-    >>> attention
-    Attention(
-      query_dim=16, heads=2, dim_head=8
-      (to_q): Linear(in_features=16, out_features=16, bias=False)
-      (to_k): Linear(in_features=16, out_features=16, bias=False)
-      (to_v): Linear(in_features=16, out_features=16, bias=False)
-      (to_out): ModuleList(
-        (0): Linear(in_features=16, out_features=16, bias=True)
-        (1): Dropout(p=0.0, inplace=False)
-      )
-    )
     >>> tokens = torch.randn(1, 3, 16)
     >>> out = attention(tokens)
     >>> out.shape, round(out.mean().item(), 2)

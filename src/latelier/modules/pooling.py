@@ -94,11 +94,6 @@ class AttentionPooling(BaseTokenPooling):
     tasks
         Tasks of the texts that are pooled; default ``["document"]``. Texts without a task count as documents.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If a number is not a positive integer.
-
     Examples
     --------
     >>> import torch

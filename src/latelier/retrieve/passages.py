@@ -51,11 +51,6 @@ class Passages:
         Maximum number of tokens that a passage shares with the one before it, less than half of `max_tokens`; None: an
         eighth of `max_tokens`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If a number is out of range.
-
     Examples
     --------
     >>> Passages(200)

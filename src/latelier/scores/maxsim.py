@@ -3,10 +3,8 @@
 `maxsim` multiplies and takes the maxima in one pass (`kernels.float_maxsim`), in several threads, each on its own
 documents. Sums are float32 for every dtype, so a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
 
-`maxsim_int8` multiplies int8 codes with one scale per token, ``x ~ s * c``, where each number is off by at most half a
-scale. So for unit vectors of dim ``n`` a similarity is off by at most ``sqrt(n) / 254`` from each side (by
-Cauchy-Schwarz; in practice a tenth of that), and a score by that times the number of query tokens. The dot products
-themselves are exact integers, so all instruction sets give the same scores to the last bit.
+`maxsim_int8` multiplies int8 codes with one scale per token: for unit vectors of dim ``n`` a similarity is off by at
+most ``sqrt(n) / 254`` from each side (Cauchy-Schwarz; in practice a tenth). The dot products are exact integers.
 
 `maxsim_numpy` needs no kernel: it serves the first searches of a process, see `latelier.kernels.threads`.
 """

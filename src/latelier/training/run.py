@@ -63,11 +63,6 @@ class TrainingOptions:
     seed
         Seed of the validation split, of a new head, of the order of the rows and of the drawn negatives.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If an option is out of range.
-
     Examples
     --------
     >>> TrainingOptions(neighbours=7).batch_size

@@ -4,12 +4,10 @@ A token is assigned to the coarse centroid with the highest dot product, and the
 highest dot product. For n inverted lists there are about sqrt(n) coarse centroids with sqrt(n) centroids each, so
 finding the list of a token takes time O(sqrt(n)).
 
-The entries of a list are positions in `numbers`, which holds the row ids of the documents. A row id always stands for
-the same vectors, so the lists stay valid when segments are merged and documents are updated or
-removed. Documents that are added later are in no list until they are appended.
+The entries of a list are positions in `numbers`, the row ids of the documents. A row id always stands for the same
+vectors, so lists stay valid when segments are merged; documents added later are in no list until they are appended.
 
-An index of n tokens gets about ``14 * sqrt(n)`` inverted lists. With fewer lists, centroids represent their tokens too
-coarsely; with more, comparing the centroids takes more time than the shorter lists save.
+An index of n tokens gets about ``14 * sqrt(n)`` lists: with fewer, centroids are too coarse; with more, too many.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@
 If few documents are eligible, because the index is small, has no inverted lists yet or a filter selects few, then stage
 3 takes all of them, which is faster than probing and misses none. Any other filter is applied in stage 2; the more
 documents it excludes, the more lists are probed.
-
-With many dims, the first 128 are scored first, which excludes most documents in a fraction of the time.
 """
 
 from __future__ import annotations

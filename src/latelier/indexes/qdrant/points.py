@@ -19,10 +19,8 @@ A sparse vector has one dimension per word: a hash of it, 32 bits. The value of 
 
     (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average length))    with k1 = 1.2, b = 0.75
 
-and 1 in a query. Qdrant multiplies it with ``idf = log(1 + (N - n + 0.5) / (n + 0.5))``, from the ``n`` documents of
-``N`` that hold the word at the time of the search. FTS5 has no 1 in the logarithm, and cuts the idf at 1e-6. The
-average length is that of the texts of the first write, since later ones cannot change what is stored; making the
-keyword index again takes that of all texts.
+and 1 in a query. Qdrant multiplies it with ``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` (FTS5 has no 1 there). The
+average length is that of the first write, until the keyword index is made again.
 """
 
 from __future__ import annotations

@@ -10,13 +10,9 @@ to its final name, so a folder with a final name is complete. It never changes a
 
 Only `FileStore` turns names in the catalog into paths, and only those that `store.integrity` lets pass.
 
-The description has the size in bytes, the CRC-32 of all bytes, the dtype and the shape. Opening a file compares
-everything except the checksum; `verify` compares it, and so does a merge before it copies an array.
-
-Reading a row through a map makes its page resident, and with it, on Linux, up to 15 pages beside it: 64 KiB for a
-sign code of 500 bytes. So an index with a memory budget gives the memory of maps back block by block.
-
-The snapshot of a later commit shares all segments that have not changed, so only new segments are opened.
+Opening a file compares its description (size, dtype, shape) except the CRC-32 of all bytes; `verify` compares that, and
+so does a merge before it copies an array. Reading a row through a map makes up to 16 pages resident on Linux, so an
+index with a memory budget gives the memory of maps back block by block. Later snapshots share unchanged segments.
 """
 
 from __future__ import annotations

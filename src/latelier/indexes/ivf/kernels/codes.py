@@ -18,9 +18,6 @@ squared error for normally distributed numbers, and the scale restores the norm 
 codes would lower every score. A scale is stored in 16 bits: the exponent of a float32 and 8 bits of its fraction
 (``bits >> 15``; scales have no sign).
 
-On AVX-512, LLVM's vectors of single bits are mask registers, so a plane takes one instruction per word; elsewhere LLVM
-generates several.
-
 Array views are avoided, since numba takes seconds to compile their error paths. Addresses are not checked: the caller
 must keep the memory alive and stay within it.
 """

@@ -1,10 +1,8 @@
 """Binary (sign) stage.
 
-For unit vectors, the dot product of one with the signs of another is on average about ``0.8 * sqrt(dim)`` times their
-cosine. A document's sign score is the MaxSim of these products. It ranks documents well enough to discard nearly all of
-them before their codes are read, and products with sign codes are more precise than Hamming distances between them (Gao
-and Long, 2024, *RaBitQ: quantizing high-dimensional vectors with a theoretical error bound*; but we do not rotate the
-vectors).
+The dot product of a unit vector with the signs of another is about ``0.8 * sqrt(dim)`` times their cosine. MaxSim of
+these products ranks documents well enough to discard nearly all before their codes are read, and is more precise than
+Hamming distances (Gao and Long, 2024, *RaBitQ*; but we do not rotate the vectors).
 
 Four signs have only sixteen values, so a product is a sum of lookups in the tables of `fill_sign_tables`, one for every
 four dims, and one instruction looks up 16 to 64 document tokens (Andre et al., 2017, *Accelerated nearest neighbor
