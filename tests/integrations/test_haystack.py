@@ -201,7 +201,7 @@ def test_copies_open_and_load_their_own(folder, minilm):
 
 def test_what_is_open_is_not_copied(fruit, searcher):
     for make in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="Retriever cannot be copied or pickled: open its folder again"):
+        with pytest.raises(TypeError, match="Retriever cannot be copied or pickled"):
             make(fruit)
     for ranker in copies(HaystackRanker(searcher.model, top_k=1)):
         [best] = ranker.run("fruit", [Document(content="Kings."), Document(content="Bananas.")])["documents"]

@@ -169,7 +169,7 @@ def test_features_of_unknown_side_stop_training(colbert):
     batch = [dict(colbert.tokenize(QUERIES)), dict(colbert.tokenize(DOCUMENTS[0][:2], is_query=False))]
     for column in batch:
         del column["task"]
-    with pytest.raises(LatelierError, match=r"do not say whether they are queries.*MultiVectorEncoderTrainer"):
+    with pytest.raises(LatelierError, match="do not say whether they are queries"):
         Distillation(colbert.train())(batch, torch.ones(2, 1))
 
 

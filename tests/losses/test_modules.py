@@ -103,6 +103,7 @@ def test_deepcopy_is_equal_and_independent(case):
     assert shared == set()
 
 
+@pytest.mark.slow
 def test_compile_gives_the_same_numbers(case):
     expected = value(case)
     case.module.compile(backend="eager")

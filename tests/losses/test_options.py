@@ -74,9 +74,7 @@ def test_several_dimensions_are_the_mean_of_their_losses(name, dims):
 
 @pytest.mark.parametrize("dims", [(), (0,), (2.0,), "128", 3, (True,)], ids=repr)
 def test_dimensions_that_are_none_are_refused(dims):
-    with pytest.raises(
-        InvalidArgumentError, match=r"dims=.*; expected dimensions to train for, such as \(128, 64, 32\)"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"such as \(128, 64, 32\)"):
         Contrastive(Lexicon(), dims=dims)
 
 

@@ -109,7 +109,7 @@ def test_chunk_that_raises_and_chunk_that_ends_every_process(tiny, ray_session):
     with EncodingWorkers(model, 1) as workers:
         encoded = workers.encode([["short"], ["long " * 40], ["short"]])
         assert len(next(encoded)) == 1
-        with pytest.raises(LatelierError, match="an encoding worker raised ZeroDivisionError: too long") as raised:
+        with pytest.raises(LatelierError, match="an encoding worker raised ZeroDivisionError") as raised:
             next(encoded)
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
         with pytest.raises(LatelierError, match="its process ended 4 times in one chunk"):
@@ -121,7 +121,7 @@ def test_chunk_that_raises_and_chunk_that_ends_every_process(tiny, ray_session):
 def test_workers_that_do_not_fit(workers, model, minilm):
     with pytest.raises(InvalidArgumentError, match="have another model than the retriever"):
         Retriever(minilm, device="cpu").add(["a"], workers=workers)
-    with pytest.raises(LatelierError, match=r"64 workers did not start within 2 s.*free in the cluster: . of"):
+    with pytest.raises(LatelierError, match="64 workers did not start within 2 s"):
         EncodingWorkers(model, 64, timeout=2)
 
 

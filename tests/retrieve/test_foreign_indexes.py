@@ -61,7 +61,7 @@ def test_options_that_may_not_be_stored(filled, tmp_path, option, value):
 )
 def test_claims_of_another_form(filled, tmp_path, stored):
     folder = claim(shutil.copytree(filled, tmp_path / "index"), stored)
-    with pytest.raises(IndexFormatError, match=r"does not write.* (Give the model|If you know the model, del)"):
+    with pytest.raises(IndexFormatError, match="does not write"):
         Retriever.open(folder, device="cpu", read_only=True)
 
 
@@ -73,10 +73,10 @@ def test_whatever_an_index_claims_a_model_given_by_hand_searches_it(filled, mode
     with Retriever(model, folder) as retriever:
         assert len(retriever.search("fruit")) == 1
     claim(folder, {**GOOD, "fingerprint": fingerprint[::-1], "options": 5})
-    with pytest.raises(InvalidArgumentError, match=r"filled by the model 'someone/model' with other weights"):
+    with pytest.raises(InvalidArgumentError, match="filled by the model 'someone/model' with"):
         Retriever(model, folder)
     claim(folder, 5)
-    with pytest.raises(IndexFormatError, match=r"write: 5 \(int\)\. If you know the model, del index\.settings"):
+    with pytest.raises(IndexFormatError, match=r"write: 5 \(int\)\. If you know the model"):
         Retriever(model, folder)
     with indexes.open(folder) as index:
         del index.settings["retriever"]
@@ -115,7 +115,7 @@ def test_other_options_work_for_who_gives_them_and_are_not_stored(tiny, tmp_path
         stored = retriever.index.settings["retriever"]
         assert stored["options"] == {"max_length_document": 8}
         assert stored["unstored"] == ["local_files_only", "model_kwargs"]
-    with pytest.raises(InvalidArgumentError, match=r"not stored: 'local_files_only', 'model_kwargs'\. Give the model"):
+    with pytest.raises(InvalidArgumentError, match="not stored: 'local_files_only', 'model_kwargs'"):
         Retriever.open(folder, device="cpu")
     with Retriever(tiny, folder, device="cpu", model_options=options) as again:
         assert len(again.search("word")) == 1

@@ -183,7 +183,7 @@ def test_an_index_keeps_its_passages(small, tmp_path):
     whole = Retriever(small)
     whole.add([("a", long_text(1))])
     assert whole.search("moon")[0][4:] == (None, None)
-    with pytest.raises(InvalidArgumentError, match="the index holds whole documents; leave passages out"):
+    with pytest.raises(InvalidArgumentError, match="the index holds whole documents"):
         whole.add([("b", "text")], passages=32)
     assert "documents" not in whole.index.settings
 

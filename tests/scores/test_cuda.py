@@ -237,7 +237,7 @@ def test_auto_takes_it_where_it_fits():
         pytest.skip(NEEDS_TRITON)
     assert [chosen(), chosen(torch.bfloat16, gradient=True)] == ["fused", "fused"]
     assert [chosen(torch.float64), chosen(device="cpu")] == ["torch", "packed"]
-    with pytest.raises(InvalidArgumentError, match=r"'fused' takes float32, float16, .* but received float64"):
+    with pytest.raises(InvalidArgumentError, match="'fused' takes float32, float16"):
         chosen(torch.float64, backend="fused")
     torch.use_deterministic_algorithms(True)
     try:

@@ -179,6 +179,7 @@ with Retriever.open({str(folder)!r}, device="cpu", read_only=True) as retriever:
     assert [json.loads(line)["request"]["status"] for line in log.splitlines()] == [408, 200, 408]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_server_at_once_while_a_request_runs(own_folder, shallow, start):
     server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
     documents = [{"id": f"{i}", "text": "many words " * 1000} for i in range(500)]

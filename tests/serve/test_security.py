@@ -52,7 +52,7 @@ def test_another_scheme_is_no_token():
 
 @pytest.mark.parametrize("token", ["short", "a token with spaces in it", "ü" * 20, "", " " * 20])
 def test_a_token_that_can_be_guessed_or_not_be_sent_is_rejected(token):
-    with pytest.raises(InvalidArgumentError, match=r"the read token has \d+ characters; expected at least 16"):
+    with pytest.raises(InvalidArgumentError, match="expected at least 16"):
         Access(read_token=token)
 
 
@@ -95,7 +95,7 @@ def test_an_origin_is_kept_as_browsers_send_it(given, sent):
     ["foo", "", "/", "https://", "example.org", "https://a.example/page", "https://ä.example", "null", "https://a b"],
 )
 def test_what_no_browser_sends_as_an_origin_is_refused(origin):
-    with pytest.raises(InvalidArgumentError, match=r"as an origin; expected SCHEME://HOST or SCHEME://HOST:PORT"):
+    with pytest.raises(InvalidArgumentError, match="expected SCHEME://HOST or SCHEME://HOST:PORT"):
         Access(origins=("https://fine.example", origin))
 
 

@@ -64,6 +64,7 @@ def case(source, scratch, seed):
     return "refused" if seed % 2 else "accepted"
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_put_down_to_its_seed(tmp_path):
     # The watchdog of pytest is a thread: forked processes would wait for it when they start their own.
     faulthandler.cancel_dump_traceback_later()

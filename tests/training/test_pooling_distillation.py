@@ -99,7 +99,7 @@ def test_loss_is_that_of_the_formula(distilled, whole):
 
 def test_what_cannot_be_distilled_is_said(shallow):
     model = ColBERT.from_dense(shallow, device="cpu")
-    with pytest.raises(InvalidArgumentError, match=r"no AttentionPooling; call model\.compress_documents"):
+    with pytest.raises(InvalidArgumentError, match=r"call model\.compress_documents"):
         distill_pooling(model, ["a"])
     model.compress_documents(2)
     with pytest.raises(InvalidArgumentError, match="received 0 documents and 0 queries"):
@@ -110,7 +110,7 @@ def test_what_cannot_be_distilled_is_said(shallow):
         distill_pooling(model, "one text")
     with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is None; expected str"):
         distill_pooling(model, ["a", None])
-    with pytest.raises(InvalidArgumentError, match="received token vectors of 2 dimensions; expected 384"):
+    with pytest.raises(InvalidArgumentError, match="expected 384"):
         distill_pooling(model, ["a"], TokenEmbeddings.from_list([[[1.0, 0.0]]]))
     for name, value in (("steps", 0), ("batch_size", 0), ("learning_rate", 0), ("seed", -1)):
         with pytest.raises(InvalidArgumentError, match=f"received {name}={value}"):

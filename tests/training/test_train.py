@@ -55,7 +55,7 @@ def test_dense_models_start_as_they_are_or_with_a_new_head(shallow):
 
 @pytest.mark.parametrize("option", [{"start": "colbert"}, {"dims": 32}, {"device": "cpu"}])
 def test_options_of_named_models_do_not_go_with_a_model(model, tmp_path, option):
-    with pytest.raises(InvalidArgumentError, match="received start, dims or device together with a ColBERT"):
+    with pytest.raises(InvalidArgumentError, match="dims or device together with a ColBERT"):
         train(PAIRS, tmp_path / "out", model, options=TrainingOptions(**option))
     assert not (tmp_path / "out").exists()
 
@@ -92,7 +92,7 @@ def test_arguments_of_another_type_are_refused_before_anything_is_written(tmp_pa
 def test_an_output_with_an_impossible_name_is_refused(model, tmp_path):
     with pytest.raises(StorageError, match=r"cannot write '.*o\\ud800': "):
         train(PAIRS, tmp_path / "o\ud800", model)
-    with pytest.raises(InvalidArgumentError, match="received '' as output; give a path that is not empty"):
+    with pytest.raises(InvalidArgumentError, match="received '' as output"):
         train(PAIRS, "", model)
 
 
