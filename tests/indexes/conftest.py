@@ -30,6 +30,7 @@ NOT_IN_SHARDED = dict.fromkeys(
     ["test_keywords_equal_bm25_by_loops", "test_hybrid_is_the_fusion_of_both"],
     "each shard scores words by its own statistics, see test_sharded.py",
 )
+NOT_IN_SHARDED["test_searching_threads_see_whole_commits"] = "each shard commits by itself"
 # These start processes, which takes long beside what they test.
 SHARDED = [name for name in KINDS if name.startswith("sharded")]
 

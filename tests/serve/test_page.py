@@ -64,7 +64,7 @@ def many(shallow, tmp_path_factory):
     server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
