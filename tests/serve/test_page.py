@@ -334,6 +334,7 @@ def test_an_index_that_cannot_be_read_leaves_the_others_to_search(page, many):
     page.select_option("#index", "whole")
     expect(page.locator("#results h2")).to_have_text(str(LARGE), timeout=60_000)
     expect(page.locator("#about")).to_contain_text("whole: 1 documents")
+    assert page.locator("#index").input_value() == "whole"
 
 
 def test_a_pooled_index_and_large_integer_ids(page, many):
