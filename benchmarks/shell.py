@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latelier.demo.session import standard_library_documents
+from latelier.demo import standard_library_documents
 from latelier.evaluation import load_beir
 
 QUERY = "wait until several threads are done"

@@ -38,7 +38,7 @@ LAYERS_OF_INDEXES = [
     ["opening", "sharded"],
     ["copy", "qdrant"],
 ]
-PUBLIC_MODULES = {"latelier.errors", "latelier.embeddings", "latelier.arrays", "latelier.rank"}
+PUBLIC_MODULES = {"latelier.errors", "latelier.embeddings", "latelier.arrays", "latelier.demo", "latelier.rank"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from latelier.demo.session import QUESTIONS, Session, build, demo_folder
+from latelier.demo import QUESTIONS, Session, build, demo_folder
 
 BEST = ["argparse.ArgumentParser", "hashlib.sha256", "threading.Barrier.wait", "csv.reader", "re.Pattern.fullmatch"]
 SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "tempfile.TemporaryDirectory", "calendar.isleap"}
@@ -60,7 +60,7 @@ def test_with_the_exported_encoder_no_torch_is_imported(cached):
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     code = (
-        "import sys; from latelier.demo.session import Session\n"
+        "import sys; from latelier.demo import Session\n"
         "with Session() as session: print([result.id for result in session.answer(sys.argv[1], 1)[0]])\n"
         "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules], list(session.seconds))"
     )

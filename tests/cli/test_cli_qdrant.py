@@ -92,7 +92,7 @@ def test_other_commands_read_a_collection(run, folder, collection, tmp_path):
     facts = json.loads(run("check", collection, "-k", 2, "--json").stdout)
     assert (facts["kind"], facts["recall"]["recall"], facts["integrity"]["files"]) == ("Qdrant", 1.0, 3)
     result = run("search", collection, "fruit", "--max-memory", "1GB")
-    assert (result.exit_code, "a collection of Qdrant, which takes no budget" in result.stderr) == (1, True)
+    assert (result.exit_code, "a collection of Qdrant takes no --max-memory" in result.stderr) == (1, True)
     result = run("search", f"{collection}-absent", "fruit")
     assert (result.exit_code, "there is no collection 'records-absent' in" in result.stderr) == (1, True)
     result = run("index", tmp_path, "--index", collection)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from latelier import indexes
-from latelier.demo.session import build, builtin_definitions, demo_folder, source_definitions, source_reexports
+from latelier.demo import build, builtin_definitions, demo_folder, source_definitions, source_reexports
 from latelier.errors import InvalidArgumentError, StorageError
 
 

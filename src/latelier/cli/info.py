@@ -15,7 +15,7 @@ from latelier.cli.locations import open_index
 from latelier.cli.options import DeviceOption, IndexArgument, JsonOption
 
 if TYPE_CHECKING:
-    from latelier.demo.session import Session
+    from latelier.demo import Session
     from latelier.indexes import Index
     from latelier.retrieve import Explanation, Result
     from latelier.retrieve.model import ModelIdentity
@@ -221,7 +221,7 @@ def demo(
       latelier demo "wait for several threads"
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.cli.output import print_json, quiet_loading, results_json, show_progress
-    from latelier.demo.session import QUESTIONS, Session
+    from latelier.demo import QUESTIONS, Session
 
     quiet_loading()
     with Session(device, on_first_run=_announce, show_progress=show_progress()) as session:

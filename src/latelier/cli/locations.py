@@ -44,13 +44,6 @@ class QdrantLocation:
     url: str | None
     collection: str
 
-    def refuse_budget(self, max_memory: str | None) -> None:
-        """Raise `InvalidArgumentError` if the user gives a memory budget, which Qdrant does not take."""
-        if max_memory is not None:
-            raise InvalidArgumentError(
-                f"received --max-memory {max_memory} for a collection of Qdrant, which takes no budget; leave it out."
-            )
-
     def open(self, **options: Any) -> Qdrant:
         """Open the collection, which need not exist yet; a server gets the key in ``QDRANT_API_KEY``."""
         from latelier import indexes
@@ -89,7 +82,16 @@ def parse_location(text: str) -> Path | QdrantLocation:
             raise InvalidArgumentError(f"received {text!r}; give {_FORMS}.")
         return QdrantLocation(Path(folder), None, collection or "latelier")
     if scheme in ("qdrant+http", "qdrant+https"):
-        return _server(text)
+        parts = urlsplit(text.removeprefix("qdrant+"))
+        prefix, _, collection = parts.path.rstrip("/").rpartition("/")
+        if "@" in parts.netloc or parts.query:  # which may hold a password: it is not repeated
+            raise InvalidArgumentError(
+                "the location of a server has no password and no parameters, which other users of the machine can "
+                f"read; put the key of the server into the environment variable {_KEY}."
+            )
+        if not parts.hostname or not collection or parts.fragment:
+            raise InvalidArgumentError(f"received {text!r}, without a collection or a host; give {_FORMS}.")
+        return QdrantLocation(None, f"{parts.scheme}://{parts.netloc}{prefix}", unquote(collection))
     if slashes or scheme.startswith("qdrant+"):
         raise InvalidArgumentError(f"{scheme!r} is not a scheme of indexes; give a folder, {_FORMS}.")
     return Path(text)
@@ -123,33 +125,10 @@ def open_index(
 
     place = parse_location(location) if isinstance(location, str) else location
     if isinstance(place, QdrantLocation):
-        place.refuse_budget(max_memory)
+        if max_memory is not None:
+            raise InvalidArgumentError("a collection of Qdrant takes no --max-memory; leave it out.")
         return place.open_existing()
     return indexes.open(place, read_only=read_only, max_memory=max_memory)
-
-
-def _server(text: str) -> QdrantLocation:
-    """Return the collection on a server; the last part of the path names it, other parts belong to the URL."""
-    try:
-        parts = urlsplit(text.removeprefix("qdrant+"))
-        host = parts.hostname
-        _ = parts.port
-    except ValueError as error:
-        raise InvalidArgumentError(f"received {_hidden(text)!r}: {error}; give {_FORMS}.") from error
-    if "@" in parts.netloc or parts.query:
-        raise InvalidArgumentError(
-            f"received {_hidden(text)!r} with a password or parameters, which other users of the machine can read; put "
-            f"the key of the server into the environment variable {_KEY}."
-        )
-    prefix, _, collection = parts.path.rstrip("/").rpartition("/")
-    if not host or not collection or parts.fragment:
-        raise InvalidArgumentError(f"received {text!r}, without a collection or a host; give {_FORMS}.")
-    return QdrantLocation(None, f"{parts.scheme}://{parts.netloc}{prefix}", unquote(collection))
-
-
-def _hidden(text: str) -> str:
-    """Return the text without what may be a password or key."""
-    return re.sub(r"//[^/]*@|\?.*", lambda found: "//...@" if found[0].startswith("//") else "?...", text)
 
 
 @contextmanager
@@ -170,29 +149,25 @@ def discarded_if_unused(folder: Path, open_or_make: Callable[[], Opened]) -> Ite
                 raise
     finally:
         if is_unused:
-            _remove(folder, keep=was_folder)
+            _remove_empty(folder, keep=was_folder)
 
 
-def _remove(folder: Path, *, keep: bool) -> None:
+def _remove_empty(folder: Path, *, keep: bool) -> None:
     """Remove an index without documents; `keep` leaves its folder, empty as it was before."""
     from latelier import indexes
 
-    if not folder.is_dir():
-        return
-    folder = folder.resolve()
     # Another process that has opened the index notices that it was moved, and writes nothing to it from then on.
+    folder = folder.resolve()
     aside = folder.with_name(f".{folder.name}.{uuid4().hex}")
-    try:
+    with suppress(OSError):  # there is none, it is a mount point, or files are open on Windows
         folder.rename(aside)
-    except OSError:  # a mount point, or files that are open on Windows
-        return
-    with suppress(LatelierError), indexes.open(aside, read_only=True) as index:
-        if len(index):  # that process has committed in the meantime
-            aside.rename(folder)
-            return
-    shutil.rmtree(aside, ignore_errors=True)
-    if keep:
-        folder.mkdir()
+        with suppress(LatelierError), indexes.open(aside, read_only=True) as index:
+            if len(index):  # that process has committed in the meantime
+                aside.rename(folder)
+                return
+        shutil.rmtree(aside, ignore_errors=True)
+        if keep:
+            folder.mkdir()
 
 
 @contextmanager
@@ -269,12 +244,14 @@ def named_locations(arguments: Iterable[str]) -> dict[str, Path | QdrantLocation
     """Return where indexes are, by name: each is INDEX (with the name of its folder or collection) or NAME=INDEX."""
     locations: dict[str, Path | QdrantLocation] = {}
     for argument in arguments:
-        name, text = _named(argument)
-        location = parse_location(text)
-        if not name:
+        name, equals, text = argument.partition("=")
+        # A colon or slash before the sign belongs to a location.
+        is_named = equals and text and not {"/", ":"} & set(name) and not Path(argument).exists()
+        location = parse_location(text if is_named else argument)
+        if not is_named:
             name = location.collection if isinstance(location, QdrantLocation) else location.resolve().name
         if name in locations:
-            raise InvalidArgumentError(f"received two indexes named {name!r}; name one of them: NAME={text}")
+            raise InvalidArgumentError(f"received two indexes named {name!r}; name one of them: NAME={argument}")
         locations[name] = location
     return locations
 
@@ -295,15 +272,6 @@ def open_named(
         for name, location in locations.items()
     }
     return {name: Retriever.open(index, **options) for name, index in opened.items()}
-
-
-def _named(argument: str) -> tuple[str, str]:
-    """Return the name, or an empty one, and the location of an argument, ``INDEX`` or ``NAME=INDEX``."""
-    name, equals, location = argument.partition("=")
-    # A colon or slash before the sign belongs to a location.
-    if equals and location and not {"/", ":"} & set(name) and not Path(argument).exists():
-        return name, location
-    return "", argument
 
 
 def open_retriever(location: str, *, max_memory: str | None = None, **options: Any) -> Retriever:

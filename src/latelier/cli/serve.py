@@ -80,7 +80,7 @@ def serve(
         options = {"model": model, "device": device, "backend": backend}
         retrievers = open_named(locations, stack, read_only=read_only, max_memory=max_memory, **options)
         if demo:
-            from latelier.demo.session import Session
+            from latelier.demo import Session
 
             retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=show_progress())).retriever
         serve(retrievers, host=host, port=port, access=access, on_start=_announce, log=log)

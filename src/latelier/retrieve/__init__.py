@@ -6,9 +6,8 @@ from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
-    from latelier.retrieve.passages import Passages
+    from latelier.retrieve.passages import Passages, Result, Results
     from latelier.retrieve.readers import read_documents
-    from latelier.retrieve.results import Result, Results
     from latelier.retrieve.retriever import Retriever
     from latelier.retrieve.workers import EncodingWorkers
 
@@ -27,9 +26,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
-    passages=("Passages",),
+    passages=("Passages", "Result", "Results"),
     readers=("read_documents",),
-    results=("Result", "Results"),
     retriever=("Retriever",),
     workers=("EncodingWorkers",),
 )

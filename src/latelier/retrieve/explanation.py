@@ -237,8 +237,6 @@ class Explanation:
 
         Raises
         ------
-        InvalidArgumentError
-            If `ax` is no axes.
         MissingExtraError
             If matplotlib is not installed.
 
@@ -516,8 +514,6 @@ def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     `ax`: where to draw; None: a new figure.
     """
     figure_class = _figure_class()
-    if ax is not None and not hasattr(ax, "imshow"):
-        raise InvalidArgumentError(f"received {describe(ax)} as ax; expected axes of matplotlib, or None.")
     columns, rows = _shown_columns(explanation), _row_labels(explanation)
     if ax is None:
         size = _CELL * len(columns) + _AROUND[0], _CELL * len(rows) + _AROUND[1]
@@ -558,7 +554,9 @@ def _picture(explanation: Explanation, format: str) -> bytes:
             f"received a file that ends in {short(format)} for a figure; give one that ends in "
             f"{', '.join('.' + name for name in sorted(formats))}."
         )
-    return _written(figure, format, _DOTS)
+    written = io.BytesIO()
+    figure.savefig(written, format=format, dpi=_DOTS)
+    return written.getvalue()
 
 
 def _figure_class() -> type[Figure]:
@@ -570,16 +568,11 @@ def _figure_class() -> type[Figure]:
 
     class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:
-            return _written(self, "png", _NOTEBOOK_DOTS)
+            written = io.BytesIO()
+            self.savefig(written, format="png", dpi=_NOTEBOOK_DOTS)
+            return written.getvalue()
 
     return NotebookFigure
-
-
-def _written(figure: Figure, format: str, dots: int) -> bytes:
-    """Return the contents of a file with a figure."""
-    written = io.BytesIO()
-    figure.savefig(written, format=format, dpi=dots)
-    return written.getvalue()
 
 
 def _label(text: str) -> str:

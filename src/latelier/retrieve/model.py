@@ -122,19 +122,16 @@ def check_backend(backend: Any, model: Any) -> None:
             "loaded model: Retriever(model, path)."
         )
     check_choice("backend", backend, ["auto", "onnx", "torch"])
-    if model is not None and backend == "torch" and is_exported(model):
-        raise InvalidArgumentError(f"received backend='torch' for {short(str(model))}, an exported encoder; omit one.")
-    if model is not None and backend == "onnx" and not is_exported(model):
+    if model is not None and backend != "auto" and is_exported(model) != (backend == "onnx"):
+        kind = "" if is_exported(model) else "not "
         raise InvalidArgumentError(
-            f"received backend='onnx' for {short(str(model))}, which is not the folder of an exported encoder. Give "
-            "such a folder (Retriever.export_encoder() returns one), or omit the backend."
+            f"received backend={backend!r} for {short(str(model))}, which is {kind}the folder of an exported encoder "
+            "(Retriever.export_encoder() returns one); omit one of them."
         )
 
 
 def given_model(model: Any, device: str | None = None, options: Mapping[str, Any] | None = None) -> QueryModel:
     """Return the model that a user gives: an object, a name or folder, an exported encoder, or None for the default."""
-    if not isinstance(options, (Mapping, type(None))):
-        raise InvalidArgumentError(f"received {describe(options)} as model_options; expected a dict.")
     if isinstance(model, QueryModel):
         return model
     if not isinstance(model, (str, os.PathLike, type(None))):
@@ -152,12 +149,10 @@ def given_model(model: Any, device: str | None = None, options: Mapping[str, Any
         computation = Computation.of(options or {})
         loaded = load(name, device=device, **computation.loading_options)
         return QueryModel(name, computation.identity_options, lambda: loaded, None, computation.compute_dtype)
-    if device not in (None, "cpu"):
-        raise InvalidArgumentError(f"{short(name)} is an exported encoder, which runs on the CPU; omit the device.")
-    if options:
+    if options or device not in (None, "cpu"):
         raise InvalidArgumentError(
-            f"{short(name)} is an exported encoder, which has the options that its model was exported with; omit "
-            f"model_options: {', '.join(map(short, options))}."
+            f"{short(name)} is an exported encoder, which runs on the CPU and has the options that its model was "
+            "exported with; omit device and model_options."
         )
     return QueryModel(name, {}, None, ExportedEncoder(name))
 
@@ -272,16 +267,18 @@ class ModelIdentity(NamedTuple):
         if stored is None:
             return None
         options, unstored = stored.get("options"), stored.get("unstored", [])
-        if not isinstance(options, dict):
-            raise IndexFormatError(f"{_FOREIGN}: the options {describe(options)}.", advice="give-model")
-        for option, value in options.items():
-            try:
-                check_option(option, value)
-            except InvalidArgumentError as error:
-                raise IndexFormatError(f"{_FOREIGN}: {error}", advice="give-model") from error
-        if not isinstance(unstored, list) or not all(isinstance(name, str) for name in unstored):
-            raise IndexFormatError(f"{_FOREIGN}: the names of options {describe(unstored)}.", advice="give-model")
-        return cls(stored["name"], options, stored["fingerprint"], [cut(name, 60) for name in unstored[:20]])
+        fault = ""
+        if not (isinstance(options, dict) and isinstance(unstored, list)):
+            fault = f"the options {describe(options)} and {describe(unstored)}"
+        elif (name := next((name for name in options if name not in _OPTIONS), None)) is not None:
+            fault = f"the option {short(name)} is not one of {', '.join(_OPTIONS)}"
+        elif (
+            name := next((name for name, value in options.items() if not _is_storable(name, value)), None)
+        ) is not None:
+            fault = f"the option {name} is {describe(options[name])}; expected {_OPTIONS[name][1]}"
+        if fault:
+            raise IndexFormatError(f"{_FOREIGN}: {fault}.", advice="give-model")
+        return cls(stored["name"], options, stored["fingerprint"], [cut(str(name), 60) for name in unstored[:20]])
 
     def store_in(self, index: Index) -> None:
         """Store that this model fills the index."""
@@ -319,17 +316,15 @@ def _read_identity(index: Index) -> dict[str, Any] | None:
         raise IndexFormatError(f"{_FOREIGN}: {error}. {_FORGET}") from error
     if stored is None:
         return None
-    if not isinstance(stored, dict):
-        raise IndexFormatError(f"{_FOREIGN}: {describe(stored)}. {_FORGET}")
-    name, fingerprint = stored.get("name"), stored.get("fingerprint")
-    if name is not None and not (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME):
-        raise IndexFormatError(f"{_FOREIGN}: the name {describe(name)}. {_FORGET}")
+    name, fingerprint = (stored.get("name"), stored.get("fingerprint")) if isinstance(stored, dict) else ("", None)
+    is_name = name is None or (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME)
     if (
-        not isinstance(fingerprint, list)
+        not is_name
+        or not isinstance(fingerprint, list)
         or not 0 < len(fingerprint) <= _MOST_DIMENSIONS
         or not all(type(value) in (int, float) and -1e6 <= value <= 1e6 for value in fingerprint)
     ):
-        raise IndexFormatError(f"{_FOREIGN}: the fingerprint {describe(fingerprint)}. {_FORGET}")
+        raise IndexFormatError(f"{_FOREIGN}: {describe(stored)}. {_FORGET}")
     return {**stored, "name": name}
 
 
@@ -373,22 +368,8 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check_option(name: str, value: Any) -> None:
-    """Raise `InvalidArgumentError` if an index may not store an option of loading a model."""
-    if name not in _OPTIONS:
-        raise InvalidArgumentError(f"the option {short(name)} is not one of {', '.join(_OPTIONS)}.")
-    is_storable, expected = _OPTIONS[name]
-    if value is not None and not is_storable(value):
-        raise InvalidArgumentError(f"the option {name} is {describe(value)}; expected {expected}.")
-
-
-def storable_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those options of loading a model that an index may store."""
-    stored = {}
-    for name, value in options.items():
-        if name in _OPTIONS and (value is None or _OPTIONS[name][0](value)):
-            stored[name] = int(value) if is_count(value) else value  # integers of numpy
-    return stored
+def _is_storable(name: str, value: Any) -> bool:
+    return name in _OPTIONS and (value is None or _OPTIONS[name][0](value))
 
 
 def encoder_folder(identity: ModelIdentity) -> Path:
@@ -456,7 +437,8 @@ class QueryModel:
     def identity(self) -> ModelIdentity:
         """The name, the storable options and the fingerprint of the model, or of an encoder without a model."""
         if self._identity is None:
-            stored = storable_options(self.options)
+            kept = {name: value for name, value in self.options.items() if _is_storable(name, value)}
+            stored = {name: int(value) if is_count(value) else value for name, value in kept.items()}  # of numpy
             vectors = TokenEmbeddings.from_list(self._encode_whole([_SENTENCE])).to("numpy").to("float32")[0]
             fingerprint = [round(float(value), 4) for value in np.mean(vectors, axis=0)]
             self._identity = ModelIdentity(self.name, stored, fingerprint, sorted(set(self.options) - set(stored)))

@@ -1,4 +1,4 @@
-"""Passages: cutting texts, the ids of passages, and the documents that an index stores whole or as passages.
+"""Passages: cutting texts, the ids of passages, the documents that an index stores whole or as passages, and results.
 
 A passage ends at the last paragraph in its second half; if there is none, at the last sentence; else at the last word.
 The next one begins some tokens earlier, at a sentence or a word, so that what stands at a cut is in one of the two as a
@@ -24,8 +24,8 @@ from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes import Hit, Id, Index
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import Record, as_ids, check_known
-from latelier.retrieve.results import Result, Results
-from latelier.utils.checks import check_count, describe, is_count
+from latelier.utils.checks import check_count, cut, describe, is_count
+from latelier.utils.misc import bar, fragment, table
 
 # Fewer tokens than these hold no sentence.
 LEAST_TOKENS = 16
@@ -291,6 +291,57 @@ class DocumentSettings(NamedTuple):
         if self.passages is None:
             return "whole documents"
         return f"passages of {self.passages.max_tokens} tokens that overlap by {self.passages.overlap}"
+
+
+# Characters of a text, and of the metadata of a document, that the table of a notebook shows.
+_LONGEST_TEXT, _LONGEST_METADATA = 300, 200
+
+
+class Result(NamedTuple):
+    """One hit of a search: the document's id, its MaxSim score (higher is better), its text and its metadata.
+
+    In an index of passages, the text is that of the document's best passage: `start` and `end` are its place in the
+    text that the user gave, in characters. If the document has a title, the passage begins with it, so the last
+    ``end - start`` characters of the text are those of that place. For whole documents, both are None.
+
+    Examples
+    --------
+    >>> Result("a", 1.5, "Bananas are healthy.", {"year": 2024}).metadata["year"]
+    2024
+    """
+
+    id: Id
+    score: float
+    text: str | None
+    metadata: dict[str, Any]
+    start: int | None = None
+    end: int | None = None
+
+
+class Results(list[Result]):
+    """The hits of one query, best first: a list that a notebook shows as a table.
+
+    Examples
+    --------
+    >>> results = Results([Result("a", 1.5, "Bananas are healthy.", {})])
+    >>> results == [Result("a", 1.5, "Bananas are healthy.", {})]
+    True
+    """
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return fragment("no document found")
+        most = max(result.score for result in self)
+        has_metadata = any(result.metadata for result in self)
+        rows: list[tuple[Any, ...]] = []
+        for rank, result in enumerate(self, start=1):
+            score = bar(f"{result.score:.3f}", result.score / most if most > 0 else 0.0)
+            metadata = "\n".join(f"{key}: {value}" for key, value in result.metadata.items())
+            # Cut before the text is split: it may have megabytes.
+            text = cut(" ".join((result.text or "")[: 2 * _LONGEST_TEXT].split()), _LONGEST_TEXT)
+            row = (rank, score, str(result.id), text)
+            rows.append((*row, cut(metadata, _LONGEST_METADATA)) if has_metadata else row)
+        return fragment(table(["rank", "score", "id", "text", "metadata"][: len(rows[0])], rows))
 
 
 # Passages searched at first, for each document that is wanted, and the factor by which their number then grows.

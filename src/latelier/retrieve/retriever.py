@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 
@@ -31,8 +31,7 @@ from latelier.retrieve.indexing import (
     store,
 )
 from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
-from latelier.retrieve.passages import DocumentSettings, Passages, StoredDocuments
-from latelier.retrieve.results import Result
+from latelier.retrieve.passages import DocumentSettings, Passages, Result, StoredDocuments
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, describe
 from latelier.utils.misc import NotCopied, progress_bar
@@ -42,6 +41,18 @@ if TYPE_CHECKING:
 
     from latelier.models import ColBERT
     from latelier.retrieve.workers import EncodingWorkers
+
+
+class WriteKeywords(TypedDict, total=False):
+    """The options that `Retriever.add` and `Retriever.update` share, see there."""
+
+    batch_size: int
+    chunk_size: int
+    show_progress: bool
+    passages: Passages | int | bool | None
+    pool_factor: int | None
+    precision: str | None
+    workers: EncodingWorkers | int | None
 
 
 class Retriever(NotCopied):
@@ -207,13 +218,7 @@ class Retriever(NotCopied):
         documents: Iterable[Any],
         *,
         skip_existing: bool = False,
-        batch_size: int = 32,
-        chunk_size: int = 2048,
-        show_progress: bool = False,
-        passages: Passages | int | bool | None = None,
-        pool_factor: int | None = None,
-        precision: str | None = None,
-        workers: EncodingWorkers | int | None = None,
+        **options: Unpack[WriteKeywords],
     ) -> None:
         """Encode and store new documents.
 
@@ -250,30 +255,14 @@ class Retriever(NotCopied):
         DuplicateIdError
             If an id is in the index already; `update` replaces documents.
         """
-        self._write(
-            documents,
-            "skip" if skip_existing else "raise",
-            batch_size=batch_size,
-            chunk_size=chunk_size,
-            show_progress=show_progress,
-            passages=passages,
-            pool_factor=pool_factor,
-            precision=precision,
-            workers=workers,
-        )
+        self._write(documents, "skip" if skip_existing else "raise", **options)
 
     def update(
         self,
         documents: Iterable[Any],
         *,
-        batch_size: int = 32,
-        chunk_size: int = 2048,
-        show_progress: bool = False,
-        passages: Passages | int | bool | None = None,
-        pool_factor: int | None = None,
-        precision: str | None = None,
         skip_unchanged: bool = False,
-        workers: EncodingWorkers | int | None = None,
+        **options: Unpack[WriteKeywords],
     ) -> None:
         """Encode documents and store them, replacing those with the same ids.
 
@@ -289,32 +278,21 @@ class Retriever(NotCopied):
         InvalidArgumentError
             As in `add`, and if a document has no id.
         """
-        self._write(
-            documents,
-            "replace",
-            batch_size=batch_size,
-            chunk_size=chunk_size,
-            show_progress=show_progress,
-            passages=passages,
-            pool_factor=pool_factor,
-            precision=precision,
-            workers=workers,
-            skip_unchanged=skip_unchanged,
-        )
+        self._write(documents, "replace", skip_unchanged, **options)
 
     def _write(
         self,
         documents: Iterable[Any],
         on_existing: OnExisting,
-        *,
-        batch_size: int,
-        chunk_size: int,
-        show_progress: bool,
-        passages: Passages | int | bool | None,
-        pool_factor: int | None,
-        precision: str | None,
-        workers: EncodingWorkers | int | None,
         skip_unchanged: bool = False,
+        *,
+        batch_size: int = 32,
+        chunk_size: int = 2048,
+        show_progress: bool = False,
+        passages: Passages | int | bool | None = None,
+        pool_factor: int | None = None,
+        precision: str | None = None,
+        workers: EncodingWorkers | int | None = None,
     ) -> None:
         """Read documents in chunks, give them ids, cut them into passages, encode them, and commit each transaction."""
         check_count("batch_size", batch_size)

@@ -18,7 +18,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike
 from latelier.retrieve.model import QueryModel, given_model, is_same_model
-from latelier.utils import check_count, check_number
+from latelier.utils import check_count
 from latelier.utils.checks import describe
 from latelier.utils.ray_session import connect_to_ray
 
@@ -87,9 +87,6 @@ class EncodingWorkers:
         timeout: float = 300.0,
     ) -> None:
         check_count("workers", workers)
-        check_count("num_cpus", num_cpus)
-        check_number("num_gpus", num_gpus, zero=True)
-        check_number("timeout", timeout)
         self._ray = connect_to_ray("Encoding on many workers", workers * num_cpus)
         own = given_model(model, "cpu" if isinstance(model, (str, os.PathLike, type(None))) else None, model_options)
         if own.compute_dtype == "int8":
@@ -155,9 +152,9 @@ class EncodingWorkers:
                 break
             waiting.append(self._submit(list(texts), options))
             if len(waiting) >= _CHUNKS_PER_WORKER * len(self._workers):
-                yield self._result(waiting.popleft())
+                yield self._value(waiting.popleft())
         while waiting:
-            yield self._result(waiting.popleft())
+            yield self._value(waiting.popleft())
         if failure is not None:
             raise failure
 
@@ -220,10 +217,6 @@ class EncodingWorkers:
         result = self._workers[least].encode.remote(texts, options)
         self._open[least].append(result)
         return result
-
-    def _result(self, result: Any) -> TokenEmbeddings:
-        found: TokenEmbeddings = self._value(result)
-        return found
 
     def _value(self, result: Any) -> Any:
         """Wait for a result; an error of the worker is the cause of the one that is raised."""

@@ -1,4 +1,4 @@
-"""The demo's corpus and its session.
+"""The docstrings of Python's standard library as a collection of documents, and a session that searches them.
 
 Modules written in Python are parsed, not run; those written in C, and a few that create public names when imported,
 are imported. Each object is listed once, under the public module that defines it. Names that a public module imports
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from latelier.retrieve import Explanation, Result
 
+__all__ = ["standard_library_documents"]
 
 # Tests, applications, jokes, character tables, readline (importing it changes the terminal) and distutils (removed in
 # Python 3.12).
