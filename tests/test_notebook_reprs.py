@@ -7,8 +7,7 @@ import pytest
 from latelier.evaluation import Evaluation, compare
 from latelier.indexes import CheckReport, VerifyReport
 from latelier.indexes.results import Damage
-from latelier.retrieve import Result
-from latelier.retrieve import Results
+from latelier.retrieve import Result, Results
 from latelier.training.run import TrainingReport
 
 HOSTILE = "<script>alert(1)</script>\u202e"
