@@ -188,12 +188,12 @@ def test_arguments_stand_where_sentence_transformers_has_them(method):
 
 @pytest.mark.parametrize("task", ["query", "document"])
 def test_every_spelling_of_texts_and_task(fresh, task):
-    encode, is_query = getattr(fresh, f"encode_{task}"), task == "query"
-    expected = fresh.encode(TEXTS, task=task)
+    is_query = task == "query"
+    expected = getattr(fresh, f"encode_{task}")(TEXTS)
     for name in ("inputs", "texts", "sentences"):
-        assert_same(encode(**{name: TEXTS}), expected)
+        assert_same(fresh.encode(task=task, **{name: TEXTS}), expected)
     for flag in ({"task": task}, {"is_query": is_query}, {"query_mode": is_query}):
-        assert_same(encode(TEXTS, **flag), expected)
+        assert_same(fresh.encode(TEXTS, **flag), expected)
         features = fresh.tokenize(TEXTS, **flag)
         assert features["task"] == task
         assert torch.equal(features["input_ids"], fresh.preprocess(TEXTS, task=task)["input_ids"])

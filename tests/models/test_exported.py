@@ -122,7 +122,7 @@ def test_neither_torch_nor_transformers_is_imported(exported):
 def test_no_texts_and_other_inputs(exported):
     assert exported["dense"].encode_queries([]) == []
     assert len(exported["dense"].encode_queries(text for text in ("pear", "fig"))) == 2
-    for texts in ("pear", b"pear", ["pear", 3], {"pear": 1}, None):
+    for texts in ("pear", ["pear", 3]):
         with pytest.raises(InvalidArgumentError, match="give a list of str"):
             exported["dense"].encode_queries(texts)
     with pytest.raises(InvalidArgumentError, match=r"texts\[0\] is not valid Unicode"):

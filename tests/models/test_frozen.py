@@ -212,6 +212,16 @@ def test_each_thread_encodes_batches_of_its_own(tiny, monkeypatch, two_threads, 
     assert torch.get_num_threads() == 2
 
 
+def test_a_short_text_on_its_own_is_computed_by_one_thread(own, two_threads, monkeypatch):
+    seen, encode = [], encoding._Forward.encode_batch
+    monkeypatch.setattr(
+        encoding._Forward, "encode_batch", lambda *args: seen.append(torch.get_num_threads()) or encode(*args)
+    )
+    own.encode_query("pear")
+    own.encode_document("pear " * 100)
+    assert seen == [1, 2]
+
+
 def test_callers_in_several_threads(own, two_threads):
     expected = own.encode_document(MANY)
     with ThreadPoolExecutor(4) as pool:

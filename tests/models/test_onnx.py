@@ -199,7 +199,7 @@ def test_a_file_that_changed_needs_its_checksum(tmp_path):
     with pytest.raises(ModelLoadError, match=r"'encoder\.onnx' is damaged"):
         read_description(folder)
     (folder / "encoder.onnx").write_bytes(b"weight")
-    with pytest.raises(ModelLoadError, match=r"'encoder\.onnx' is damaged: its size differs from"):
+    with pytest.raises(ModelLoadError, match=r"'encoder\.onnx' is damaged"):
         read_description(folder)
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
+    from latelier.models.arguments import UNTRAINED, Recipe
     from latelier.models.colbert import ColBERT
     from latelier.models.exported import ExportedEncoder
     from latelier.models.location import DEFAULT_MODEL
     from latelier.models.pooling import pool_tokens
-    from latelier.models.recipe import UNTRAINED, Recipe
     from latelier.models.text_encoder import TextEncoder, train_tokenizer
     from latelier.models.untrusted import load
 
@@ -31,11 +31,11 @@ __all__ = [
 
 __getattr__, __dir__ = lazy_names(
     __name__,
+    arguments=("Recipe", "UNTRAINED"),
     colbert=("ColBERT",),
     exported=("ExportedEncoder",),
     location=("DEFAULT_MODEL",),
     pooling=("pool_tokens",),
-    recipe=("Recipe", "UNTRAINED"),
     text_encoder=("TextEncoder", "train_tokenizer"),
     untrusted=("load",),
 )

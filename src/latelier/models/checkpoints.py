@@ -54,12 +54,10 @@ def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def check_modules(name: str, modules: Sequence[Any]) -> None:
-    """Raise an error if the loader found no modules, or has made an empty tokenizer, for which all words are [UNK].
+    """Raise `ModelLoadError` if there are no modules, or a folder lacks its tokenizer's files and all words are [UNK].
 
-    transformers does so where a folder has no files of its tokenizer. An encoder may have more embeddings than its
-    tokenizer has tokens, and a tokenizer may need no files: only both are a fault. `name`: name or folder of the model;
-    the tokenizer of a name is not looked at. Raises `ModelLoadError` if modules or the files of the tokenizer are
-    missing.
+    An encoder may have more embeddings than its tokenizer has tokens, and a tokenizer may need no files: only both are
+    a fault.
     """
     if not modules:
         raise ModelLoadError(name, FileNotFoundError("its modules.json lists no modules."))
@@ -67,19 +65,12 @@ def check_modules(name: str, modules: Sequence[Any]) -> None:
     if not isinstance(encoder, (Transformer, TextEncoder)) or not Path(name).is_dir():
         return
     tokenizer: Any = encoder.tokenizer
-    files = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
-    if not files or any(any(Path(name).rglob(file)) for file in files):
-        return
     model: Any = encoder.model
+    files = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
     tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
-    if 2 * tokens < rows:
-        raise ModelLoadError(
-            name,
-            FileNotFoundError(
-                f"its tokenizer knows {tokens:,} tokens for {rows:,} embeddings, and the folder has none of "
-                f"{', '.join(files)}. Copy the whole folder."
-            ),
-        )
+    if files and 2 * tokens < rows and not any(any(Path(name).rglob(file)) for file in files):
+        reason = f"its tokenizer knows {tokens:,} tokens for {rows:,} embeddings, and the folder has none of "
+        raise ModelLoadError(name, FileNotFoundError(f"{reason}{', '.join(files)}. Copy the whole folder."))
 
 
 LayoutName: TypeAlias = Literal["sentence-transformers", "pylate"]
@@ -89,13 +80,6 @@ _HEAD_TYPE = "pylate.models.Dense.Dense"
 _HEAD_KEYS = ("in_features", "out_features", "bias", "activation_function")
 # For these texts, tokenising marker + text must give the tokens of the text with the marker inserted behind the first.
 _TEXTS = ("what is a pear?", "(Two) figs", "")
-
-
-def is_layout(layout: str) -> bool:
-    """Whether a model is to be saved in PyLate's layout; unknown names raise an error."""
-    if layout in ("sentence-transformers", "pylate"):
-        return layout == "pylate"
-    raise InvalidArgumentError(f"unknown layout {layout!r}; expected 'sentence-transformers' or 'pylate'.")
 
 
 def save_for_pylate(
@@ -148,7 +132,7 @@ def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
     encoder: Any = model[0]
     mask: Any = model[-2]
     markers = {task: _marker(model, task) for task in ("query", "document")}
-    problems = [reason for _, reason in markers.values() if reason] + _problems(model, encoder, mask)
+    problems = [reason for _, reason in markers.values() if reason] + [*_problems(model, encoder, mask)]
     if problems:
         raise InvalidArgumentError(
             f"PyLate's layout cannot hold this model: {'; '.join(problems)}. Save it in the default layout."
@@ -170,32 +154,22 @@ def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
     }
 
 
-def _problems(model: MultiVectorEncoder, encoder: Any, mask: Any) -> list[str]:
-    """Return a phrase for each other property of the model that PyLate has no setting for."""
+def _problems(model: MultiVectorEncoder, encoder: Any, mask: Any) -> Iterator[str]:
+    """Yield each other property of the model that PyLate has no setting for."""
     filler = model.tokenizer.mask_token or model.tokenizer.eos_token
     expansion = encoder.query_expansion or {"strategy": "fixed", "token": filler}
-    heads = [module for module in model if isinstance(module, Dense)]
-    found = {
-        f"its queries are expanded by the strategy {expansion['strategy']!r}, not to one length": (
-            expansion["strategy"] != "fixed"
-        ),
-        f"its queries are expanded with {expansion['token']!r}, not {filler!r}": (
-            expansion["token"] not in (None, filler)
-        ),
-        f"its skiplist is for {mask.skiplist_tasks}, not for documents": (
-            bool(mask.skiplist_words) and mask.skiplist_tasks != ["document"]
-        ),
-        "it keeps nothing but certain tokens (keep_only_token_ids)": bool(mask.keep_only_token_ids),
-        "a linear layer reads or writes something other than token vectors": any(
-            {head.module_input_name, head.module_output_name} != {"token_embeddings"} for head in heads
-        ),
-        f"its similarity is {model.similarity_fn_name!r}, not 'maxsim'": model.similarity_fn_name != "maxsim",
-        f"its backend is {model.get_backend()!r}, not 'torch'": model.get_backend() != "torch",
-        "it has an adapter, which has to be merged into the encoder first": (
-            getattr(encoder.model, "_hf_peft_config_loaded", False)
-        ),
-    }
-    return [problem for problem, is_so in found.items() if is_so]
+    if expansion["strategy"] != "fixed":
+        yield f"its queries are expanded by the strategy {expansion['strategy']!r}, not to one length"
+    if expansion["token"] not in (None, filler):
+        yield f"its queries are expanded with {expansion['token']!r}, not {filler!r}"
+    if mask.skiplist_words and mask.skiplist_tasks != ["document"]:
+        yield f"its skiplist is for {mask.skiplist_tasks}, not for documents"
+    if mask.keep_only_token_ids:
+        yield "it keeps nothing but certain tokens (keep_only_token_ids)"
+    if model.similarity_fn_name != "maxsim":
+        yield f"its similarity is {model.similarity_fn_name!r}, not 'maxsim'"
+    if getattr(encoder.model, "_hf_peft_config_loaded", False):
+        yield "it has an adapter, which has to be merged into the encoder first"
 
 
 def _marker(model: MultiVectorEncoder, task: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import MultiVectorEncoder
@@ -15,22 +15,20 @@ from torch import Tensor, nn
 from tqdm import trange
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
-from latelier.models import aliases, encoding, location
+from latelier.models import arguments, encoding, location
 from latelier.models import pooling as compression
-from latelier.models.checkpoints import LayoutName, check_modules, damage_errors, is_layout, save_for_pylate
+from latelier.models.arguments import Recipe, check_text_pairs, read_inputs, untrained_recipe
+from latelier.models.checkpoints import LayoutName, check_modules, damage_errors, save_for_pylate
 from latelier.models.construction import Construction, check_lengths, max_length, set_max_lengths
 from latelier.models.encoding import OutputForm
 from latelier.models.frozen import FrozenCopies
 from latelier.models.onnx import check_backend, export
 from latelier.models.pooling import Pooling, PoolMethod
-from latelier.models.recipe import Recipe, check_text_pairs, read_inputs, untrained_recipe
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens, tokenizing
 from latelier.modules import AttentionPooling
 from latelier.scores import colbert_scores, colbert_scores_pairwise
-from latelier.utils import check_count
-from latelier.utils.checks import describe, short
+from latelier.utils import check_choice, check_count
 from latelier.utils.features import move_features
 from latelier.utils.files import as_path
 
@@ -39,61 +37,12 @@ from latelier.utils.files import as_path
 _OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}
 
 
-# From worker processes, sentence-transformers sends one shared-memory tensor per text, each an open file in the parent
-# until the last chunk has arrived: a thousand texts exhaust the usual limit of 1,024. So those of a chunk are joined.
-
-
-class _JoinedChunk(NamedTuple):
-    """The embeddings of a chunk of texts: ``(total tokens, dim)``, and the number of tokens of each text."""
-
-    vectors: Tensor
-    lengths: list[int]
-
-
-class _JoiningQueue:
-    """The queue that a worker process puts results into; joins the tensors of a chunk first."""
-
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-
-    def put(self, result: list[Any]) -> None:
-        """Send ``[chunk id, output]``; an output that is not a list of token vectors is sent unchanged."""
-        chunk, output = result
-        if isinstance(output, list) and output and all(isinstance(m, Tensor) and m.ndim == 2 for m in output):
-            output = _JoinedChunk(torch.cat(output), [len(rows) for rows in output])
-        self._queue.put([chunk, output])
-
-
-def _encode_chunks(target_device: str, model: Any, input_queue: Any, results_queue: Any) -> None:
-    """Run a worker process as sentence-transformers does."""
-    joining: Any = _JoiningQueue(results_queue)
-    MultiVectorEncoder._multi_process_worker(target_device, model, input_queue, joining)
-
-
 def _take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wait for ``[chunk id, output]`` as sentence-transformers does, and split what was joined."""
+    """Wait for ``[chunk id, output]`` as sentence-transformers does, and copy it out of shared memory, an open file."""
     chunk, output = MultiVectorEncoder._get_worker_result(pool, *args, **kwargs)
-    if isinstance(output, _JoinedChunk):  # copied out of shared memory, so that the open file is closed
-        output = list(output.vectors.clone().split(output.lengths))
+    if isinstance(output, TokenEmbeddings):
+        output = TokenEmbeddings(output.vectors.clone(), output.offsets)
     return [chunk, output]
-
-
-def _in_every_spelling(method: Callable[..., Any], task: str) -> Callable[..., Any]:
-    """Return `encode_query` or `encode_document` with every name that `ColBERT.encode` has for the texts and the task.
-
-    Its signature and its docstring are those of sentence-transformers.
-    """
-
-    @wraps(method)
-    def encode(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        texts = {"inputs": inputs, **{name: kwargs.pop(name, None) for name in ("texts", "sentences")}}
-        query_mode, is_query, asked = (kwargs.pop(name, None) for name in ("query_mode", "is_query", "task"))
-        asked = aliases.resolve_task(query_mode, is_query, asked, default=task)
-        if asked != task:
-            raise InvalidArgumentError(f"encode_{task} received the task {asked!r}; use encode_{asked}.")
-        return method(self, aliases.one_name(texts, "texts to encode"), *args, **kwargs)
-
-    return encode
 
 
 def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +127,7 @@ class ColBERT(MultiVectorEncoder):
         backend: str = "torch",
         **kwargs: Any,
     ) -> None:
-        aliases.check(type(self).__name__, kwargs, aliases.parameters_of(MultiVectorEncoder), ColBERT)
+        arguments.check(type(self).__name__, kwargs, arguments.parameters_of(MultiVectorEncoder), ColBERT)
         device = check_backend(backend, device)
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         self._frozen = FrozenCopies()
@@ -187,7 +136,7 @@ class ColBERT(MultiVectorEncoder):
         with location.loading(name, kwargs) as found:
             super().__init__(found, device=location.load_device(device, kwargs), **kwargs)
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
-        self.truncate_dim = aliases.resolve_truncation(truncate_dim, None, self.embedding_size)
+        self.truncate_dim = arguments.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
         self.cpu_backend = backend
 
@@ -231,7 +180,7 @@ class ColBERT(MultiVectorEncoder):
             If the model is a late-interaction checkpoint, which `ColBERT` loads.
         """
         as_path(model_name_or_path, "the model")
-        recipe, size = untrained_recipe(projection, embedding_size, kwargs), embedding_size
+        recipe, size = untrained_recipe(projection, embedding_size), embedding_size
         model = cls(model_name_or_path, size, device, max_length_query, max_length_document, recipe=recipe, **kwargs)
         model._construction.check_fresh(model_name_or_path)
         return model
@@ -322,34 +271,30 @@ class ColBERT(MultiVectorEncoder):
             One ``(tokens, dim)`` matrix per text; one matrix for one text; a list for each list of texts.
         """
         if kwargs:
-            aliases.check("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, self.encode)
-        given = aliases.one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
+            arguments.check("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, self.encode)
+        given = arguments.one_name({"texts": texts, "inputs": inputs, "sentences": sentences}, "texts to encode")
         batch = read_inputs(given, self.is_singular_input)
-        task = aliases.resolve_task(query_mode, is_query, task)
+        task = arguments.resolve_task(query_mode, is_query, task)
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
-        numpy, size = aliases.wants_arrays(convert_to_numpy, convert_to_tensor), self.embedding_size
+        numpy, size = bool(convert_to_numpy and not convert_to_tensor), self.embedding_size
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
-        dim = aliases.resolve_truncation(truncate_dim, self.truncate_dim, size, form.raw)
+        dim = arguments.resolve_truncation(truncate_dim, self.truncate_dim, size)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
-        options = aliases.changed_options(
-            {
-                "show_progress_bar": show_progress_bar,
-                "output_value": output_value,
-                "convert_to_numpy": numpy,
-                "device": device,
-                "normalize_embeddings": normalize_embeddings,
-                "pool": pool,
-                "chunk_size": chunk_size,
-                "token_pooling": token_pooling,
-                **kwargs,
-            }
-        )
+        options = {
+            "show_progress_bar": show_progress_bar,
+            "output_value": output_value,
+            "convert_to_numpy": numpy,
+            "device": device,
+            "normalize_embeddings": normalize_embeddings,
+            "pool": pool,
+            "chunk_size": chunk_size,
+            "token_pooling": token_pooling,
+            **kwargs,
+        }
         self._construction.check_fitted()
         encoded = encoding.encode_rows(self, batch.rows, job, prompt_name, form, options, truncation=truncation)
         return batch.regroup(form.convert(encoded, dim or size, batch.single))
 
-    encode_query = _in_every_spelling(MultiVectorEncoder.encode_query, "query")
-    encode_document = _in_every_spelling(MultiVectorEncoder.encode_document, "document")
     similarity = _taking_packed(MultiVectorEncoder.similarity, colbert_scores)
     similarity_pairwise = _taking_packed(MultiVectorEncoder.similarity_pairwise, colbert_scores_pairwise)
 
@@ -387,9 +332,9 @@ class ColBERT(MultiVectorEncoder):
         torch.Tensor
             One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
         """
-        task = aliases.resolve_task(None, is_query, None, default="document")
+        task = arguments.resolve_task(None, is_query, None, default="document")
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task)
-        dim = aliases.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
+        dim = arguments.resolve_truncation(truncate_dim, self.truncate_dim, self.embedding_size)
         job = encoding.Job(task, None, batch_size, compute_dtype, dim, pooling=pooling)
         self._construction.check_fitted()
         return encoding.stream(self, texts, job, OutputForm(packed, precision, pooling=pooling), show_progress_bar)
@@ -429,23 +374,23 @@ class ColBERT(MultiVectorEncoder):
             If the features hold no task in training.
         """
         if isinstance(input, Mapping):  # tokenisers return their own mapping, not a dict
-            aliases.check("the model", kwargs, kwargs and {"processing_kwargs", *self.get_model_kwargs()}, self.forward)
-            task = aliases.resolve_task(query_mode, is_query, task, default=input.get("task"))
+            arguments.check(
+                "the model", kwargs, kwargs and {"processing_kwargs", *self.get_model_kwargs()}, self.forward
+            )
+            task = arguments.resolve_task(query_mode, is_query, task, default=input.get("task"))
             check_features(self, input, task)
             self._construction.check_fitted()
             if torch.is_grad_enabled():  # the weights may be trained, by fused optimisers without counting a change
                 self._frozen.drop()
             return super().forward({**input}, task=task, **kwargs)  # the modules change the masks in it
-        aliases.check("the model, called with texts,", kwargs, (), self.forward)
-        given = aliases.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
-        task = aliases.resolve_task(query_mode, is_query, task)
+        arguments.check("the model, called with texts,", kwargs, (), self.forward)
+        given = arguments.one_name({"input": input, "texts": texts}, "texts to embed, nor features of tokenize(...)")
+        task = arguments.resolve_task(query_mode, is_query, task)
         return {"embeddings": self._embed(given, task, truncation)}
 
     def _embed(self, texts: Any, task: str, truncation: bool) -> Tensor:
         """Return token vectors ``(n, max_length, dim)``; rows of padding and of tokens that are not scored are zero."""
         length = max_length(self, task)
-        if not isinstance(texts, Iterable):
-            raise InvalidArgumentError(f"received {describe(texts)}; expected texts, or features from tokenize(...).")
         features = self.tokenize(texts if isinstance(texts, str) else list(texts), task=task, truncation=truncation)
         if not features:
             return torch.zeros(0, length, self.truncate_dim or self.embedding_size, device=self.device)
@@ -486,19 +431,6 @@ class ColBERT(MultiVectorEncoder):
             right, right_mask = self._token_vectors(self.preprocess(documents[pairs], task="document"))
             batches.append(colbert_scores_pairwise(left, right, left_mask, right_mask, backend="torch"))
         return torch.cat(batches) if batches else torch.zeros(0, device=self.device)
-
-    @property
-    def similarity_fn_name(self) -> Any:
-        """How `similarity` scores: ``"maxsim"``, the default, or ``"meanmaxsim"``."""
-        return super().similarity_fn_name
-
-    @similarity_fn_name.setter
-    def similarity_fn_name(self, value: Any) -> None:
-        try:
-            MultiVectorEncoder.similarity_fn_name.fset(self, value)  # type: ignore[attr-defined]
-        except (TypeError, ValueError) as error:
-            names = " or ".join(map(repr, self.SUPPORTED_SIMILARITY_FN_NAMES))
-            raise InvalidArgumentError(f"received similarity_fn_name={short(value)}; expected {names}.") from error
 
     def train(self, mode: bool = True) -> ColBERT:
         """Set the training mode, as in torch; `encode` takes weights as they are after this call and after `eval`.
@@ -544,7 +476,7 @@ class ColBERT(MultiVectorEncoder):
         dict
             ``input_ids`` and ``attention_mask`` ``(n, tokens)``, ``task``, and what else the encoder takes.
         """
-        task = aliases.resolve_task(query_mode, is_query, task)
+        task = arguments.resolve_task(query_mode, is_query, task)
         texts = [texts] if isinstance(texts, str) else texts
         check_lengths(self, texts, task, truncation=truncation)
         return self.preprocess(texts, task=task, **kwargs)
@@ -568,11 +500,11 @@ class ColBERT(MultiVectorEncoder):
         dict
             The features, and ``task`` if it was given.
         """
-        check_preprocessing(self, inputs, prompt, kwargs)
+        check_preprocessing(self, inputs, kwargs)
         task = kwargs.get("task")
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
-        with tokenizing(self, inputs):
+        with tokenizing(self):
             features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if features and task is not None:
             features["task"] = task
@@ -638,8 +570,9 @@ class ColBERT(MultiVectorEncoder):
             If PyLate's layout cannot hold the model, or the path is a file; nothing is written then.
         """
         self._construction.check_fitted()
-        aliases.check("save", kwargs, aliases.parameters_of(super().save), self.save)
-        save = partial(save_for_pylate, self) if is_layout(layout) else super().save
+        arguments.check("save", kwargs, arguments.parameters_of(super().save), self.save)
+        check_choice("layout", layout, ["sentence-transformers", "pylate"])
+        save = partial(save_for_pylate, self) if layout == "pylate" else super().save
         with location.saving(path) as folder:
             save(folder, *args, **kwargs)
 
@@ -704,7 +637,6 @@ class ColBERT(MultiVectorEncoder):
             return super()._inference(inputs, device=device, **others)
         return encoding.encode_chunk(self, inputs, job, device)
 
-    _multi_process_worker = staticmethod(_encode_chunks)
     _get_worker_result = staticmethod(_take_result)
 
     def _push_to_hub_usage_tip(self, repo_id: str) -> str:  # sentence-transformers' class loads the model for everyone

@@ -21,11 +21,11 @@ from tokenizers import AddedToken
 from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.models.arguments import DEFAULT_DOCUMENT_LENGTH, DEFAULT_QUERY_LENGTH, Recipe, checked_stream
 from latelier.models.exported import tokenizer_lock
-from latelier.models.recipe import DEFAULT_DOCUMENT_LENGTH, DEFAULT_QUERY_LENGTH, Recipe, checked_stream
 from latelier.models.text_encoder import TextEncoder
-from latelier.utils import check_count, check_flag, encoder_limit, resolve_length
-from latelier.utils.checks import describe, short
+from latelier.utils import check_count, encoder_limit, resolve_length
+from latelier.utils.checks import short
 from latelier.utils.features import move_features
 from latelier.utils.misc import progress_bar, warn_caller
 
@@ -141,10 +141,6 @@ class Construction:
     def of(cls, recipe: Any, embedding_size: Any, prompts: Any) -> Construction:
         """Check the arguments of a model's constructor, and return the construction that they ask for."""
         size = check_count("embedding_size", embedding_size, optional=True)
-        if not isinstance(recipe, (Recipe, type(None))):
-            raise InvalidArgumentError(f"received {describe(recipe)} as recipe; expected a Recipe, or None.")
-        if not isinstance(prompts, (Mapping, type(None))):
-            raise InvalidArgumentError(f"received {describe(prompts)} as prompts; expected a dict of texts.")
         return cls(recipe or Recipe(), size, frozenset(prompts or ()))
 
     @property
@@ -179,10 +175,10 @@ class Construction:
         A longer list is a pipeline of the user's own, and taken as it is.
         """
         modules = options.get("modules")
-        if modules is None and name is None:
-            raise InvalidArgumentError("received no model; give the name or the folder of one, or modules=[...].")
-        if modules is not None and name is not None:
-            raise InvalidArgumentError(f"received both the model {short(name)} and modules; give one of the two.")
+        if (modules is None) == (name is None):
+            raise InvalidArgumentError(
+                f"received the model {short(name)} and {'no' if modules is None else 'its'} modules; give one of both."
+            )
         if not isinstance(modules, (list, tuple)) or len(modules) != 1:
             return dict(options)
         (encoder,) = modules
@@ -353,15 +349,14 @@ def check_lengths(
 
     `prompt` is what is put before each; None for the model's own prompt. With ``truncation=True``, any length is fine.
     """
-    check_flag("truncation", truncation)
     if truncation:
         return
     cap = max_length(model, task)
     prompt = model.prompts.get(task) or "" if prompt is None else prompt
     for i, given in enumerate(inputs):
-        first, *others = [given] if isinstance(given, str) else given if isinstance(given, tuple) else [None]
-        if not all(isinstance(text, str) for text in (first, *others)):
+        if not isinstance(given, (str, tuple)):
             continue
+        first, *others = [given] if isinstance(given, str) else given
         with tokenizer_lock(model.tokenizer):
             length = len(model.tokenizer(f"{prompt}{first}", *others, truncation=False, verbose=False)["input_ids"])
         if length > cap:

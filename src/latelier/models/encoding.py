@@ -32,16 +32,15 @@ from latelier.arrays import DTYPES, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, limited_threads, thread_count
-from latelier.models.aliases import check_delegated_dtype, check_prompt, has_loop_options, prompt_errors
+from latelier.models.arguments import are_texts, checked_stream
 from latelier.models.construction import check_lengths, encoder_module, length_limit, max_length
-from latelier.models.exported import tokenizer_lock
+from latelier.models.exported import SINGLE_TOKENS, tokenizer_lock
 from latelier.models.frozen import can_lay_out
 from latelier.models.gpu import encode_unpadded, is_unpadded, one_behind, packed_batches, start_copy
 from latelier.models.pooling import Pooling, pool_tokens, recorded_attention
-from latelier.models.recipe import are_texts, checked_stream
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import tokenize_window
-from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, check_flag, resolve_device, tokens_per_batch
+from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device, tokens_per_batch
 from latelier.utils.batching import lengths_to_offsets, rows_of
 from latelier.utils.checks import check_choice
 from latelier.utils.features import move_features, select_rows, used_positions
@@ -50,6 +49,19 @@ from latelier.utils.misc import progress_bar
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+# Options of sentence-transformers' `encode`, and the values with which they change nothing.
+_UNCHANGED: dict[str, Any] = {
+    "show_progress_bar": None,
+    "output_value": "token_embeddings",
+    "convert_to_numpy": False,
+    "device": None,
+    "normalize_embeddings": False,
+    "pool": None,
+    "chunk_size": None,
+    "token_pooling": None,
+}
+# Those that the loop of this module supports; with any other, sentence-transformers encodes.
+_LOOP_OPTIONS = {"show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
 # Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are, and how close they have to be.
 _SAMPLE = 4
 _LEAST_COSINE = 0.999
@@ -84,7 +96,6 @@ class Job:
 
     def __post_init__(self) -> None:
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
-        check_prompt(self.prompt)
 
 
 @dataclass(frozen=True)
@@ -104,31 +115,12 @@ class OutputForm:
     pooling: Pooling = _UNPOOLED
 
     def __post_init__(self) -> None:
-        check_flag("packed", self.packed)
-        if self.raw and self.packed:
-            raise InvalidArgumentError("received packed=True with output_value=None; features are returned unchanged.")
-        if self.precision is None:
-            return
         check_choice("precision", self.precision, DTYPES, optional=True)
-        if self.raw:
-            raise InvalidArgumentError(
-                f"received precision={self.precision!r} with output_value=None; features are returned unchanged."
-            )
         if self.precision == "int8" and not self.packed:
             raise InvalidArgumentError(
                 "precision='int8' needs packed=True: the scale of each token is kept beside the vectors, and a list "
                 "of matrices has no place for it."
             )
-        if self.precision == "bfloat16" and self.numpy:
-            raise InvalidArgumentError(
-                "numpy has no bfloat16; ask for precision='float16' or 'float32', or for tensors "
-                "(convert_to_numpy=False)."
-            )
-
-    @property
-    def works_on_packed(self) -> bool:
-        """Whether `convert` needs `TokenEmbeddings`; encoding then returns them without a detour through a list."""
-        return self.packed or self._pools
 
     @property
     def encoded_precision(self) -> str | None:
@@ -142,44 +134,28 @@ class OutputForm:
     def convert(self, encoded: Any, dim: int, single: bool) -> Any:
         """Return the embeddings of all texts in this form.
 
-        `encoded`: a list of ``(tokens, dim)`` tensors or arrays, or `TokenEmbeddings`; `dim`: their dimension, needed
-        where there are no texts; `single`: whether one text was given rather than a list.
+        `encoded`: `TokenEmbeddings`, or what sentence-transformers has returned; `dim`: their dimension, needed where
+        there are no texts; `single`: whether one text was given rather than a list.
         """
-        if self._pools and len(encoded):
-            encoded = self._pool(_join(encoded))
         if self.raw:
             return encoded[0] if single else encoded
+        if not isinstance(encoded, TokenEmbeddings):
+            empty = TokenEmbeddings(torch.zeros(0, dim), [0])
+            encoded = TokenEmbeddings.from_list(encoded) if len(encoded) else empty
+        encoded = self.finish(encoded)
+        if self.numpy:
+            encoded = (encoded.to("float32") if encoded.dtype == "bfloat16" else encoded).to("numpy")
         if self.packed:
-            if not len(encoded):
-                encoded = TokenEmbeddings(torch.zeros(0, dim), [0])
-            joined = _join(encoded)
-            joined = joined if self.precision is None else joined.to(self.precision)
-            return joined.to("numpy") if self.numpy else joined
-        rows = [self._cast(row) for row in encoded]
-        return rows[0] if single else rows
-
-    def convert_window(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
-        """Return a window of a stream, encoded in `encoded_precision`, pooled and in this precision."""
-        if not self._pools:
             return encoded
-        pooled = self._pool(encoded)
-        return pooled if self.precision is None else pooled.to(self.precision)
+        return encoded[0] if single else list(encoded)
 
-    def _pool(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
-        how = self.pooling
-        return pool_tokens(encoded, how.pool_factor, num_vectors=how.num_vectors, protected_tokens=how.protected_tokens)
-
-    def _cast(self, row: Any) -> Any:
-        """Convert one tensor or array to the wanted kind and precision."""
-        if self.numpy and not isinstance(row, np.ndarray):
-            row = (row.float() if row.dtype == torch.bfloat16 else row).cpu().numpy()
-        if self.precision is None or self.precision == "int8":
-            return row
-        return row.to(torch_dtype(self.precision)) if isinstance(row, Tensor) else row.astype(self.precision)
-
-
-def _join(encoded: Any) -> TokenEmbeddings:
-    return encoded if isinstance(encoded, TokenEmbeddings) else TokenEmbeddings.from_list(encoded)
+    def finish(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
+        """Return embeddings pooled and in this precision."""
+        if self._pools and len(encoded):
+            how = self.pooling
+            options = {"num_vectors": how.num_vectors, "protected_tokens": how.protected_tokens}
+            encoded = pool_tokens(encoded, how.pool_factor, **options)  # type: ignore[arg-type]
+        return encoded if self.precision is None else encoded.to(self.precision)
 
 
 def encodes_by_budget(model: MultiVectorEncoder) -> bool:
@@ -206,25 +182,25 @@ def encode_rows(
 
     `job`: how to encode; the device and the prompt's name are resolved here. `prompt_name`: name of the prompt if `job`
     has none; None for the prompt of the task. `form`: what the result will be converted to. `options`: options of
-    sentence-transformers that are not at their defaults. `truncation`: False raises an error for a text that would be
-    truncated. Returns: token vectors of each input, or `TokenEmbeddings` if `form.works_on_packed`.
+    sentence-transformers. `truncation`: False raises an error for a text that would be
+    truncated. Returns: `TokenEmbeddings`, or what sentence-transformers returns.
     """
     if job.prompt is None and prompt_name is None and job.task in model.prompts:
         prompt_name = job.task
-    with prompt_errors(prompt_name, model.prompts):
-        prompt = model._resolve_prompt(job.prompt, prompt_name)
+    prompt = model._resolve_prompt(job.prompt, prompt_name)
+    unset = object()
+    options = {name: value for name, value in options.items() if value != _UNCHANGED.get(name, unset)}
     check_count("batch_size", job.batch_size)
     check_lengths(model, rows, job.task, prompt, truncation=truncation)
     delegated = model._distributed_inference is not None and options.get("device") is None
-    if delegated or not (encodes_by_budget(model) and has_loop_options(options) and are_texts(rows)):
-        check_delegated_dtype(job.compute_dtype, options, job.task)
-        check_weights(model, job.compute_dtype)
-        if job.pooling.uses_attention:
+    if delegated or not (encodes_by_budget(model) and _LOOP_OPTIONS.issuperset(options) and are_texts(rows)):
+        if job.compute_dtype in ("bfloat16", "float16", "int8") or job.pooling.uses_attention:
+            reason = ", ".join(sorted(set(options) - _LOOP_OPTIONS)) or f"a {job.task} of this model"
             raise InvalidArgumentError(
-                f"received pool_method={job.pooling.method!r}, but these inputs or options are encoded by "
-                'sentence-transformers, which does not return attention; use pool_method="ward", or give plain texts '
-                "without these options."
+                f"received compute_dtype={job.compute_dtype!r} and pool_method={job.pooling.method!r} with {reason}: "
+                "that is encoded by sentence-transformers, in the dtype of the model's weights and without attention."
             )
+        check_weights(model, job.compute_dtype)
         options = {**options, "batch_size": job.batch_size, "task": job.task}
         encoded: Any = MultiVectorEncoder.encode(
             model, rows, prompt_name if prompt is None else None, prompt, **options
@@ -243,17 +219,19 @@ def encode_rows(
         return model._multi_process(rows, shown, pool, device, options.get("chunk_size"), job=job)
     job = replace(job, prompt=prompt, device=_place(model, device))
     with progress_bar(shown=shown, total=len(rows), desc=_DESCRIPTIONS[job.task]) as bar:
-        windows = encode_windows(model, rows, job, bar)
-        if form.works_on_packed and rows:
-            parts = [window.to_embeddings() for window in windows]
-            return parts[0] if len(parts) == 1 else TokenEmbeddings.concatenate(parts)
-        return [row for window in windows for row in window.to_list()]
+        parts = [window.to_embeddings() for window in encode_windows(model, rows, job, bar)]
+    return parts[0] if len(parts) == 1 else TokenEmbeddings.concatenate(parts) if parts else parts
 
 
-def encode_chunk(model: MultiVectorEncoder, texts: list[str], job: Job, device: Any) -> list[Tensor]:
-    """Encode texts in a worker process, on its device: one ``(tokens, dim)`` tensor per text."""
+def encode_chunk(model: MultiVectorEncoder, texts: list[str], job: Job, device: Any) -> TokenEmbeddings:
+    """Encode texts in a worker process, on its device.
+
+    One tensor in shared memory comes back: one per text, each an open file in the parent until the last chunk has
+    arrived, would exhaust the usual limit of 1,024.
+    """
     job = replace(job, device=_place(model, device))
-    return [row for window in encode_windows(model, texts, job) for row in window.to_list()]
+    windows = encode_windows(model, texts, job)
+    return TokenEmbeddings.concatenate([window.to_embeddings() for window in windows]).to("cpu")
 
 
 def stream(model: MultiVectorEncoder, texts: Iterable[str], job: Job, form: OutputForm, shown: bool) -> Iterator[Any]:
@@ -268,7 +246,7 @@ def stream(model: MultiVectorEncoder, texts: Iterable[str], job: Job, form: Outp
     def encode() -> Iterator[Any]:
         with progress_bar(shown=shown, total=total, desc=_DESCRIPTIONS[job.task]) as bar:
             for encoded in packed_windows(model, checked, job, form.encoded_precision, bar):
-                window = form.convert_window(encoded)
+                window = form.finish(encoded)
                 # Rows are copied: a view would keep the memory of all 2,048 texts of the window.
                 yield from [window] if form.packed else map(torch.clone, window)
 
@@ -372,10 +350,7 @@ class _Forward:
     def of(cls, model: Any, job: Job, dtype: str | None) -> _Forward:
         check_weights(model, dtype)
         if dtype == "int8" and job.device.type != "cpu":
-            raise InvalidArgumentError(
-                f"received compute_dtype='int8' on {job.device}, but int8 is computed on the CPU only; give "
-                "device='cpu', or another compute_dtype."
-            )
+            raise InvalidArgumentError(f"received compute_dtype='int8' on {job.device}; give device='cpu'.")
         frozen = None
         if job.device.type == "cpu":
             frozen = model._frozen.find(model, dtype or "float32", reads_attention=job.pooling.uses_attention)
@@ -384,9 +359,13 @@ class _Forward:
     def encode_window(self, features: Any, used: Tensor, bar: Any) -> Window:
         """Encode a tokenised window, whose `used_positions` are `used`."""
         with recorded_attention(self.model) if self.job.pooling.uses_attention else nullcontext() as recorder:
-            if recorder is None and self._is_unpadded(features):
-                return self._encode_unpadded(features, used, bar)
-            threads = 1 if self.frozen is None else allowed_threads()
+            if recorder is None:
+                with inference(self.job.device, self.dtype):
+                    unpadded = is_unpadded(self.model, features, self.job.task, self.job.device, self.dtype, self.run)
+                if unpadded:
+                    return self._encode_unpadded(features, used, bar)
+            # Beside other work, the threads of a query wait for the one that has lost its core.
+            threads = 1 if self.frozen is None or used.numel() <= SINGLE_TOKENS else allowed_threads()
             updating = Lock()
 
             def encode(rows: np.ndarray) -> Batch:
@@ -454,10 +433,6 @@ class _Forward:
             vectors = vectors.float()
             vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(self.model[-1], Normalize) else vectors
         return vectors if self.job.truncate_dim is None else _truncate(vectors, self.job.truncate_dim)
-
-    def _is_unpadded(self, features: Any) -> bool:
-        with inference(self.job.device, self.dtype):
-            return is_unpadded(self.model, features, self.job.task, self.job.device, self.dtype, self.run)
 
     def _encode_unpadded(self, features: Any, used: Tensor, bar: Any) -> Window:
         """Encode a window on a GPU in batches without padding."""
@@ -612,13 +587,6 @@ class Window(NamedTuple):
     """The encoded batches of texts that were tokenised together; each text is in one batch."""
 
     batches: list[Batch]
-
-    def to_list(self) -> list[Tensor]:
-        """Return one ``(tokens, dim)`` tensor per text, in order; those of a batch share memory."""
-        encoded: dict[int, Tensor] = {}
-        for batch in self.batches:
-            encoded.update(zip(batch.rows.tolist(), batch.vectors.split(batch.lengths), strict=True))
-        return [encoded[row] for row in range(len(encoded))]
 
     def to_embeddings(self, precision: str | None = None) -> TokenEmbeddings:
         """Return the texts in order, copied once at most, and converted to `precision` on the way."""

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, ModelLoadError
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, ModelLoadError, StorageError
 from latelier.kernels.threads import allowed_threads, for_each, limited_threads
 from latelier.utils import batch_by_tokens, check_count, tokens_per_batch
 from latelier.utils.checks import describe
@@ -61,16 +61,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_locks.clear)
 
 
-def tokenizer_lock(tokenizer: Any) -> AbstractContextManager[Any]:
-    """Return the lock of a tokenizer, to be held during a call.
+@contextmanager
+def tokenizer_lock(tokenizer: Any) -> Iterator[None]:
+    """Call a tokenizer inside the block, in one thread at a time; None for a model without one.
 
-    `tokenizer`: a tokenizer of transformers; None for a model without one, which needs no lock. Returns: entered by one
-    thread at a time.
+    A panic of the package tokenizers is no `Exception`, and would end threads that answer for any: it is an error here.
     """
-    if tokenizer is None:
-        return nullcontext()
-    lock: AbstractContextManager[Any] = _locks.setdefault(tokenizer, RLock())
-    return lock
+    try:
+        with nullcontext() if tokenizer is None else _locks.setdefault(tokenizer, RLock()):
+            yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise LatelierError(f"the tokenizer of this model cannot read these texts: {error!s:.300}") from error
 
 
 # Returns the offsets (start, end) in characters of the tokens of each text, without special tokens.
@@ -134,7 +137,6 @@ DESCRIPTION_FILE = "export.json"
 _FORMAT = 2
 _READ_BYTES = 1 << 22
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_LARGEST_DESCRIPTION = 1 << 24
 _UNFINISHED = "latelier-unfinished-"
 # An export takes a minute at most: what has not changed for a day was left by a process that was killed.
 _ABANDONED_SECONDS = 24 * 3600
@@ -145,14 +147,15 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
 
     What killed processes have left beside it is removed after a day. `folder`: its place. What is there is replaced,
     unless another process has just put a whole export there. `write`: writes the files into the folder that it is
-    called with, and returns what else to describe, as JSON. Raises `OSError` if the files cannot be written, or a
+    called with, and returns what else to describe, as JSON. Raises `StorageError` if the files cannot be written, or a
     process that has them open keeps them from being replaced.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder.parent)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
-    new, old = unfinished / "new", unfinished / "old"
+    unfinished = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder.parent)
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
+        new, old = unfinished / "new", unfinished / "old"
         new.mkdir(mode=0o755)
         _describe(new, write(new) or {})
         with suppress(FileNotFoundError):
@@ -164,8 +167,13 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
                 with suppress(OSError):  # in which case the first error says more
                     old.rename(folder)
                 raise
+    except LatelierError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write the export {folder}: {error}. LATELIER_CACHE names another cache.") from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class ExportLoadError(ModelLoadError):
@@ -189,18 +197,14 @@ def read_description(folder: Path) -> dict[str, Any]:
     """
     path = folder / DESCRIPTION_FILE
     try:
-        if path.stat().st_size > _LARGEST_DESCRIPTION:
-            raise ValueError(f"{DESCRIPTION_FILE} is larger than 16 MiB.")
         content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f"{DESCRIPTION_FILE} does not describe an export of this version of latelier.")
         for name, file in content["files"].items():
-            if Path(name).name != name or (found := (folder / name).stat()).st_size != file["bytes"]:
-                raise ValueError(f"the file {name!r} is damaged: its size differs from the one in {DESCRIPTION_FILE}.")
-            if found.st_mtime_ns != file["modified"] and _sha256(folder / name) != file["sha256"]:
-                raise ValueError(
-                    f"the file {name!r} is damaged: its checksum differs from the one in {DESCRIPTION_FILE}."
-                )
+            found = (folder / name).stat()
+            is_same = Path(name).name == name and found.st_size == file["bytes"]
+            if not is_same or (found.st_mtime_ns != file["modified"] and _sha256(folder / name) != file["sha256"]):
+                raise ValueError(f"the file {name!r} is damaged: it differs from its size or checksum.")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExportLoadError(str(folder), error) from error
     return content
@@ -274,7 +278,7 @@ GRAPH_FILE = "encoder.onnx"
 # Weights outside the graph are memory-mapped: a session opens in a third of the time and half of the memory.
 WEIGHTS_FILE = "encoder.onnx.data"
 # Queries have 32 tokens at most by default; the threads of one pass over MiniLM are woken some 40 times.
-_SINGLE_TOKENS = 64
+SINGLE_TOKENS = 64
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -303,7 +307,7 @@ class OnnxEncoder:
         given: dict[str, Any] = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         if token_type_ids is None:
             given["token_type_ids"] = np.zeros_like(input_ids)
-        session = self._session(1 if input_ids.size <= _SINGLE_TOKENS else allowed_threads())
+        session = self._session(1 if input_ids.size <= SINGLE_TOKENS else allowed_threads())
         try:
             hidden: np.ndarray = session.run(None, {name: given[name] for name in self._names})[0]
         except Exception as error:  # as above
@@ -346,6 +350,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
 }
+RESIDUAL = " and residual"  # behind the activation of a layer that adds its input, projected, to its output
 _LEAST_NORM = 1e-12  # that of torch.nn.functional.normalize
 # One thread's pass over MiniLM takes 3.3 ms and 0.18 ms per token: where the texts of a batch would be padded with more
 # than these tokens, a pass more takes less.
@@ -380,11 +385,17 @@ class _Tokens(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """A linear layer: weights ``(out, in)``, bias ``(out,)`` or None, and an activation function."""
+    """A linear layer: weights and residual weights ``(out, in)``, bias ``(out,)``, and an activation function."""
 
     weight: np.ndarray
     bias: np.ndarray | None
     activation: Callable[[Any], Any]
+    residual: np.ndarray | None
+
+    def apply(self, vectors: np.ndarray) -> np.ndarray:
+        out = vectors @ self.weight.T
+        out = self.activation(out if self.bias is None else out + self.bias)
+        return out if self.residual is None else out + vectors @ self.residual.T
 
 
 class ExportedEncoder:
@@ -512,7 +523,8 @@ class ExportedEncoder:
 
     def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
         """Return the offsets of all tokens of texts, as `latelier.models.exported.Offsets`."""
-        found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
+        with tokenizer_lock(None):
+            found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
         return [encoding.offsets for encoding in found]
 
     @property
@@ -554,19 +566,14 @@ class ExportedEncoder:
         return [encoded[i] for i in range(len(rows))]
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:
-        is_list = isinstance(texts, Iterable) and not isinstance(texts, (str, bytes, Mapping))
-        given = list(texts) if is_list else []
-        if not is_list or not all(isinstance(text, str) for text in given):
+        given = [] if isinstance(texts, (str, bytes)) else list(texts)
+        if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in given):
             raise InvalidArgumentError(f"received {describe(texts)} as texts; give a list of str.")
         for i, text in enumerate(given):
             check_unicode(text, f"texts[{i}]")
         settings = self._tasks[task]
-        try:
+        with tokenizer_lock(None):
             encodings = self._tokenizer(task).encode_batch([settings.prompt + text for text in given])
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(
-                f"cannot tokenise these texts: {str(error).rstrip('.')}. Give texts, as str."
-            ) from error
         rows: list[_Tokens] = []
         for encoding in encodings:
             ids, types = (np.array(each, dtype="int64") for each in (encoding.ids, encoding.type_ids))
@@ -602,8 +609,7 @@ class ExportedEncoder:
     def _project(self, vectors: np.ndarray) -> np.ndarray:
         """Apply the linear layers and the normalisation to hidden states ``(tokens, width)``."""
         for head in self._heads:
-            out = vectors @ head.weight.T
-            vectors = head.activation(out if head.bias is None else out + head.bias)
+            vectors = head.apply(vectors)
         if self._normalizes:
             vectors = _normalize(vectors)
         return vectors if vectors.shape[1] == self.embedding_size else _normalize(vectors[:, : self.embedding_size])
@@ -614,14 +620,19 @@ def _normalize(vectors: np.ndarray) -> np.ndarray:
     return unit
 
 
-def _read_heads(path: Path, activations: list[str]) -> list[_Head]:
-    """Read the linear layers of an export, which has no file for none."""
-    if not activations:
+def _read_heads(path: Path, kinds: list[str]) -> list[_Head]:
+    """Read the linear layers of an export, which has no file for none; a kind is an activation, with its residual."""
+    if not kinds:
         return []
     from safetensors.numpy import load_file
 
     weights: dict[str, np.ndarray] = load_file(str(path))
     return [
-        _Head(weights[f"{i}.weight"], weights.get(f"{i}.bias"), ACTIVATIONS[activation])
-        for i, activation in enumerate(activations)
+        _Head(
+            weights[f"{i}.weight"],
+            weights.get(f"{i}.bias"),
+            ACTIVATIONS[kind.removesuffix(RESIDUAL)],
+            weights[f"{i}.residual"] if kind.endswith(RESIDUAL) else None,
+        )
+        for i, kind in enumerate(kinds)
     ]

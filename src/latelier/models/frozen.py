@@ -15,17 +15,26 @@ import logging
 import os
 from collections.abc import Callable
 from functools import cache
+from itertools import takewhile
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
+from sentence_transformers.base.modules import Dense
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertModel, BertSelfAttention
+from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.exported import OnnxEncoder
-from latelier.models.onnx import OnnxTransformer, choose_backend, encoder_fingerprint, has_adapters, stored_export
+from latelier.models.onnx import (
+    OnnxTransformer,
+    choose_backend,
+    encoder_fingerprint,
+    fold,
+    has_adapters,
+    stored_export,
+)
 
 # Laid-out weights take memory of their own: models with more than 1 GiB of linear weights have none.
 _MAX_BYTES = 1 << 30
@@ -34,6 +43,10 @@ _ROWS_HINT = 32  # rows of a typical short input; a laid-out weight serves any n
 _PACKAGES = ("latelier.", "sentence_transformers.", "torch.nn.", "transformers.")
 # Rotary position embeddings that are computed anew, and kept, when a longer text comes.
 _CHANGING_ROPE = ("dynamic", "longrope")
+
+# Of what transformers makes a BERT.
+_BERT_MODULES = ("transformers.models.bert.modeling_bert", "transformers.activations")
+_BERT_PARTS = (nn.Dropout, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList, nn.Tanh)
 
 logger = logging.getLogger(__name__)
 
@@ -119,22 +132,25 @@ class FrozenCopies:
         if reads_attention or (kind == "torch" and not is_on("LATELIER_CPU_FORWARD")):
             return None
         state = _State.of(model)
-        if state is None:
-            if compute_dtype == "int8":
-                raise _cannot_int8()
-            return None
+        found = None if state is None else self._copy(model, state, kind, compute_dtype)
+        if found is None and compute_dtype == "int8":
+            raise LatelierError(
+                "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
+                "hooks or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
+            )
+        return found
+
+    def _copy(self, model: Any, state: _State, kind: str, compute_dtype: str) -> Any:
         held = self._held
         if held is None or not held[0].is_that_of(state):
             held = self._held = state, {}
         copies, name = held[1], f"{kind} {compute_dtype}"
         if name not in copies:
-            made = self._freeze_onnx(model, compute_dtype, copies) if kind != "torch" else None
-            if made is None and compute_dtype == "int8":
-                raise _cannot_int8()
-            copies[name] = _freeze(model, compute_dtype) if made is None else made
+            made = self._freeze_onnx(model, compute_dtype) if kind != "torch" else None
+            copies[name] = _freeze(model, compute_dtype) if made is None and compute_dtype != "int8" else made
         return copies[name]
 
-    def _freeze_onnx(self, model: Any, compute_dtype: str, copies: dict[str, Any]) -> Any:
+    def _freeze_onnx(self, model: Any, compute_dtype: str) -> Any:
         """Return a copy whose transformer is run by ONNX Runtime; None if torch has to compute it.
 
         Weights that have changed since the first call are not exported again, as each step of a training changes them.
@@ -142,9 +158,7 @@ class FrozenCopies:
         encoder = model[0].model
         if has_adapters(encoder):  # they can be turned off and scaled without a change of weights
             return None
-        if "fingerprint" not in copies:
-            copies["fingerprint"] = encoder_fingerprint(encoder)
-        fingerprint = copies["fingerprint"]
+        fingerprint = encoder_fingerprint(encoder)
         self._fingerprint = self._fingerprint or fingerprint
         if fingerprint != self._fingerprint:
             logger.info("the weights have changed since they were exported: encoding with torch")
@@ -169,17 +183,12 @@ class FrozenCopies:
         return _copy_model(model, replace)
 
 
-def _cannot_int8() -> LatelierError:
-    return LatelierError(
-        "received compute_dtype='int8', but the weights have changed since the model was first used, or it has hooks "
-        "or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
-    )
-
-
 def _freeze(model: Any, compute_dtype: str) -> Any:
     """Return a copy of a model with laid-out weights; None if parts of it keep something from call to call."""
-    if not all(map(_keeps_nothing, list(model.modules())[1:])):
-        return None
+    for module in list(model.modules())[1:]:
+        rope = str(module.__dict__.get("rope_type", ""))
+        if not type(module).__module__.startswith(_PACKAGES) or any(kind in rope for kind in _CHANGING_ROPE):
+            return None
     dtype = getattr(torch, compute_dtype)
     size = sum(module.weight.nbytes for module in model.modules() if is_plain_linear(module))
     if size > _MAX_BYTES or not can_lay_out(dtype):
@@ -193,16 +202,19 @@ def _freeze(model: Any, compute_dtype: str) -> Any:
     return _copy_model(model, replace)
 
 
-def _keeps_nothing(module: nn.Module) -> bool:
-    rope = str(module.__dict__.get("rope_type", ""))
-    return type(module).__module__.startswith(_PACKAGES) and not any(kind in rope for kind in _CHANGING_ROPE)
-
-
 def _copy_model(model: Any, replace: Callable[[nn.Module], nn.Module | None]) -> Any:
-    """Return a model with replaced parts inside, which shares all else; parts for which `replace` returns None stay."""
+    """Return a model with replaced parts inside, which shares all else; parts for which `replace` returns None stay.
+
+    Linear layers behind the encoder that are one matrix together are multiplied by once.
+    """
     own = dict(model.__dict__)
     for name in ("forward", "_original_forward", "_frozen", "model_card_data"):  # the last refers to the model
         own.pop(name, None)
+    _, *others = own["_modules"].items()
+    heads = dict(takewhile(lambda each: type(each[1]) is Dense and is_plain_linear(each[1].linear), others))
+    folded = dict(zip(heads, fold(heads.values()), strict=False))
+    own["_modules"] = {name: each for name, each in own["_modules"].items() if name in folded or name not in heads}
+    own["_modules"].update(folded)
     return _with_children(type(model), own, replace)
 
 
@@ -234,8 +246,6 @@ class _LaidOutLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         input = input if input.dtype == self._dtype else input.to(self._dtype)
-        if input.ndim < 2:
-            return self.forward(input[None])[0]
         name, algorithm = self._activation
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             input.contiguous(), self._weight, self._bias, name, [], algorithm
@@ -317,29 +327,19 @@ def _normalize(norm: nn.LayerNorm, input: Tensor) -> Tensor:
 
 def _is_standard(bert: Any) -> bool:
     """Whether `_FrozenBert` computes all that a model is configured to, with layers of transformers' own classes."""
-    config, embeddings = bert.config, bert.embeddings
+    config = bert.config
     # "eager" returns attention weights; other names stand for other kernels.
     if config.hidden_act != "gelu" or config._attn_implementation != "sdpa":
         return False
     if config.is_decoder or config.add_cross_attention or config.output_hidden_states or config.output_attentions:
         return False
-    if type(embeddings) is not BertEmbeddings:
-        return False
-    tables = (embeddings.word_embeddings, embeddings.token_type_embeddings, embeddings.position_embeddings)
-    norms = [embeddings.LayerNorm]
-    linears: list[Any] = []
-    for layer in bert.encoder.layer:
-        if type(layer) is not BertLayer or type(layer.attention.self) is not BertSelfAttention:
+    for module in bert.modules():
+        kind = type(module)
+        if kind is nn.Linear and not is_plain_linear(module):
             return False
-        attention, after = layer.attention.self, layer.attention.output
-        linears += [attention.query, attention.key, attention.value, after.dense]
-        linears += [layer.intermediate.dense, layer.output.dense]
-        norms += [after.LayerNorm, layer.output.LayerNorm]
-    return (
-        all(type(table) is nn.Embedding and table.max_norm is None for table in tables)
-        and all(type(norm) is nn.LayerNorm for norm in norms)
-        and all(map(is_plain_linear, linears))
-    )
+        if kind.__module__ not in _BERT_MODULES and kind not in _BERT_PARTS:
+            return False
+    return all(table.max_norm is None for table in bert.embeddings.modules() if type(table) is nn.Embedding)
 
 
 def is_plain_linear(module: Any) -> bool:
@@ -365,7 +365,7 @@ def can_lay_out(dtype: torch.dtype) -> bool:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for tensor in (linear.weight, linear.bias):
                 tensor.copy_(torch.linspace(-1, 1, tensor.numel()).view_as(tensor).sin())
-            expected = nn.functional.gelu(nn.functional.linear(rows.to(dtype).float(), linear.weight, linear.bias))
+            expected = nn.functional.gelu(linear(rows.to(dtype).float()))
             product = _LaidOutLinear(linear, dtype=dtype, gelu=True).forward(rows).float()
     except (RuntimeError, AttributeError, NotImplementedError):
         return False

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from inspect import signature
-from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,11 +26,12 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor, nn
-from transformers import AttentionInterface, BertModel, ModernBertModel, RobertaModel, XLMRobertaModel
+from transformers import BertModel, ModernBertModel, RobertaModel, XLMRobertaModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from latelier.models.frozen import is_on
+from latelier.models.pooling import switched_attention
 from latelier.utils.batching import lengths_to_offsets
 
 _NAME = "latelier_packed"
@@ -46,9 +46,6 @@ class Packing(NamedTuple):
 
 
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
-# How many threads have switched the attention of a configuration, and what it was before.
-_switched: dict[int, tuple[int, str]] = {}
-_lock = Lock()
 
 
 @cache
@@ -67,31 +64,12 @@ def packed_attention(config: Any, packing: Packing) -> Iterator[None]:
 
     `config`: the configuration of the encoder, whose attention is ``"sdpa"``.
     """
-    AttentionInterface.register(_NAME, _attend)
-    AttentionMaskInterface.register(_NAME, _mask)
     token = _packing.set(packing)
-    _switch(config)
     try:
-        yield
+        with switched_attention(config, _NAME, _attend, _mask):
+            yield
     finally:
-        _switch_back(config)
         _packing.reset(token)
-
-
-def _switch(config: Any) -> None:
-    with _lock:
-        count, before = _switched.get(id(config), (0, config._attn_implementation))
-        _switched[id(config)] = (count + 1, before)
-        config._attn_implementation = _NAME
-
-
-def _switch_back(config: Any) -> None:
-    with _lock:
-        count, before = _switched.pop(id(config))
-        if count > 1:
-            _switched[id(config)] = (count - 1, before)
-        else:
-            config._attn_implementation = before
 
 
 def _attend(

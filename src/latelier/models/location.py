@@ -103,7 +103,12 @@ def saving(path: object) -> Iterator[str]:
         unfinished.mkdir(parents=True)
         try:
             yield str(unfinished)
-            _move_files(unfinished, folder)
+            for source in sorted(unfinished.rglob("*")):
+                target = folder / source.relative_to(unfinished)
+                if source.is_dir():
+                    target.mkdir(exist_ok=True)
+                else:
+                    source.replace(target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
             if is_new:
@@ -113,16 +118,6 @@ def saving(path: object) -> Iterator[str]:
         raise
     except OSError as error:
         raise StorageError(f"could not save the model to {str(folder)!r:.300}: {error}.") from error
-
-
-def _move_files(source: Path, folder: Path) -> None:
-    """Move all files to another folder, where they replace those of the same names."""
-    for path in sorted(source.rglob("*")):
-        target = folder / path.relative_to(source)
-        if path.is_dir():
-            target.mkdir(exist_ok=True)
-        else:
-            path.replace(target)
 
 
 @contextmanager

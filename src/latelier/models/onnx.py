@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
@@ -32,13 +32,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import BaseModelOutput
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
 from latelier.models.exported import (
     ACTIVATIONS,
     DESCRIPTION_FILE,
     GRAPH_FILE,
     HEADS_FILE,
     INPUTS,
+    RESIDUAL,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     OnnxEncoder,
@@ -66,12 +67,6 @@ def export_float32(encoder: nn.Module, folder: Path) -> None:
     ``last_hidden_state``. It is copied, in float32, and not changed. `folder`: where to write; it must exist. Raises
     `LatelierError` if the transformer cannot be exported, or its export computes something else.
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("Exporting to ONNX", "onnx") from error
     plain = copy.deepcopy(encoder).to("cpu", torch.float32).eval()
     fused = _with_fused_attention(plain)
     failure: Exception | None = None
@@ -94,11 +89,9 @@ def quantize_int8(source: Path, folder: Path) -> None:
     Weights have 7 bits: without VNNI instructions, x86 adds two products in 16 bits, which 8 bits overflow. `source`:
     folder of the float32 export. `folder`: where to write; it must exist.
     """
-    try:
-        import onnx
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-    except ImportError as error:
-        raise MissingExtraError("Exporting to ONNX", "onnx") from error
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
     # onnx refuses files with several hard links, as the weights of an exported encoder have.
     copied = folder / "float32"
     copied.mkdir()
@@ -270,19 +263,14 @@ def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> P
     folder = cache_folder() / "onnx" / f"{fingerprint}-{compute_dtype}"
     if is_own(folder) and is_whole(folder):
         return folder
-    try:
-        if compute_dtype == "int8":
-            source = stored_export(encoder, "float32", fingerprint)
-            write_folder(folder, lambda target: quantize_int8(source, target))
-        else:
-            logger.info("exporting %s to ONNX, which is done once", type(encoder).__name__)
-            write_folder(folder, lambda target: export_float32(encoder, target))
-    except OSError as error:
-        if isinstance(error, LatelierError):
-            raise
-        raise StorageError(
-            f"cannot write the cache {folder.parent}: {error}. Set LATELIER_CACHE to a folder that can be written."
-        ) from error
+    if not is_installed():
+        raise MissingExtraError("Exporting to ONNX", "onnx")
+    if compute_dtype == "int8":
+        source = stored_export(encoder, "float32", fingerprint)
+        write_folder(folder, lambda target: quantize_int8(source, target))
+    else:
+        logger.info("exporting %s to ONNX, which is done once", type(encoder).__name__)
+        write_folder(folder, lambda target: export_float32(encoder, target))
     return folder
 
 
@@ -318,14 +306,10 @@ def choose_backend(model: Any, compute_dtype: str, reads_attention: bool) -> str
     """
     backend = getattr(model, "cpu_backend", "torch")
     is_int8 = compute_dtype == "int8"
-    if is_int8 and (backend == "torch" or not is_installed()):
+    if is_int8 and (backend == "torch" or not is_installed() or reads_attention):
         raise InvalidArgumentError(
-            "received compute_dtype='int8', which ONNX Runtime computes; load the model with backend='onnx'."
-        )
-    if is_int8 and reads_attention:
-        raise InvalidArgumentError(
-            "received compute_dtype='int8' with a pool_method that reads the encoder's attention, which ONNX Runtime "
-            "does not return; give another compute_dtype, or pool_method='ward'."
+            "received compute_dtype='int8', which ONNX Runtime computes, and without the attention that a pool_method "
+            "may need; load the model with backend='onnx', and pool with pool_method='ward'."
         )
     if not isinstance(model[0], Transformer):
         if is_int8 or backend == "onnx":
@@ -373,7 +357,9 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
     target = as_path(folder, "the folder")
     if target.exists() and not _is_replaceable(target):
         raise InvalidArgumentError(f"{str(target)!r} exists and is not an export; give a new folder.")
-    heads, description = _heads_exporting(model), _describe(model)
+    if obstacle := next(_obstacles(model), ""):
+        raise InvalidArgumentError(f"this model cannot be exported: {obstacle}.")
+    heads, description = fold([module for module in model if type(module) is Dense]), _describe(model)
     encoder = model[0].model
     fingerprint = encoder_fingerprint(encoder)
     source = stored_export(encoder, compute_dtype, fingerprint)
@@ -382,20 +368,18 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
         for name in (GRAPH_FILE, WEIGHTS_FILE):
             _link_or_copy(source / name, unfinished / name)
         model.tokenizer.backend_tokenizer.save(str(unfinished / TOKENIZER_FILE))
-        weights = {}
+        weights, kinds = {}, []
         for i, head in enumerate(heads):
-            for name, parameter in head.linear.named_parameters():
-                weights[f"{i}.{name}"] = parameter.detach().float().cpu().contiguous()
+            kinds.append(type(head.activation_function).__name__ + RESIDUAL * head.use_residual)
+            tensors = dict(head.linear.named_parameters())
+            if head.use_residual:
+                tensors["residual"] = _residual(head)
+            weights |= {f"{i}.{name}": tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
         if weights:
             (unfinished / HEADS_FILE).write_bytes(save(weights))
-        return {"fingerprint": fingerprint, "compute_dtype": compute_dtype, **description}
+        return {"fingerprint": fingerprint, "compute_dtype": compute_dtype, "heads": kinds, **description}
 
-    try:
-        write_folder(target, write)
-    except OSError as error:
-        if isinstance(error, LatelierError):
-            raise
-        raise StorageError(f"cannot write the export {target}: {error}.") from error
+    write_folder(target, write)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -414,42 +398,69 @@ def _is_replaceable(path: Path) -> bool:
     return not names or {DESCRIPTION_FILE, GRAPH_FILE} <= names <= _FILES
 
 
-def _heads_exporting(model: Any) -> list[Dense]:
-    """Return the linear layers of a model, after checking that all its modules can be exported, in their order."""
-    modules = list(model)
-    if not modules or type(modules[0]) is not Transformer:
-        raise _not_exportable("its first module is not a Transformer.")
-    if has_adapters(modules[0].model):
-        raise _not_exportable("its transformer has adapters of peft; merge them into its weights first.")
-    heads = [module for module in modules[1:] if type(module) is Dense]
-    rest = [module for module in modules[1:] if type(module) not in (Dense, MultiVectorMask)]
-    if [type(module) for module in rest] not in ([], [Normalize]) or (rest and modules[-1] is not rest[0]):
-        names = ", ".join(type(module).__name__ for module in modules[1:])
-        raise _not_exportable(f"after the transformer it has {names}; expected Dense, MultiVectorMask and Normalize.")
-    for module in [*heads, *rest]:
-        if (module.module_input_name, module.module_output_name) != ("token_embeddings", "token_embeddings"):
-            raise _not_exportable(f"a {type(module).__name__} of it has other inputs than token_embeddings.")
+def fold(heads: Iterable[Dense]) -> list[Dense]:
+    """Return linear layers that compute the same: without bias and activation, (W2 + R2)(W1 + R1) is one matrix."""
+    folded: list[Dense] = []
     for head in heads:
-        activation = type(head.activation_function).__name__
-        if activation not in ACTIVATIONS or head.use_residual:
-            kind = f"the activation {activation}" if activation not in ACTIVATIONS else "a residual connection"
-            raise _not_exportable(f"a linear layer has {kind}; expected one of {', '.join(ACTIVATIONS)} alone.")
-    return heads
+        if not _is_matrix(head):
+            folded.append(head)
+            continue
+        weight = head.linear.weight.detach().double()
+        if head.use_residual:
+            weight = weight + _residual(head)
+        if folded and _is_matrix(folded[-1]):
+            weight = weight @ folded.pop().linear.weight.detach().double()
+        options = {"bias": False, "activation_function": nn.Identity(), "module_input_name": "token_embeddings"}
+        made = Dense(weight.shape[1], weight.shape[0], init_weight=weight.to(head.linear.weight.dtype), **options)
+        folded.append(made)
+    return folded
+
+
+def _is_matrix(head: Dense) -> bool:
+    is_linear = type(head.activation_function) is nn.Identity and head.linear.bias is None
+    return is_linear and head.module_input_name == head.module_output_name == "token_embeddings"
+
+
+def _residual(head: Dense) -> Tensor:
+    """Return what the input is multiplied by before it is added to a layer's output, ``(out, in)``."""
+    weight = head.linear.weight
+    return head.residual.weight.detach() if head.in_features != head.out_features else torch.eye(len(weight)).to(weight)
+
+
+def _obstacles(model: Any) -> Iterator[str]:
+    """Yield why a model cannot be exported."""
+    first, *others = model
+    if type(first) is not Transformer:
+        yield f"its first module is a {type(first).__name__}, not a Transformer"
+        return
+    if has_adapters(first.model):
+        yield "its transformer has adapters of peft; merge them into its weights first"
+    rest = [type(module) for module in others if type(module) not in (Dense, MultiVectorMask)]
+    if rest not in ([], [Normalize]) or (rest and type(others[-1]) is not Normalize):
+        yield f"after the transformer it has {', '.join(type(module).__name__ for module in others)}"
+    for module in others:
+        ends = {getattr(module, f"module_{end}_name", "token_embeddings") for end in ("input", "output")}
+        if ends != {"token_embeddings"}:
+            yield f"a {type(module).__name__} of it has other inputs than token_embeddings"
+        activation = type(getattr(module, "activation_function", nn.Identity())).__name__
+        if activation not in ACTIVATIONS:
+            yield f"a linear layer has the activation {activation}; expected one of {', '.join(ACTIVATIONS)}"
+    if getattr(model.tokenizer, "backend_tokenizer", None) is None:
+        yield "its tokenizer is not one of the library tokenizers"
+    elif model.tokenizer.padding_side != "right" or first.processing_kwargs or set(first.modality_config) != {"text"}:
+        yield "its inputs are not plain texts, padded on the right"
+    if first.query_expansion is not None and not any(isinstance(module, MultiVectorMask) for module in others):
+        yield "it expands queries, but has no MultiVectorMask that scores the expansion"
 
 
 def _describe(model: Any) -> dict[str, Any]:
-    encoder, tokenizer = model[0], model.tokenizer
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise _not_exportable("its tokenizer is not one of the library tokenizers.")
-    if tokenizer.padding_side != "right" or encoder.processing_kwargs or set(encoder.modality_config) != {"text"}:
-        raise _not_exportable("its inputs are not plain texts, padded on the right.")
+    tokenizer = model.tokenizer
     return {
         "dim": model.truncate_dim or model.embedding_size,
         "query": _describe_task(model, "query"),
         "document": _describe_task(model, "document"),
         "pad_id": tokenizer.pad_token_id or 0,
         "truncation_side": tokenizer.truncation_side,
-        "heads": [type(head.activation_function).__name__ for head in _heads_exporting(model)],
         "normalizes": isinstance(list(model)[-1], Normalize),
     }
 
@@ -468,8 +479,6 @@ def _describe_task(model: Any, task: str) -> dict[str, Any]:
     expansion = encoder.query_expansion if task == "query" else None
     described = None
     if expansion is not None:
-        if not masks:
-            raise _not_exportable("it expands queries, but has no MultiVectorMask that scores the expansion.")
         max_length = expansion["length"] if expansion["strategy"] == "fixed" or max_length is None else max_length
         token = expansion["token"]
         token_id = tokenizer.mask_token_id if token is None else tokenizer.convert_tokens_to_ids(token)
@@ -485,7 +494,3 @@ def _describe_task(model: Any, task: str) -> dict[str, Any]:
         "skipped": skipped,
         "kept": kept,
     }
-
-
-def _not_exportable(reason: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"this model cannot be exported: {reason}")

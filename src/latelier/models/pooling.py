@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from threading import Lock
 from typing import Any, Literal
 
@@ -32,11 +33,10 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import cluster_documents, pool_documents
-from latelier.models.aliases import check
+from latelier.models.arguments import check
 from latelier.modules import AttentionPooling
 from latelier.utils import check_choice, check_count
 from latelier.utils.batching import lengths_to_offsets, positions_within
-from latelier.utils.checks import short
 
 # Least weight of a token relative to the mean of its document: Ward's method needs positive weights.
 _LEAST_WEIGHT = 1e-3
@@ -140,21 +140,12 @@ class Pooling:
 
     def checked_for(self, task: str, output_value: str | None = "token_embeddings") -> Pooling:
         """Return the pooling itself, or raise an error for a task or an output that is not pooled."""
-        if output_value not in (None, "token_embeddings"):
+        check_choice("output_value", output_value, ["token_embeddings"], optional=True)
+        if self.is_on and (task == "query" or output_value is None):
+            given = f"pool_factor={self.pool_factor}" if self.num_vectors is None else f"num_vectors={self.num_vectors}"
             raise InvalidArgumentError(
-                f"received output_value={short(output_value)}; expected 'token_embeddings', or None for features."
-            )
-        if not self.is_on:
-            return self
-        given = f"pool_factor={self.pool_factor}" if self.num_vectors is None else f"num_vectors={self.num_vectors}"
-        if task == "query":
-            raise InvalidArgumentError(
-                f"received {given} for queries; only documents are pooled. Encode them with encode_document or "
-                "is_query=False, and queries without it."
-            )
-        if output_value is None:
-            raise InvalidArgumentError(
-                f"received {given} with output_value=None; features are not pooled, only embeddings."
+                f"received {given} for {'queries' if output_value else 'features'}; only documents are pooled. Encode "
+                "them with encode_document or is_query=False."
             )
         return self
 
@@ -247,11 +238,6 @@ def pool_tokens(
            [-1.   ,  0.   ]], dtype=float32)
     """
     pooling = Pooling(pool_factor, num_vectors, method, protected_tokens)
-    if not isinstance(embeddings, TokenEmbeddings):
-        raise InvalidArgumentError(
-            f"received embeddings of type {type(embeddings).__name__}; expected TokenEmbeddings. "
-            "TokenEmbeddings.from_list packs a list of matrices."
-        )
     sizes = _check_weights(weights, method, embeddings.num_tokens)
     if not pooling.is_on or not embeddings.num_tokens:
         return embeddings
@@ -291,16 +277,12 @@ def _means(source: TokenEmbeddings, offsets: np.ndarray, pooling: Pooling, sizes
 
 def _check_weights(weights: Any, method: str, tokens: int) -> np.ndarray | None:
     """Return the weights as float32 ``(tokens,)``, or None for Ward's method, which takes none."""
-    if method == "ward":
-        if weights is not None:
-            raise InvalidArgumentError('received weights for method="ward"; "attention-ward" takes them.')
-        return None
+    if (method == "ward") != (weights is None):
+        given = "without" if weights is None else "with"
+        raise InvalidArgumentError(f'received method={method!r} {given} weights; all but "ward" take one per token.')
     if weights is None:
-        raise InvalidArgumentError(f"received method={method!r} without weights; give one for each token.")
-    try:
-        found = np.asarray(torch.as_tensor(weights).detach().cpu().float().numpy())
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidArgumentError(f"received {short(weights)} as weights; expected one number per token.") from error
+        return None
+    found = np.asarray(torch.as_tensor(weights).detach().cpu().float().numpy())
     if found.shape != (tokens,) or not np.isfinite(found).all() or (found < 0).any():
         raise InvalidArgumentError(
             f"received weights of shape {found.shape} from {found.min(initial=0):g} to {found.max(initial=0):g}; "
@@ -342,7 +324,9 @@ def compress_documents(model: MultiVectorEncoder, num_vectors: int, arguments: M
     pooling.to(model.device, model.dtype).train(model.training)
     modules = list(model._modules.items())
     last = len(modules) - isinstance(modules[-1][1], Normalize)
-    modules.insert(last, (_new_name(model._modules), pooling))
+    # sentence-transformers numbers modules, and other names refer to saved settings.
+    name = next(name for name in map(str, count(len(modules))) if name not in model._modules)
+    modules.insert(last, (name, pooling))
     model._modules.clear()
     model._modules.update(modules)
 
@@ -368,12 +352,6 @@ def unpooled(pooling: AttentionPooling) -> Iterator[None]:
         yield
     finally:
         pooling.tasks = tasks
-
-
-def _new_name(taken: Iterable[str]) -> str:
-    """Return a name for a module; sentence-transformers numbers them, and other names refer to saved settings."""
-    names = set(taken)
-    return next(name for name in map(str, range(len(names), 2 * len(names) + 1)) if name not in names)
 
 
 _NAME = "latelier_recorded"
@@ -414,8 +392,8 @@ class Recorder:
 
 
 _lock = Lock()
-# By the id of a configuration: its own attention, and the number of threads that record.
-_in_use: dict[int, tuple[Any, int]] = {}
+# By the id of a configuration and a name: its own attention, and the number of threads that compute with that name.
+_in_use: dict[tuple[int, str], tuple[Any, int]] = {}
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 
@@ -448,27 +426,28 @@ def recorded_attention(model: MultiVectorEncoder) -> Iterator[Recorder]:
     recorder = Recorder(layers)
     token = _recorder.set(recorder)
     try:
-        with _recording(config):
+        with switched_attention(config, _NAME, _attend, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]):
             yield recorder
     finally:
         _recorder.reset(token)
 
 
 @contextmanager
-def _recording(config: Any) -> Iterator[None]:
-    """Let an encoder compute with the recording attention inside the block, in which several threads may be."""
-    AttentionInterface.register(_NAME, _attend)
-    AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+def switched_attention(config: Any, name: str, attend: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
+    """Let an encoder compute with another attention function inside the block, in which several threads may be."""
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+    key = id(config), name
     with _lock:
-        before, users = _in_use.get(id(config), (config._attn_implementation, 0))
-        _in_use[id(config)] = before, users + 1
-        config._attn_implementation = _NAME
+        before, users = _in_use.get(key, (config._attn_implementation, 0))
+        _in_use[key] = before, users + 1
+        config._attn_implementation = name
     try:
         yield
     finally:
         with _lock:
-            before, users = _in_use.pop(id(config))
+            before, users = _in_use.pop(key)
             if users > 1:
-                _in_use[id(config)] = before, users - 1
+                _in_use[key] = before, users - 1
             else:
                 config._attn_implementation = before

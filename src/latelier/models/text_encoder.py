@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from latelier.errors import InvalidArgumentError
-from latelier.models.recipe import checked_stream
+from latelier.models.arguments import checked_stream
 from latelier.modules import TransformerEncoder
 from latelier.utils import check_count
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import short
 
 # Options of sentence-transformers' loader that a plain file of weights has no use for.
 _LOADER_OPTIONS = {"use_safetensors", "weights_only"}
@@ -85,13 +85,6 @@ class TextEncoder(InputModule):
         query_expansion: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(model, TransformerEncoder):
-            raise InvalidArgumentError(f"received {describe(model)} as model; expected a TransformerEncoder.")
-        if not isinstance(tokenizer, PreTrainedTokenizerBase) or tokenizer.pad_token_id is None:
-            raise InvalidArgumentError(
-                f"received {describe(tokenizer)} as tokenizer; expected one of transformers with a padding token. "
-                "PreTrainedTokenizerFast(tokenizer_object=..., pad_token=...) makes one of a tokenizers.Tokenizer."
-            )
         size = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > size:
             raise InvalidArgumentError(
@@ -112,23 +105,17 @@ class TextEncoder(InputModule):
     @query_expansion.setter
     def query_expansion(self, value: dict[str, Any] | None) -> None:
         if value is not None:
-            required, optional = {"strategy", "length"}, {"attend": False, "token": None}
-            if (
-                not isinstance(value, dict)
-                or not required <= value.keys() <= required | optional.keys()
-                or value["strategy"] != "fixed"
-            ):
+            value = {"attend": False, "token": None, **value}
+            if value.keys() != {"strategy", "length", "attend", "token"} or value["strategy"] != "fixed":
                 raise InvalidArgumentError(
                     f"received query_expansion={short(value)}; expected a dict with 'strategy': 'fixed', 'length', and "
                     "optionally 'attend' and 'token'."
                 )
-            value = optional | value
             check_count("the length of query_expansion", value["length"])
             token = self.tokenizer.mask_token if value["token"] is None else value["token"]
-            if not isinstance(token, str) or token not in self.tokenizer.get_vocab():
+            if token not in self.tokenizer.get_vocab():
                 raise InvalidArgumentError(
-                    f"received query_expansion with the token {short(token)}, which is not in the vocabulary; expected "
-                    "one of its tokens, or None for the mask token of a tokenizer that has one."
+                    f"received query_expansion with the token {short(token)}, which is not in the vocabulary."
                 )
         self._query_expansion = value
 
@@ -217,7 +204,6 @@ class TextEncoder(InputModule):
         cache_folder: str | None = None,
         revision: str | None = None,
         local_files_only: bool = False,
-        backend: str = "torch",
         model_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> TextEncoder:
@@ -227,29 +213,25 @@ class TextEncoder(InputModule):
         ----------
         model_name_or_path, subfolder, token, cache_folder, revision, local_files_only
             As in `sentence_transformers.base.modules.Module.load`.
-        backend, model_kwargs
-            Only ``"torch"``, and no options: the encoder is not one of transformers.
+        model_kwargs
+            No options: the encoder is not one of transformers.
         **kwargs
             Not used; sentence-transformers passes those of other modules.
 
         Raises
         ------
         InvalidArgumentError
-            If another backend or options are given.
-        OSError
-            If there are no settings.
+            If options are given.
         """
         others = {name: value for name, value in (model_kwargs or {}).items() if name not in _LOADER_OPTIONS}
-        if backend != "torch" or others:
+        if others:
             raise InvalidArgumentError(
-                f"received backend={backend!r} and model_kwargs={short(others)}; a TextEncoder has the backend 'torch' "
-                "alone, and no model_kwargs. model.half() and model.bfloat16() change its dtype."
+                f"received model_kwargs={short(others)}; a TextEncoder has none. model.half() and model.bfloat16() "
+                "change its dtype."
             )
         place: dict[str, Any] = {"subfolder": subfolder, "token": token, "cache_folder": cache_folder}
         place |= {"revision": revision, "local_files_only": local_files_only}
         config = cls.load_config(model_name_or_path, **place)
-        if "model" not in config:
-            raise FileNotFoundError(f"{model_name_or_path} has no {cls.config_file_name} with the encoder's arguments.")
         encoder = TransformerEncoder(**config.pop("model"))
         folder = cls.load_dir_path(model_name_or_path, **place)
         module = cls(encoder, AutoTokenizer.from_pretrained(folder, local_files_only=True), **config)

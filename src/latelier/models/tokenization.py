@@ -15,33 +15,28 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from transformers import PreTrainedTokenizerBase
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.aliases import check, check_prompt
+from latelier.models.arguments import check, is_group
 from latelier.models.construction import encoder_module, length_limit
 from latelier.models.exported import text_ranges, tokenizer_lock
 from latelier.models.pooling import has_pooling
-from latelier.models.recipe import check_texts, is_group
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import resolve_length
-from latelier.utils.checks import describe
 
 # Options of sentence-transformers' own tokenisation.
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
 
 
-def check_preprocessing(model: MultiVectorEncoder, inputs: Any, prompt: Any, options: Mapping[str, Any]) -> None:
-    """Raise an error for options that the encoder would ignore, groups of texts, None and generators, and bad prompts.
+def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping[str, Any]) -> None:
+    """Raise an error for options that the encoder would ignore, and for groups of texts.
 
     An encoder that is neither `Transformer` nor `TextEncoder` is the user's own, and may have options of its own.
     """
-    check_prompt(prompt)
     if isinstance(model[0], TextEncoder):
         check("preprocess", options, ("task", "max_length"))
     elif not options.keys() <= _OPTIONS and isinstance(model[0], Transformer):
         check("preprocess", options, _OPTIONS.union(model.get_model_kwargs()))
     if "max_length" in options and isinstance(model[0], (TextEncoder, Transformer)):
         resolve_length("max_length", options["max_length"], None, length_limit(model[0]))
-    if inputs is None or isinstance(inputs, Iterator):
-        raise InvalidArgumentError(f"received {describe(inputs)} to make features of; give texts, as str, in a list.")
     if isinstance(inputs, (list, tuple)) and any(map(is_group, inputs)):
         raise InvalidArgumentError(
             "received lists of texts; features are made of a flat list, with tuples for pairs that the encoder "
@@ -50,8 +45,8 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, prompt: Any, opt
 
 
 @contextmanager
-def tokenizing(model: MultiVectorEncoder, inputs: Any) -> Iterator[None]:
-    """Call sentence-transformers' tokenisation of inputs inside the block, in one thread at a time.
+def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
+    """Call sentence-transformers' tokenisation inside the block, in one thread at a time.
 
     Its errors become `InvalidArgumentError`: the inputs are not texts.
     """
@@ -61,8 +56,6 @@ def tokenizing(model: MultiVectorEncoder, inputs: Any) -> Iterator[None]:
     except LatelierError:
         raise
     except (TypeError, ValueError) as error:
-        if isinstance(inputs, (list, tuple)):
-            check_texts(inputs, "the batch's texts")
         raise InvalidArgumentError(
             f"cannot make features of these inputs: {str(error).rstrip('.')}. Give texts, as str, in a list."
         ) from error

@@ -13,8 +13,8 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
+from latelier.models.arguments import UNTRAINED
 from latelier.models.location import DEFAULT_MODEL, HUB_NAME, check_name, resolve_name
-from latelier.models.recipe import UNTRAINED
 from latelier.utils.checks import short
 from latelier.utils.files import parse_json
 

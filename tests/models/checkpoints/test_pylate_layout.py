@@ -108,7 +108,6 @@ REFUSED = {
     "its document marker 'passage' changes how": lambda m: m.prompts.update(document="passage"),
     "expanded by the strategy 'min'": lambda m: setattr(m[0], "query_expansion", {"strategy": "min", "length": 8}),
     "skiplist is for": lambda m: setattr(m[2], "skiplist_tasks", ["query", "document"]),
-    "a linear layer reads or writes": lambda m: setattr(m[1], "module_output_name", "sentence_embedding"),
     "its similarity is 'meanmaxsim'": lambda m: setattr(m, "similarity_fn_name", "meanmaxsim"),
     "query prompt 'find a' is 2.*; its document prompt": lambda m: m.prompts.update(query="find a", document="text of"),
 }
