@@ -18,8 +18,8 @@ from torch import Tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
-from latelier.models.pooling import find_pooling, unpooled
 from latelier.models.arguments import checked_stream
+from latelier.models.pooling import find_pooling, unpooled
 from latelier.modules import AttentionPooling
 from latelier.utils import check_count, check_number
 from latelier.utils.misc import progress_bar
