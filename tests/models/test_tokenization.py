@@ -5,10 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import models as tokenizer_models
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from latelier.errors import LatelierError
 from latelier.models import ColBERT, ExportedEncoder
 from latelier.models.exported import tokenizer_lock
 from latelier.models.tokenization import scored_ranges, tokenize_window
@@ -93,6 +94,14 @@ def test_a_tokenizer_that_changes_the_tokens_is_called(tiny):
     model.tokenizer.__class__ = Marked
     assert model.tokens("a pear") == ["[CLS]", "marked", "a", "pear", "[SEP]"]
     check_features(model, ["two pears"], "query")
+
+
+def test_a_panic_of_the_tokenizer_is_an_error(tiny):
+    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
+    model.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"^(\w+\s?)+$"), "isolated")
+    for texts in ("pear " * 20 + "?", ["a fig"] * 40 + ["pear " * 20 + "?"]):
+        with pytest.raises(LatelierError, match="cannot read these texts: .*retry-limit"):
+            model.encode_document(texts)
 
 
 # Ranges of tokens.

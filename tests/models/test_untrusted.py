@@ -58,6 +58,19 @@ def write_code(folder, marker):
         (folder / name).write_text(code)
 
 
+def parts(name, *each):
+    return {"type": "Sequence", name: each}
+
+
+def split(regex):
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def replace(text, by):
+    return {"type": "Replace", "pattern": {"String": text}, "content": by}
+
+
+TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 9, "pair": []}
 DENSE = "sentence_transformers.models.Dense"
 LAYER = {"in_features": 48, "out_features": 16, "bias": False}
 HOSTILE = {
@@ -109,7 +122,41 @@ HOSTILE = {
             (f / "model.safetensors").unlink(),
             edit(f / "model.safetensors.index.json", weight_map={"a": "../evil.bin"}),
         ),
-        "index.json names '../evil.bin'",
+        re.escape("weights in ['../evil.bin'], not in"),
+    ),
+    "layers without weights": (
+        lambda f: edit(f / "config.json", num_hidden_layers=10**6),
+        "'num_hidden_layers' to 1000000",
+    ),
+    "a vocabulary without weights": (lambda f: edit(f / "config.json", vocab_size=10**9), "'vocab_size' to 1000000000"),
+    "many more numbers than the weights": (
+        lambda f: edit(f / "config.json", hidden_size=30_000, intermediate_size=30_000),
+        r"describes [\d,]{12,} numbers, and its safetensors hold",
+    ),
+    "long queries": (lambda f: edit(f / "sentence_bert_config.json", query_length=10**5), "'query_length' to 100000"),
+    "a slow regular expression": (
+        lambda f: edit(f / "tokenizer.json", pre_tokenizer=parts("pretokenizers", split(r"^(\w+\s?)+$"))),
+        re.escape("regular expression '^(\\\\w+\\\\s?)+$', which"),
+    ),
+    "a regular expression of its own": (
+        lambda f: edit(f / "tokenizer.json", normalizer={**replace("", "e"), "pattern": {"Regex": "(x+x+)+y"}}),
+        re.escape("regular expression '(x+x+)+y'"),
+    ),
+    "a text that grows": (
+        lambda f: edit(f / "tokenizer.json", normalizer=parts("normalizers", *[replace("e", "ee")] * 30)),
+        "has a Replace that makes a text grow",
+    ),
+    "a text that is repeated": (
+        lambda f: edit(f / "tokenizer.json", post_processor=TEMPLATE),
+        "repeats a text",
+    ),
+    "padding without end": (
+        lambda f: edit(f / "tokenizer.json", padding={"strategy": {"Fixed": 10**9}, "pad_id": 0}),
+        "'Fixed' is 1000000000",
+    ),
+    "a part of a tokenizer that is not known": (
+        lambda f: edit(f / "tokenizer.json", normalizer={"type": "Evil"}),
+        "the normalizer 'Evil', which is not in the list",
     ),
     "no Unicode": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), "config.json is not UTF-8"),
 }
@@ -137,7 +184,7 @@ def test_pickled_weights_are_never_unpickled(plain, tmp_path):
     with pytest.raises(ModelLoadError, match="Weights only load failed"):
         load(str(plain), device="cpu")  # by hand: the settings in the folder have no say in it either
     (plain / "sentence_bert_config.json").unlink()
-    with pytest.raises(InvalidArgumentError, match=r"no model\.safetensors"):
+    with pytest.raises(InvalidArgumentError, match=r"weights in \[\], not in model\.safetensors"):
         load_untrusted(str(plain), "cpu")
     assert not marker.exists()
 

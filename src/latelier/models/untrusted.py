@@ -2,11 +2,14 @@
 
 A folder can name classes to import, files to unpickle, kernels to download and other folders to read. Loaders reject
 most of that unless they are told to trust it, but what they reject differs by version. So a model that only a file
-names must consist of module classes in a list, and of safetensors, and its settings may refer to nothing else.
+names must consist of module classes in a list, and of safetensors, and its settings may refer to nothing else. They may
+not describe a larger model than the safetensors hold, and its tokenizer consists of parts in a list, of which none has
+a regular expression of its own or makes a text grow.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.arguments import UNTRAINED
+from latelier.models.exported import tokenizer_lock
 from latelier.models.location import DEFAULT_MODEL, HUB_NAME, check_name, resolve_name
 from latelier.utils.checks import short
 from latelier.utils.files import parse_json
@@ -63,26 +67,26 @@ _FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
 
 
 def load_untrusted(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
-    """Load a model by an absolute path or a name on the hub, if `check_plain` accepts it.
+    """Load a model by an absolute path or a name on the hub, if nothing in its folder speaks against it.
 
     `**options`: further parameters of `ColBERT`, such as lengths, and ``revision``.
     """
+    only_weights = {"use_safetensors": True, "weights_only": True}
+    safely = {"trust_remote_code": False, "local_files_only": True, "model_kwargs": only_weights}
     try:
         folder = _find(name, options.pop("revision", None))
-        check_plain(folder)
+        if reason := next(_reasons(folder), None):
+            raise InvalidArgumentError(reason)
+        with tokenizer_lock(None):
+            model = load(str(folder), device, **safely, **options)
+        # Files that do not fit together raise here rather than in a search.
+        model.encode_query(["a"], show_progress_bar=False)
+        return model
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"the model {short(name)}, which only a file names, is not loaded: {error} Such a model must be a text "
             "encoder in safetensors without code of its own. If you trust this one, pass it yourself."
         ) from error
-    only_weights = {"use_safetensors": True, "weights_only": True}
-    try:
-        model = load(
-            str(folder), device, trust_remote_code=False, local_files_only=True, model_kwargs=only_weights, **options
-        )
-        # Files that do not fit together raise here rather than in a search.
-        model.encode_query(["a"], show_progress_bar=False)
-        return model
     except LatelierError:
         raise
     except Exception as error:
@@ -127,53 +131,76 @@ _WITH_WEIGHTS = ("AttentionPooling", "Dense", "LayerNorm", "TextEncoder", "Trans
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation\.\w+|linear\.Identity)", re.ASCII)
 # Keys at any depth that refer to code, other files or repositories.
 _REFERENCES = {"auto_map", "auto_mapping", "base_model_name_or_path", "compression_config", "custom_pipelines"}
-_REFERENCES |= {"gguf_file", "kernel_config", "processor_class", "quantization_config", "transformers_weights"}
+_REFERENCES |= {"gguf_file", "kernel_config", "quantization_config", "transformers_weights"}
 _REFERENCES |= {"tokenizer_name_or_path", "use_kernels"}
 _FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 # An adapter or a processor names other models.
-_REFUSED = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
+_REFUSED = ("adapter_config.json", "processor_config.json")
 _LARGEST_FILE = 2**24
-_LARGEST_SIZE = 10**7  # of a vocabulary, of a text, of a vector
+# Tokens of a text: of queries, which may be expanded to them, and of others.
+_LONGEST_QUERY, _LONGEST, _LONGEST_WORD = 2**13, 2**20, 1000
+# Settings that are no number of modules: at most the largest dimension of a weight, or a position.
+_POSITION = re.compile(r"position|length|window|theta|ctx|distance|max_seq|maxlen|context|index|id$|ids$")
+_DIMENSION = re.compile(r"size|dim|hidden|width|features|embd|inner|attention|d_model|d_ff|d_kv|ffn|num_vectors|token")
+_FEW = 64
+# Of a model's numbers per number in its safetensors, and beside them: what a checkpoint leaves out, such as a pooler.
+_TIMES, _BESIDE = 4, 2**24
 
 
-def check_plain(folder: Path) -> None:
-    """Raise `InvalidArgumentError` for a model's folder that holds more than a text encoder in safetensors."""
+def _reasons(folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a folder; what comes after the first may rely on it."""
     modules = _read(folder / "modules.json") if (folder / "modules.json").exists() else [{"type": "", "path": ""}]
-    if not isinstance(modules, list) or not modules:
-        raise InvalidArgumentError("modules.json is not a list of modules.")
+    if not isinstance(modules, list) or not 0 < len(modules) <= _FEW:
+        yield "modules.json is not a list of modules."
     for module in modules:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
         if kind != "" and not (isinstance(kind, str) and _MODULE_TYPE.fullmatch(kind)):
-            raise InvalidArgumentError(f"modules.json names {short(kind)}, which is code of its own.")
+            yield f"modules.json names {short(kind)}, which is code of its own."
         parts = PureWindowsPath(path) if isinstance(path, str) and "\0" not in path else None
         if parts is None or parts.anchor or ".." in parts.parts:
-            raise InvalidArgumentError(f"modules.json names the folder {short(path)}.")
+            yield f"modules.json names the folder {short(path)}."
+            return
         name = kind.rpartition(".")[2] or "Transformer"  # a folder without a list holds an encoder
-        _check_module(folder.joinpath(*parts.parts), name)
+        yield from _reasons_of_module(folder.joinpath(*parts.parts), name)
 
 
-def _check_module(folder: Path, name: str) -> None:
-    """Check the weights and the settings of a module, by the name of its class."""
-    for path in folder.glob("*.json"):
+def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
+    """Yield what is wrong with the weights and the settings of a module, by the name of its class."""
+    settings = {}
+    for path in (*folder.glob("*.json"), *folder.glob("artifact.metadata")):
         if path.name in _REFUSED:
-            raise InvalidArgumentError(f"it has a {path.name}: an adapter or a processor, which names other models.")
-        if path.name.endswith("config.json") and path.name != "data_config.json":  # no loader reads the training data's
-            _check_settings(path.name, _read(path))
-    if name in _WITH_WEIGHTS and not (folder / "model.safetensors").is_file():
-        index = folder / "model.safetensors.index.json"
-        shards = _read(index).get("weight_map") if index.exists() else None
-        if not isinstance(shards, dict):
-            raise InvalidArgumentError(f"{folder.name} has no model.safetensors; other weights are pickles.")
-        for shard in set(map(str, shards.values())):
-            if not re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII):
-                raise InvalidArgumentError(f"{index.name} names {short(shard)}.")
-    if name in ("TextEncoder", "Transformer") and not (folder / "tokenizer.json").is_file():
-        raise InvalidArgumentError("it has no tokenizer.json.")
+            yield f"it has a {path.name}: an adapter or a processor, which names other models."
+        is_settings = path.name.endswith(("config.json", ".metadata"))
+        if is_settings and path.name != "data_config.json":  # no loader reads the training data's
+            settings[path.name] = _read(path)
+            yield from _references(path.name, settings[path.name])
+    shapes: list[list[int]] = []
+    if name in _WITH_WEIGHTS:
+        shards = _shards(folder)
+        if not shards or not all(re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII) for shard in shards):
+            yield f"{folder.name} has weights in {short(shards)}, not in model.safetensors; others are pickles."
+        shapes = _shapes(folder, shards)
+    for file, content in settings.items():
+        yield from _oversized(file, content, shapes)
+    if name not in ("TextEncoder", "Transformer"):
+        return
+    yield from _describing_more(folder, name, settings, sum(map(math.prod, shapes)))
+    if not (folder / "tokenizer.json").is_file():
+        yield "it has no tokenizer.json."
+    yield from _reasons_of_tokenizer(_read(folder / "tokenizer.json", 16))
 
 
-def _check_settings(name: str, settings: Any) -> None:
+def _shards(folder: Path) -> list[str]:
+    """Return the names of a module's files of weights."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.exists():
+        return ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
+    return sorted(set(map(str, _read(index).get("weight_map", {}).values())))
+
+
+def _references(name: str, settings: Any) -> Iterator[str]:
     if not isinstance(settings, dict):
-        raise InvalidArgumentError(f"{name} does not hold a JSON object.")
+        yield f"{name} does not hold a JSON object."
     for key, value in _items_at_any_depth(settings):
         # An attention implementation may be a repository of kernels to download and run; arguments of loaders may
         # unpickle.
@@ -184,15 +211,139 @@ def _check_settings(name: str, settings: Any) -> None:
         else:
             refers = bool(value) and key.endswith(("_args", "_kwargs"))
         if refers:
-            raise InvalidArgumentError(f"{name} has {short(key)}: {short(value)}, which refers to code or other files.")
-        if isinstance(value, int) and abs(value) > _LARGEST_SIZE and not name.startswith("tokenizer"):
-            raise InvalidArgumentError(f"{name} sets {short(key)} to {value}, which no text encoder needs.")
+            yield f"{name} has {short(key)}: {short(value)}, which refers to code or other files."
     activation = settings.get("activation_function")
     if isinstance(activation, str) and "." in activation and not _ACTIVATION.fullmatch(activation):
-        raise InvalidArgumentError(f"{name} names the activation {short(activation)}, which is code of its own.")
+        yield f"{name} names the activation {short(activation)}, which is code of its own."
     methods = settings.get("modality_config", {"text": _FORWARD})
     if methods != {"text": _FORWARD} or settings.get("transformer_task", "feature-extraction") != "feature-extraction":
-        raise InvalidArgumentError(f"{name} calls other methods than a text encoder's: {short(methods)}.")
+        yield f"{name} calls other methods than a text encoder's: {short(methods)}."
+
+
+def _shapes(folder: Path, names: list[str]) -> list[list[int]]:
+    """Return the shapes of all weights, from the headers of the safetensors."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes = []
+    for name in names:
+        try:
+            with safe_open(folder / name, framework="numpy") as file:
+                shapes += [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118 (it has no iterator)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(str(folder), error) from error
+    return shapes
+
+
+def _oversized(name: str, settings: dict[str, Any], shapes: list[list[int]]) -> Iterator[str]:
+    """Yield the first integer of a module's settings that its weights have no room for."""
+    largest = max((dim for shape in shapes for dim in shape), default=_LONGEST)  # a module may have no weights
+    if name.startswith(("tokenizer", "preprocessor")):
+        return
+    for key, value in _items_at_any_depth({**settings, "label2id": None}):
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, int):
+                continue
+            if "query" in key or key == "length":
+                most = _LONGEST_QUERY
+            elif _POSITION.search(key):
+                most = max(_LONGEST, largest)
+            else:
+                is_dimension = _DIMENSION.search(key) and not key.endswith(("layers", "layer"))
+                most = max(_FEW, largest if is_dimension else len(shapes))
+            if abs(number) > most:
+                yield f"{name} sets {short(key)} to {short(number)}; its weights have room for {most}."
+
+
+def _describing_more(folder: Path, name: str, settings: dict[str, Any], numbers: int) -> Iterator[str]:
+    """Yield why a configuration does not describe the weights: its model, without memory, has many more numbers."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    from latelier.modules import TransformerEncoder
+
+    try:
+        with torch.device("meta"):
+            if name == "TextEncoder":
+                model: Any = TransformerEncoder(**settings["text_encoder_config.json"]["model"])
+            else:
+                options: Any = {"trust_remote_code": False}
+                config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+                model = AutoModel.from_config(config, **options)
+            described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    except Exception as error:
+        raise ModelLoadError(str(folder), error) from error
+    if described > _TIMES * numbers + _BESIDE:
+        yield f"its configuration describes {described:,} numbers, and its safetensors hold {numbers:,}."
+
+
+# The parts of tokenizers that sentence-transformers' models have, by their types.
+_PARTS = {
+    "normalizer": "BertNormalizer NFC NFD NFKC NFKD Lowercase StripAccents Strip Nmt Precompiled Prepend Replace "
+    "Sequence",
+    "pre_tokenizer": "BertPreTokenizer ByteLevel Metaspace Whitespace WhitespaceSplit Punctuation Digits "
+    "CharDelimiterSplit UnicodeScripts Split Sequence",
+    "post_processor": "TemplateProcessing BertProcessing RobertaProcessing ByteLevel Sequence",
+    "decoder": "WordPiece ByteLevel Metaspace BPEDecoder CTC Fuse Strip ByteFallback Replace Sequence",
+    "model": "BPE WordPiece Unigram WordLevel",
+}
+# The regular expressions of known tokenizers: of spaces (SentencePiece, CLIP), GPT-2, GPT-4, Llama 3 and Qwen.
+_SHORT_FORMS, _REST = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REGEXES = {
+    " {2,}",
+    "\\s+",
+    "\\s",
+    "[\r\n]",
+    "\\p{N}",
+    "\\p{N}{1,3}",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_REST}",
+    rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_REST}",
+    rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?+\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+",
+}
+
+
+def _reasons_of_tokenizer(tokenizer: Any) -> Iterator[str]:
+    """Yield the parts of a tokenizer that are not in the list, or with which a text could grow or take long."""
+    parts: list[Any] = []
+    for place, known in _PARTS.items():
+        waiting = [tokenizer.get(place)]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, list):
+                waiting += part
+            elif part is not None:
+                kind = part.get("type", "BPE" if place == "model" else None)
+                if kind not in known.split():
+                    yield f"tokenizer.json has the {place} {short(kind)}, which is not in the list."
+                parts.append(part)
+                waiting += [part.get(inner) for inner in ("normalizers", "pretokenizers", "processors", "decoders")]
+    if len(parts) > _FEW:
+        yield f"tokenizer.json has {len(parts)} parts; {_FEW} at most are read."
+    for part in parts:
+        yield from _reasons_of_part(part)
+    for key, value in _items_at_any_depth(tokenizer.get("padding")):
+        if isinstance(value, int) and value > _LONGEST:
+            yield f"tokenizer.json pads texts: {short(key)} is {value}."
+
+
+def _reasons_of_part(part: dict[str, Any]) -> Iterator[str]:
+    pattern = part.get("pattern") or {"String": " "}
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    if regex is not None and regex not in _REGEXES:
+        yield f"tokenizer.json has the regular expression {short(regex)}, which is not in the list."
+    replaced = pattern.get("String", " ") if isinstance(pattern, dict) else " "
+    if len(part.get("content") or "") > len(replaced) or len(part.get("prepend") or "") > 1:
+        yield f"tokenizer.json has a {part['type']} that makes a text grow."
+    tokens = [token for each in (part.get("special_tokens") or {}).values() for token in each["ids"]]
+    if max(len(tokens), len(part.get("single") or ""), len(part.get("pair") or "")) > _FEW:
+        yield "tokenizer.json adds too many tokens to a text."
+    if str(part.get("single")).count("'Sequence'") > 1 or str(part.get("pair")).count("'Sequence'") > 2:
+        yield "tokenizer.json repeats a text."
+    if part.get("max_input_chars_per_word", 0) > _LONGEST_WORD:
+        yield "tokenizer.json splits words that are too long."
 
 
 def _items_at_any_depth(value: Any) -> Iterator[tuple[str, Any]]:
@@ -207,9 +358,9 @@ def _items_at_any_depth(value: Any) -> Iterator[tuple[str, Any]]:
             waiting += each
 
 
-def _read(path: Path) -> Any:
-    if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
-        raise InvalidArgumentError(f"{path.name} is not a file, or is larger than 16 MiB.")
+def _read(path: Path, times: int = 1) -> Any:
+    if not path.is_file() or path.stat().st_size > times * _LARGEST_FILE:
+        raise InvalidArgumentError(f"{path.name} is not a file, or is larger than {times * 16} MiB.")
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
