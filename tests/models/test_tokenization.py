@@ -100,7 +100,7 @@ def test_a_panic_of_the_tokenizer_is_an_error(tiny):
     model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
     model.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"^(\w+\s?)+$"), "isolated")
     for texts in ("pear " * 20 + "?", ["a fig"] * 40 + ["pear " * 20 + "?"]):
-        with pytest.raises(LatelierError, match="cannot read these texts: .*retry-limit"):
+        with pytest.raises(LatelierError, match=r"cannot read these texts: .*retry-limit"):
             model.encode_document(texts)
 
 
