@@ -36,7 +36,6 @@ __all__ = [
     "is_array",
     "is_tensor",
     "quantize",
-    "refuse_mask",
     "torch_dtype",
 ]
 
@@ -71,20 +70,6 @@ def is_array(value: object) -> TypeIs[Array]:
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def refuse_mask(value: Any, what: str) -> None:
-    """Raise an error for a masked array, or rows of one, that leave out numbers: `np.asarray` takes them in again."""
-    if type(value) is np.ndarray or is_tensor(value):
-        return
-    rows = value if isinstance(value, (list, tuple)) else (value,)
-    masked = [row for row in rows if isinstance(row, np.ma.MaskedArray)]
-    left_out = sum(map(np.ma.count_masked, masked))
-    if left_out:
-        raise EmbeddingsError(
-            f"{what} came with a masked array that leaves out {left_out} of {sum(row.size for row in masked)} numbers; "
-            "give a plain array without the tokens that do not count."
-        )
-
-
 def dtype_name(source: Array | torch.dtype) -> str:
     """Return ``"float32"``, ``"int8"``, ... for an array, a tensor or a torch dtype."""
     dtype: Any = getattr(source, "dtype", source)
@@ -113,23 +98,14 @@ def describe_matrix(matrix: Array) -> str:
 def as_tensor(array: Array) -> torch.Tensor:
     """Return a tensor that shares the array's memory where torch can.
 
-    Read-only arrays (memory maps) and arrays with negative strides are copied: torch supports neither. Raises
-    `EmbeddingsError` if torch does not support the array's dtype: texts, objects, records, another byte order; or if it
-    is masked.
+    Read-only arrays (memory maps) and arrays with negative strides are copied: torch supports neither.
     """
     import torch
 
     if isinstance(array, torch.Tensor):
         return array
-    refuse_mask(array, "the batch")
     shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    try:
-        return torch.from_numpy(array if shareable else np.array(array, order="C"))
-    except (TypeError, ValueError) as error:
-        raise EmbeddingsError(
-            f"received an array of dtype {array.dtype}; expected floating numbers in the byte order of this machine: "
-            "array.astype('float32') makes them."
-        ) from error
+    return torch.from_numpy(array if shareable else np.array(array, order="C"))
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,38 +117,20 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_matrices(matrices: Iterable[Any]) -> list[Any]:
     """Check that matrices can be packed together, and return them as a list; nested lists become float32 arrays."""
-    try:
-        given = iter(matrices)
-    except TypeError as error:  # arrays without dimensions too
-        received = type(matrices).__name__
-        raise EmbeddingsError(f"received {received} as matrices; expected a list of (tokens, dim) matrices.") from error
-    items = [_as_array(i, matrix) for i, matrix in enumerate(given)]
+    items = [
+        # np.matrix and other subclasses have methods of their own
+        each if is_tensor(each) else np.asarray(each, dtype=None if isinstance(each, np.ndarray) else "float32")
+        for each in matrices
+    ]
     for i, item in enumerate(items):
         if item.ndim != 2:
             raise EmbeddingsError(f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim).")
-        if i == 0:
-            first, (_, dim), kind, dtype = item, item.shape, type(item), item.dtype
-        elif item.shape[1] != dim or type(item) is not kind or item.dtype != dtype:
+        if describe_matrix(item) != describe_matrix(items[0]):
             raise EmbeddingsError(
-                f"text {i} is {describe_matrix(item)}, text 0 is {describe_matrix(first)}; all must share kind, "
+                f"text {i} is {describe_matrix(item)}, text 0 is {describe_matrix(items[0])}; all must share kind, "
                 "dtype and dim."
             )
     return items
-
-
-def _as_array(i: int, matrix: Any) -> Array:
-    if is_tensor(matrix):
-        return matrix
-    refuse_mask(matrix, f"text {i}")
-    if isinstance(matrix, np.ndarray):
-        return np.asarray(matrix)  # np.matrix and other subclasses have methods of their own
-    try:
-        return np.asarray(matrix, dtype="float32")
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
-        raise EmbeddingsError(
-            f"text {i} is of type {type(matrix).__name__} and not a matrix of numbers: {error}. Expected a numpy "
-            "array, a torch tensor or nested lists, 2-D (tokens, dim)."
-        ) from error
 
 
 def as_booleans(mask: Any, name: str) -> Array:
@@ -185,7 +143,6 @@ def as_booleans(mask: Any, name: str) -> Array:
     """
     if is_tensor(mask):
         return mask.bool()
-    refuse_mask(mask, name)
     array = np.asarray(mask)
     if array.dtype.kind not in "biuf" and array.size:
         raise EmbeddingsError(
@@ -271,7 +228,6 @@ def checked_vectors(vectors: Any) -> Array:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
     if len(vectors) and not vectors.shape[1]:
         raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; expected at least 1.")
-    refuse_mask(vectors, "the batch")
     return vectors.resolve_neg() if is_tensor(vectors) else np.asarray(vectors)
 
 
@@ -280,20 +236,13 @@ def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
 
     Raises `EmbeddingsError` unless they are non-decreasing integers from 0 to the number of tokens.
     """
-    refuse_mask(offsets, "the offsets")
-    # Copied before they are checked, so that no other thread can change them in between.
-    try:
-        given = offsets if is_tensor(offsets) else np.array(offsets)
-    except ValueError as error:
-        raise EmbeddingsError(f"received offsets that are no array: {error}; expected (n + 1,) integers.") from error
-    # The kind of a numpy dtype is the same in any byte order; its name is not.
-    integers = dtype_name(given).startswith(("int", "uint")) if is_tensor(given) else given.dtype.kind in "iu"
-    if given.ndim != 1 or len(given) == 0 or not integers:
+    if is_tensor(offsets):
+        offsets = offsets.cpu().tolist()
+    own = np.array(offsets)  # copied before they are checked, so that no other thread can change them in between
+    if own.ndim != 1 or len(own) == 0 or own.dtype.kind not in "iu":
         raise EmbeddingsError(
-            f"received offsets of dtype {given.dtype} and shape {tuple(given.shape)}; expected (n + 1,) integers from "
-            "0."
+            f"received offsets of dtype {own.dtype} and shape {own.shape}; expected (n + 1,) integers from 0."
         )
-    own: np.ndarray = given.detach().cpu().numpy().copy() if is_tensor(given) else given
     # Compared, not subtracted: the difference of large numbers may overflow and look positive. Those of one text, such
     # as a query, need no look in between.
     rises = len(own) <= 2 or bool((own[1:] >= own[:-1]).all())
@@ -325,11 +274,7 @@ def checked_scales(scales: Any, vectors: Array) -> Array | None:
             f"received scales of shape {shape} and type {type(scales).__name__}; expected an array of shape "
             f"({len(vectors)},)."
         )
-    if dtype_name(scales) not in _ACCEPTED - {"int8"}:
-        raise EmbeddingsError(f"received scales of dtype {scales.dtype}; expected float32.")
-    refuse_mask(scales, "the scales")
     # Kernels read four bytes per scale without looking at the dtype.
     if is_tensor(vectors):
-        return as_tensor(scales).to(vectors.device, torch_dtype("float32")).resolve_neg()
-    array = scales.detach().cpu().float().resolve_neg().numpy() if is_tensor(scales) else np.asarray(scales)
-    return array.astype("float32", copy=False)
+        return as_tensor(scales).to(vectors.device, torch_dtype("float32"))
+    return np.asarray(scales.detach().cpu() if is_tensor(scales) else scales, dtype="float32")

@@ -6,9 +6,9 @@ Nothing is padded: ``vectors`` holds the tokens of all texts one after the other
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -27,11 +27,10 @@ from latelier.arrays import (
     dequantize,
     describe_matrix,
     dtype_name,
-    is_array,
     is_tensor,
 )
-from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
-from latelier.utils import check_count
+from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
+from latelier.utils import resolve_device
 from latelier.utils.batching import lengths_to_offsets, rows_of
 from latelier.utils.files import as_path, open_binary, replaced
 
@@ -43,6 +42,7 @@ __all__ = ["Array", "TokenEmbeddings"]
 _FORMAT_VERSION = "1"
 
 
+@dataclass(frozen=True, init=False, eq=False, repr=False, slots=True)
 class TokenEmbeddings(Sequence[Any]):
     """Many ``(n_i, dim)`` token matrices in one packed array.
 
@@ -78,35 +78,21 @@ class TokenEmbeddings(Sequence[Any]):
     ((2, 3, 4), [[True, True, False], [True, True, True]])
     """
 
-    __slots__ = ("_offsets", "_scales", "_vectors")
+    vectors: Any  # not Array: callers know which of numpy and torch it is, in ways that a type checker cannot follow
+    offsets: np.ndarray
+    scales: Any
 
     # Kernels compute addresses from offsets without checking them, and rely on the checks here: offsets begin with 0,
     # never decrease and end with the number of rows of `vectors`. The three attributes cannot be replaced and the
     # offsets are a read-only copy, so this stays true.
     def __init__(self, vectors: Array, offsets: Array | Sequence[int], scales: Array | None = None) -> None:
-        self._vectors = checked_vectors(vectors)
-        self._offsets = checked_offsets(offsets, len(vectors))
-        self._scales = checked_scales(scales, vectors)
+        object.__setattr__(self, "vectors", checked_vectors(vectors))
+        object.__setattr__(self, "offsets", checked_offsets(offsets, len(vectors)))
+        object.__setattr__(self, "scales", checked_scales(scales, vectors))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and unpickled embeddings are made by the constructor, so they are checked too.
-        return type(self), (self._vectors, self._offsets, self._scales)
-
-    # Any, not Array: callers know which of numpy and torch it is, in ways that a type checker cannot follow.
-    @property
-    def vectors(self) -> Any:
-        """All tokens, ``(total_tokens, dim)``, numpy or torch."""
-        return self._vectors
-
-    @property
-    def offsets(self) -> np.ndarray:
-        """First token of each text, and the number of tokens: ``(n + 1,)`` int64, read-only."""
-        return self._offsets
-
-    @property
-    def scales(self) -> Any:
-        """Scale of each int8 vector, ``(total_tokens,)`` float32; ``None`` for other dtypes."""
-        return self._scales
+        return type(self), (self.vectors, self.offsets, self.scales)
 
     @classmethod
     def from_list(cls, matrices: Iterable[Any], dim: int | None = None) -> TokenEmbeddings:
@@ -122,16 +108,16 @@ class TokenEmbeddings(Sequence[Any]):
         Raises
         ------
         InvalidArgumentError
-            If `dim` is not a count, or a matrix is not 2-D or not as the first in kind, dtype and ``dim``.
+            If a matrix is not 2-D or not as the first in kind, dtype and ``dim``.
 
         Examples
         --------
         >>> TokenEmbeddings.from_list([[[1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]]).lengths
         array([1, 2])
         """
-        items, dim = as_matrices(matrices), check_count("dim", dim, 0, optional=True)
+        items = as_matrices(matrices)
         if not items:
-            return cls(np.zeros((0, dim or 0), dtype="float32"), np.zeros(1, dtype="int64"))
+            return cls(np.zeros((0, dim or 0), dtype="float32"), [0])
         return cls(concatenate(items), lengths_to_offsets([len(item) for item in items]))
 
     @classmethod
@@ -147,11 +133,10 @@ class TokenEmbeddings(Sequence[Any]):
         >>> batch.lengths, batch[0].tolist()
         (array([1, 2]), [[1.0, 0.0, 0.0, 0.0]])
         """
-        shapes = [tuple(array.shape) if is_array(array) else () for array in (padded, mask)]
-        if len(shapes[0]) != 3 or shapes[1] != shapes[0][:2]:
+        if padded.ndim != 3 or mask.shape != padded.shape[:2]:
             raise EmbeddingsError(
-                f"received padded embeddings of type {type(padded).__name__} and shape {shapes[0]}, and a mask of type "
-                f"{type(mask).__name__} and shape {shapes[1]}; expected (n, max_length, dim) and (n, max_length)."
+                f"received padded embeddings of shape {tuple(padded.shape)} and a mask of shape {tuple(mask.shape)}; "
+                "expected (n, max_length, dim) and (n, max_length)."
             )
         keep = as_booleans(mask, "a mask")
         lengths = keep.sum(1).cpu().numpy() if is_tensor(keep) else keep.sum(1)
@@ -161,7 +146,7 @@ class TokenEmbeddings(Sequence[Any]):
     def concatenate(cls, parts: Iterable[TokenEmbeddings]) -> TokenEmbeddings:
         """Join packed batches of one kind, dtype and dim into one; those of no texts and dim 0 are left out.
 
-        Raises `InvalidArgumentError` if there is no batch, and `EmbeddingsError` if they differ.
+        Raises `EmbeddingsError` if they differ.
 
         Examples
         --------
@@ -169,17 +154,14 @@ class TokenEmbeddings(Sequence[Any]):
         >>> len(TokenEmbeddings.concatenate([one, one, one]))
         3
         """
-        parts = list(parts) if isinstance(parts, Iterable) else [parts]
-        odd = next((type(part).__name__ for part in parts if not isinstance(part, TokenEmbeddings)), None)
-        if not parts or odd:
-            raise InvalidArgumentError(f"received {odd or 'no batch'} to concatenate; give a list of TokenEmbeddings.")
-        numbered = [(i, part) for i, part in enumerate(parts) if len(part) or part.dim] or [(0, parts[0])]
-        (zero, first), parts = numbered[0], [part for _, part in numbered]
-        for i, part in numbered:
-            if describe_matrix(part.vectors) != describe_matrix(first.vectors):
+        given = list(parts)
+        parts = [part for part in given if len(part) or part.dim] or given[:1]
+        first = parts[0]
+        for part in parts:
+            mine, others = describe_matrix(part.vectors), describe_matrix(first.vectors)
+            if mine != others:
                 hint = "convert them with .to(...) first" if part.dim == first.dim else "encode them with one model"
-                described = f"batch {i} is {describe_matrix(part.vectors)}, batch {zero} is"
-                raise EmbeddingsError(f"{described} {describe_matrix(first.vectors)}; {hint}.")
+                raise EmbeddingsError(f"received batches of {others} and of {mine}; {hint}.")
         offsets = lengths_to_offsets(np.concatenate([part.lengths for part in parts]))
         scales = None if first.scales is None else concatenate([part.scales for part in parts])
         return cls(concatenate([part.vectors for part in parts]), offsets, scales)
@@ -228,19 +210,18 @@ class TokenEmbeddings(Sequence[Any]):
 
         One text and a slice of step 1 are views. Single texts of int8 embeddings are dequantised to float32.
         """
-        if isinstance(index, (int, np.integer)):
-            return self._text(int(index))
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1:
-                return self._slice(start, max(start, stop))
+                begin, end = self.offsets[start], self.offsets[max(start, stop)]
+                scales = None if self.scales is None else self.scales[begin:end]
+                return TokenEmbeddings(
+                    self.vectors[begin:end], self.offsets[start : max(start, stop) + 1] - begin, scales
+                )
             index = range(start, stop, step)
-        try:
-            return self._text(operator.index(index)) if _is_position(index) else self._take(np.asarray(index))
-        except (TypeError, ValueError) as error:  # numbers that are not integers; lists of unequal length
-            if isinstance(error, LatelierError):
-                raise
-            raise InvalidArgumentError(f"cannot select texts by {index!r:.80}; use integers or a slice.") from error
+        if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
+            return self._text(int(index))
+        return self._take(np.asarray(index))
 
     def __iter__(self) -> Iterator[Array]:
         return (self._text(i) for i in range(len(self)))
@@ -294,22 +275,17 @@ class TokenEmbeddings(Sequence[Any]):
             return self._numpy() if name == "numpy" else self._torch()
         if name in DTYPES:
             return self._cast(name)
-        import torch
-
-        moved = self._torch()
         try:
-            device = torch.device(target)  # type: ignore[arg-type]
-            if moved.vectors.device == device:
-                return moved
-            scales = None if moved.scales is None else moved.scales.to(device)
-            return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # AssertionError: torch without CUDA
+            device = resolve_device(target)
+        except InvalidArgumentError as error:
             raise InvalidArgumentError(
-                f"cannot convert embeddings to {target!r:.80}: {str(error).splitlines()[0].rstrip('.'):.200}. Give a "
-                f"device that is there, such as 'cpu' or 'cuda', a dtype ({', '.join(DTYPES)}), 'numpy' or 'torch'."
+                f"cannot convert embeddings to {target!r:.80}: {error} A dtype is one of {', '.join(DTYPES)}."
             ) from error
+        moved = self._torch()
+        if moved.vectors.device == device:
+            return moved
+        scales = None if moved.scales is None else moved.scales.to(device)
+        return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, atomically; an existing file is replaced.
@@ -361,12 +337,10 @@ class TokenEmbeddings(Sequence[Any]):
                 f"{path} has format version {metadata.get('version')}; this version of latelier reads version "
                 f"{_FORMAT_VERSION}. Upgrade latelier, or save the embeddings again."
             )
-        if not {"vectors", "offsets"} <= tensors.keys():
-            raise EmbeddingsError(f"{path} lacks vectors or offsets; it holds {sorted(tensors)}. Save it again.")
         try:
             loaded = cls(tensors["vectors"], tensors["offsets"], tensors.get("scales"))
             return loaded if metadata.get("kind") == "torch" else loaded._numpy()
-        except ValueError as error:  # numpy rejects some shapes too
+        except (KeyError, ValueError) as error:  # numpy rejects some shapes too
             raise EmbeddingsError(f"{path} is damaged: {error}") from error
 
     def __eq__(self, other: object) -> bool:
@@ -392,11 +366,6 @@ class TokenEmbeddings(Sequence[Any]):
         start, stop = self.offsets[index], self.offsets[index + 1]
         matrix = self.vectors[start:stop]
         return matrix if self.scales is None else dequantize(matrix, self.scales[start:stop])
-
-    def _slice(self, start: int, stop: int) -> TokenEmbeddings:
-        begin, end = self.offsets[start], self.offsets[stop]
-        scales = None if self.scales is None else self.scales[begin:end]
-        return TokenEmbeddings(self.vectors[begin:end], self.offsets[start : stop + 1] - begin, scales)
 
     def _take(self, index: np.ndarray) -> TokenEmbeddings:
         if index.dtype == bool or (index.size and index.dtype.kind not in "iu") or index.ndim != 1:
@@ -425,8 +394,3 @@ class TokenEmbeddings(Sequence[Any]):
             return self
         vectors, scales = cast(self.vectors, self.scales, name)
         return TokenEmbeddings(vectors, self.offsets, scales)
-
-
-def _is_position(item: Any) -> bool:
-    """Whether an object that is not an integer of Python or numpy stands for one, such as a tensor of no dimension."""
-    return hasattr(item, "__index__") and not getattr(item, "ndim", 0) and "bool" not in str(getattr(item, "dtype", ""))

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from latelier.arrays import dtype_name, is_array, is_tensor, refuse_mask
+from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.results import Id, as_id, check_text, is_single_id
-from latelier.indexes.store import connections
 from latelier.indexes.store.rows import DocumentColumns, StoredDocument, encode_metadata
-from latelier.kernels.threads import allowed_threads, map_each
+from latelier.kernels.threads import allowed_threads, for_each
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.misc import progress_bar
 
@@ -40,9 +39,9 @@ def pack(
         vectors, offsets = source.vectors, source.offsets
     else:
         matrices = [_matrix(item, position, name) for position, item in enumerate(items)]
-        expected = matrices[0].shape[1] if dim is None else dim
+        dim = matrices[0].shape[1] if dim is None else dim
         for position, matrix in enumerate(matrices):
-            _check_dim(matrix.shape[1], expected, position, name)
+            _check_dim(matrix.shape[1], dim, position, name)
         vectors = np.concatenate(matrices)
         offsets = lengths_to_offsets([len(matrix) for matrix in matrices])
     _check_dim(vectors.shape[1], vectors.shape[1] if dim is None else dim, 0, name)
@@ -86,23 +85,17 @@ def _floats(embeddings: TokenEmbeddings) -> TokenEmbeddings:
 
 def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
     """Return a matrix as a 2-D numpy array of a floating dtype, or raise an error."""
-    refuse_mask(item, name(position))
-    if is_tensor(item):
-        try:
+    try:
+        if is_tensor(item):
             item = item.detach().cpu().resolve_neg()
             item = (item.float() if dtype_name(item) == "bfloat16" else item).numpy()
-        except (RuntimeError, TypeError) as error:  # sparse, quantized, on the device "meta", of an 8-bit float type
-            raise EmbeddingsError(
-                f"{name(position)} came with a torch tensor of {item.dtype}, {item.layout}, on {item.device}, which "
-                "numpy cannot hold; expected a dense one of float32, float16, bfloat16 or float64."
-            ) from error
-    elif not isinstance(item, np.ndarray):
-        try:
+        elif not isinstance(item, np.ndarray):
             item = np.asarray(item, dtype="float32")
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: tensors with a gradient
-            raise EmbeddingsError(
-                f"{name(position)} came with {type(item).__name__}; expected a 2-D numpy or torch matrix (tokens, dim)."
-            ) from error
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: lists of tensors with a gradient
+        raise EmbeddingsError(
+            f"{name(position)} came with {type(item).__name__}: {error}; expected a 2-D numpy or torch matrix "
+            "(tokens, dim)."
+        ) from error
     if item.ndim != 2:
         hint = "; padded batches go through TokenEmbeddings.from_padded(padded, mask)" if item.ndim == 3 else ""
         raise EmbeddingsError(
@@ -122,8 +115,6 @@ def _check_dim(received: int, expected: int, position: int, name: Callable[[int]
             f"{name(position)} has dim {received}, but the index or the first one given has dim {expected}; encode all "
             "with one model."
         )
-    if received == 0:
-        raise EmbeddingsError(f"{name(position)} has dim 0; every token needs at least one number.")
 
 
 Encode: TypeAlias = Callable[[TokenEmbeddings, "dict[str, np.ndarray] | None"], "dict[str, np.ndarray]"]
@@ -131,10 +122,9 @@ Encode: TypeAlias = Callable[[TokenEmbeddings, "dict[str, np.ndarray] | None"], 
 _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
-# memory. Packed embeddings are in memory: of them, as much is read as for the most threads.
+# memory.
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
-_PROVIDING = connections.Lock()
-_BYTES = (bytes, bytearray, memoryview)  # iterating over them gives integers, which would be ids
+_BYTES = (str, bytes, bytearray, memoryview)  # iterating over them gives no ids
 
 
 class DocumentBatch(NamedTuple):
@@ -172,26 +162,27 @@ class DocumentBatches:
     ) -> None:
         ids, embeddings, texts, metadata = given
         _check_not_padded(embeddings)
-        for name, values in (("ids", ids), ("texts", texts), ("metadata", metadata)):
-            if is_array(values) and values.ndim == 0:
-                raise InvalidArgumentError(f"received an array without dimensions as {name}; give one per document.")
         if is_single_id(ids):
             ids, texts, metadata = [ids], None if texts is None else [texts], None if metadata is None else [metadata]
-        columns = [_Column("ids", ids)]  # before the others are compared with it
         if isinstance(ids, Sized) and len(ids) == 1:
             embeddings = [embeddings] if is_array(embeddings) else embeddings
             texts = [texts] if isinstance(texts, str) else texts
             metadata = [metadata] if isinstance(metadata, Mapping) else metadata
-        elif is_array(embeddings):
-            raise InvalidArgumentError("a single matrix needs a single id; for several ids, give a list of matrices.")
-        if isinstance(texts, str) or isinstance(metadata, Mapping):
-            raise InvalidArgumentError(
-                "a single text or dict of metadata needs a single id; for several ids, give lists."
-            )
+        elif is_array(embeddings) or isinstance(metadata, Mapping):
+            raise InvalidArgumentError("a single matrix or dict needs a single id; for several ids, give lists.")
+        self._columns = {"ids": ids}
+        self._columns |= {name: each for name, each in (("texts", texts), ("metadata", metadata)) if each is not None}
+        for name, values in self._columns.items():
+            if not isinstance(values, Iterable) or isinstance(values, _BYTES):
+                raise InvalidArgumentError(f"received {type(values).__name__} as {name}; give one per document.")
+        known = {name: len(values) for name, values in self._columns.items() if isinstance(values, Sized)}
+        self._count = known.get("ids")
+        if isinstance(embeddings, TokenEmbeddings):
+            known["embeddings"] = len(embeddings)
+        if len(set(known.values())) > 1:
+            lengths = ", ".join(f"{length} {name}" for name, length in known.items())
+            raise InvalidArgumentError(f"received {lengths}; give one of each per document.")
         self._embeddings = embeddings
-        columns += [_Column("texts", texts), _Column("metadata", metadata)]
-        _compare_lengths(columns, embeddings)
-        self._columns = columns
         self._dtype = dtype
         self._batch_bytes = batch_bytes
         self._show_progress = show_progress
@@ -207,159 +198,104 @@ class DocumentBatches:
         finite. If not, the vectors themselves are checked, which reads them once more. Yields: with at least one
         document.
         """
-        documents = DocumentColumns([], [], [], [])
-        lengths: list[np.ndarray] = []
-        arrays, size, reader, left = _TokenArrays(), 0, None, self._columns[0].length
-
-        def batch() -> DocumentBatch:
-            return DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
-
-        with progress_bar(shown=self._show_progress, total=self._columns[0].length, unit=" documents") as progress:
-            for given in self._given():
-                if reader is None:  # the first document says which dim the others must have
-                    dim = _first_dim(given, self._dtype) if dim is None else dim
-                    reader = _Reader(self._dtype, dim, encode, are_finite)
-                for part in reader.read(given, arrays, self._batch_bytes, left):
-                    documents.extend(part.documents)
-                    lengths.append(part.lengths)
-                    size += part.nbytes
-                    progress.update(len(part.documents))
-                left = None if left is None else left - len(given.ids)
+        read_bytes = min(_READ_BYTES * min(allowed_threads(), _READ_THREADS), self._batch_bytes // 4)
+        documents, lengths, size, arrays = DocumentColumns([], [], [], []), [np.zeros(0, "int64")], 0, None
+        with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
+            for given in self._given(read_bytes):
+                ids = list(map(as_id, given.ids))
+                name = _name_by(ids)
+                packed = pack(given.embeddings, name, self._dtype, dim)
+                dim = packed.dim
+                if arrays is None:
+                    row_bytes = np.dtype(self._dtype).itemsize * dim
+                    arrays = _TokenArrays(encode, most=(self._batch_bytes + read_bytes) // row_bytes)
+                try:
+                    encoded = arrays.append(packed)
+                except EmbeddingsError as error:
+                    row = int(np.abs(packed.vectors).max(axis=1).argmax())
+                    largest = int(np.searchsorted(packed.offsets, row, side="right")) - 1
+                    raise EmbeddingsError(f"{name(largest)}: {error}") from error
+                if not are_finite(encoded):
+                    check_finite(packed, given.embeddings, name)
+                metadata = list(map(encode_metadata, given.metadata, ids))
+                texts = list(map(check_text, given.texts, ids))
+                more = DocumentColumns(ids, texts, [json for json, _ in metadata], [fields for _, fields in metadata])
+                documents.extend(more)
+                lengths.append(packed.lengths)
+                size += packed.vectors.nbytes + more.nbytes
+                progress.update(len(ids))
                 if size >= self._batch_bytes:
-                    yield batch()
-                    documents, lengths, arrays, size = DocumentColumns([], [], [], []), [], _TokenArrays(), 0
-        if documents:
-            yield batch()
+                    yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled())
+                    documents, lengths, size, arrays = DocumentColumns([], [], [], []), [], 0, None
+        if arrays is not None:
+            yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
-    def _given(self) -> Iterator[GivenDocuments]:
+    def _given(self, read_bytes: int) -> Iterator[GivenDocuments]:
         """Yield some documents at a time."""
-        count = 0
-        for items in _split(self._embeddings, self._batch_bytes, min(allowed_threads(), _READ_THREADS)):
-            ids, texts, metadata = (column.take(len(items), count) for column in self._columns)
+        count, columns = 0, {name: iter(values) for name, values in self._columns.items()}
+        for items in _split(self._embeddings, read_bytes):
+            taken = {name: list(islice(values, len(items))) for name, values in columns.items()}
+            for name, values in taken.items():
+                if len(values) < len(items):
+                    hint = "; the tokens of one document are one array (tokens, dim), not a list"
+                    raise InvalidArgumentError(
+                        f"{name} ended after {count + len(values)} documents, but there are more embeddings; give one "
+                        f"of each per document{hint if self._count == 1 else ''}."
+                    )
             count += len(items)
-            yield GivenDocuments(ids, items, texts, metadata)
-        for column in self._columns:
-            column.expect_end(count)
-
-
-class _Part(NamedTuple):
-    """A part of a batch, and the size of its vectors, texts and metadata before they were encoded."""
-
-    documents: DocumentColumns
-    lengths: np.ndarray
-    nbytes: int
-
-
-class _Reader(NamedTuple):
-    """Checks, converts and encodes documents; see `DocumentBatches.read`."""
-
-    dtype: str
-    dim: int
-    encode: Encode
-    are_finite: _AreFinite
-
-    def read(self, given: GivenDocuments, arrays: _TokenArrays, batch_bytes: int, left: int | None) -> list[_Part]:
-        """Read documents in parts, each by one thread, which writes its token arrays to their place in `arrays`.
-
-        `batch_bytes`: the size of the vectors with which a batch ends. `left`: the number of these documents and those
-        after them; None if it is not known.
-        """
-        # More parts than threads, since some take longer than others and each is converted as a whole; a few documents
-        # are not worth a thread.
-        count = max(1, min(4 * allowed_threads(), len(given.ids) // 4))
-        cuts = np.linspace(0, len(given.ids), count + 1).astype("int64").tolist()
-        parts = [GivenDocuments(*(column[first:last] for column in given)) for first, last in pairwise(cuts)]
-        layout = self.encode(TokenEmbeddings(np.empty((0, self.dim), self.dtype), [0]), None)
-        row_bytes = np.dtype(self.dtype).itemsize * self.dim
-        full = (batch_bytes + min(_READ_BYTES * _READ_THREADS, batch_bytes)) // row_bytes
-        tokens = [_count_tokens(part.embeddings) for part in parts]
-        expected = 0 if left is None else sum(tokens) * left // len(given.ids)
-        places = arrays.reserve(layout, tokens, expected, full)
-        return map_each(lambda part: self._read_part(*part), zip(parts, places, strict=True))
-
-    def _read_part(self, given: GivenDocuments, place: dict[str, np.ndarray]) -> _Part:
-        ids = list(map(as_id, given.ids))
-        name = _name_by(ids)
-        packed = pack(given.embeddings, name, self.dtype, self.dim)
-        encoded = list(map(encode_metadata, given.metadata, ids))
-        texts = list(map(check_text, given.texts, ids))
-        documents = DocumentColumns(ids, texts, [json for json, _ in encoded], [fields for _, fields in encoded])
-        reserved = min(map(len, place.values()))
-        if packed.num_tokens != reserved:
-            raise EmbeddingsError(
-                f"the documents {ids[0]!r} to {ids[-1]!r} have {packed.num_tokens} tokens, and had {reserved} before; "
-                "do not change embeddings while they are added."
-            )
-        _provide(place.values())
-        try:
-            arrays = self.encode(packed, place)
-        except EmbeddingsError as error:
-            row = int(np.abs(packed.vectors).max(axis=1).argmax())
-            largest = int(np.searchsorted(packed.offsets, row, side="right")) - 1
-            raise EmbeddingsError(f"{name(largest)}: {error}") from error
-        if not self.are_finite(arrays):
-            check_finite(packed, given.embeddings, name)
-        for array, rows in arrays.items():
-            if rows is not place[array]:
-                place[array][:] = rows
-        return _Part(documents, packed.lengths, packed.vectors.nbytes + documents.nbytes)
-
-
-def _first_dim(given: GivenDocuments, dtype: str) -> int:
-    """Return the dim of the first document."""
-    return pack(given.embeddings[:1], _name_by([as_id(given.ids[0])]), dtype, None).dim
+            none = [None] * len(items)
+            yield GivenDocuments(taken["ids"], items, taken.get("texts", none), taken.get("metadata", none))
+        for name, values in columns.items():
+            if next(values, self) is not self:
+                raise InvalidArgumentError(
+                    f"embeddings ended after {count} documents, but there are more {name}; give one of each per "
+                    "document."
+                )
 
 
 def _name_by(ids: list[Id]) -> Callable[[int], str]:
     return lambda position: f"document {ids[position]!r}"
 
 
-def _count_tokens(items: Any) -> int:
-    """Return the number of tokens of documents; any number, if there are some that `pack` rejects."""
-    return items.num_tokens if isinstance(items, TokenEmbeddings) else sum(map(_count_rows, items))
-
-
-def _count_rows(item: Any) -> int:
-    try:
-        shape = (len(item),) if isinstance(item, Sequence) else np.shape(item)
-    except (TypeError, ValueError, RuntimeError):
-        return 0
-    return shape[0] if shape else 0
-
-
 class _TokenArrays:
     """The token arrays of a batch, filled part by part.
 
-    Memory is reserved for all documents, or for a full batch where their number is not known, with the second call of
-    `reserve`: the system provides it only as it is written. Parts that are kept and concatenated at the end would take
-    twice the memory, and more time than their encoding.
+    Memory for a full batch, of at `most` so many tokens, is reserved with the second part: the system provides it only
+    as it is written. Parts that are kept and concatenated at the end would take twice the memory, and more time than
+    their encoding.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encode: Encode, most: int) -> None:
+        self._encode, self._most = encode, most
         self._arrays: dict[str, np.ndarray] = {}
         self._tokens = self._reserved = 0
 
-    def reserve(
-        self, layout: dict[str, np.ndarray], tokens: list[int], expected: int, full: int
-    ) -> list[dict[str, np.ndarray]]:
-        """Return where the arrays of some parts are to be written.
-
-        `expected`: about how many tokens are to come, these included; 0 if that is not known. `full`: about how many
-        tokens a full batch has.
-        """
-        ends = self._tokens + np.cumsum(tokens)
-        end = int(ends[-1])
-        if end > self._reserved:
-            self._reserved = max(end, full if self._tokens else min(expected + expected // 16, full))
+    def append(self, packed: TokenEmbeddings) -> dict[str, np.ndarray]:
+        """Encode documents, by several threads, and return their arrays."""
+        before, self._tokens = self._tokens, self._tokens + packed.num_tokens
+        if self._tokens > self._reserved:
+            self._reserved = max(self._tokens, self._most if before else 0)
+            layout = self._encode(packed[:0], None)
             reserved = {name: np.empty((self._reserved, *rows.shape[1:]), rows.dtype) for name, rows in layout.items()}
             for name, rows in self._arrays.items():
-                reserved[name][: self._tokens] = rows[: self._tokens]
+                reserved[name][:before] = rows[:before]
             self._arrays = reserved
-        self._tokens = end
-        return [
-            {name: rows[last - count : last] for name, rows in self._arrays.items()}
-            for count, last in zip(tokens, ends.tolist(), strict=True)
-        ]
+        added = {name: rows[before : self._tokens] for name, rows in self._arrays.items()}
+        for rows in added.values():
+            # In a virtual machine, memory takes twice as long where several threads are the first to write to it.
+            rows.reshape(-1).view("uint8")[:: mmap.PAGESIZE] = 0
+
+        def encode_part(cut: tuple[int, int]) -> None:
+            part, tokens = packed[slice(*cut)], slice(*packed.offsets[list(cut)])
+            places = {name: rows[tokens] for name, rows in added.items()}
+            for name, rows in self._encode(part, places).items():
+                if rows is not places[name]:
+                    places[name][:] = rows
+
+        # More parts than threads, since some take longer than others; a few documents are not worth a thread.
+        count = max(1, min(4 * allowed_threads(), len(packed) // 4))
+        for_each(encode_part, pairwise(np.linspace(0, len(packed), count + 1).astype("int64").tolist()))
+        return added
 
     def filled(self) -> dict[str, np.ndarray]:
         """Return the arrays; copies if most of what was reserved is not needed."""
@@ -367,101 +303,36 @@ class _TokenArrays:
         return some if 2 * self._tokens > self._reserved else {name: rows.copy() for name, rows in some.items()}
 
 
-def _provide(arrays: Iterable[np.ndarray]) -> None:
-    """Let the system provide the memory of arrays now, for one thread at a time.
-
-    In a virtual machine it takes twice as long where several threads are the first to write to their memory.
-    """
-    with _PROVIDING.current:
-        for array in arrays:
-            array.reshape(-1).view("uint8")[:: mmap.PAGESIZE] = 0
-
-
-class _Column:
-    """Ids, texts or metadata, read together with the embeddings; ``None`` stands for ``None`` for each document."""
-
-    def __init__(self, name: str, values: Any) -> None:
-        if values is None and name == "ids":
-            raise InvalidArgumentError("received None as ids; give one id per document, a str or an int.")
-        if values is not None and (not isinstance(values, Iterable) or isinstance(values, _BYTES)):
-            each = ", a str or an int" if name == "ids" else ""
-            raise InvalidArgumentError(f"received {type(values).__name__} as {name}; give one per document{each}.")
-        self.name = name
-        self.length: int | None = len(values) if isinstance(values, Sized) else None
-        self._values = None if values is None else iter(values)
-
-    def take(self, n: int, before: int) -> list[Any]:
-        if self._values is None:
-            return [None] * n
-        taken = list(islice(self._values, n))
-        if len(taken) < n:
-            hint = "" if self.length != 1 else "; the tokens of one document are one array (tokens, dim), not a list"
-            raise InvalidArgumentError(
-                f"{self.name} ended after {before + len(taken)} documents, but there are more embeddings; give one of "
-                f"each per document{hint}."
-            )
-        return taken
-
-    def expect_end(self, count: int) -> None:
-        if self._values is not None and next(self._values, self) is not self:
-            raise InvalidArgumentError(
-                f"embeddings ended after {count} documents, but there are more {self.name}; give one of each per "
-                "document."
-            )
-
-
-def _compare_lengths(columns: list[_Column], embeddings: Any) -> None:
-    """Raise an error if the lengths differ, as far as they are known before anything is read."""
-    known: dict[str, int] = {column.name: column.length for column in columns if column.length is not None}
-    if isinstance(embeddings, TokenEmbeddings):
-        known["embeddings"] = len(embeddings)
-    if len(set(known.values())) > 1:
-        lengths = ", ".join(f"{length} {name}" for name, length in known.items())
-        raise InvalidArgumentError(f"received {lengths}; give one of each per document.")
-
-
-def _split(embeddings: Any, batch_bytes: int, threads: int) -> Iterator[list[Any] | TokenEmbeddings]:
+def _split(embeddings: Any, read_bytes: int) -> Iterator[list[Any] | TokenEmbeddings]:
     """Cut embeddings into what is read at a time: lists of matrices, or slices of packed embeddings."""
-    if isinstance(embeddings, TokenEmbeddings):
-        yield from _split_packed(embeddings, batch_bytes)
-        return
-    if not isinstance(embeddings, Iterable) or isinstance(embeddings, (str, bytes, Mapping)):
+    if not isinstance(embeddings, Iterable) or isinstance(embeddings, (*_BYTES, Mapping)):
         raise InvalidArgumentError(
             f"received {type(embeddings).__name__} as embeddings; give TokenEmbeddings, a list of (tokens, dim) "
             "matrices or an iterable of either."
         )
-    most_bytes, most_documents = min(_READ_BYTES * threads, batch_bytes), _READ_DOCUMENTS * threads
     waiting: list[Any] = []
-    size = 0
-    for item in embeddings:
-        if isinstance(item, TokenEmbeddings):
-            if waiting:
-                yield waiting
-                waiting, size = [], 0
-            yield from _split_packed(item, batch_bytes)
-            continue
-        waiting.append(item)
-        size += _float_bytes(item)
-        if size >= most_bytes or len(waiting) >= most_documents:
+    size, most = 0, _READ_DOCUMENTS * _READ_THREADS
+    for item in [embeddings] if isinstance(embeddings, TokenEmbeddings) else embeddings:
+        is_packed = isinstance(item, TokenEmbeddings)
+        if waiting and (is_packed or size >= read_bytes or len(waiting) >= most):
             yield waiting
             waiting, size = [], 0
+        if is_packed:
+            for first, last in split_by_rows(item.offsets, max(1, read_bytes // max(1, 4 * item.dim)), most):
+                yield item[first:last]
+        else:
+            waiting.append(item)
+            size += _float_bytes(item)
     if waiting:
         yield waiting
 
 
 def _float_bytes(item: Any) -> int:
-    """Return about the size of a matrix in memory, as float32 at least; 0 for what `pack` rejects."""
-    if is_array(item):
-        is_sparse = is_tensor(item) and str(item.layout) != "torch.strided"  # it has no size
-        return 0 if is_sparse else max(int(item.nbytes), 4 * int(np.prod(item.shape)))
-    first = item[0] if isinstance(item, Sequence) and item else None
-    return 4 * len(item) * len(first) if isinstance(first, Sized) else 0
-
-
-def _split_packed(embeddings: TokenEmbeddings, batch_bytes: int) -> Iterator[TokenEmbeddings]:
-    tokens = max(1, min(_READ_BYTES * _READ_THREADS, batch_bytes) // max(1, 4 * embeddings.dim))
-    for first, last in split_by_rows(embeddings.offsets, tokens, _READ_DOCUMENTS * _READ_THREADS):
-        yield embeddings[first:last]
+    """Return the size of a matrix as float32; 0 for what `pack` rejects."""
+    try:
+        return 4 * len(item) * len(item[0])
+    except (TypeError, IndexError):
+        return 0
 
 
 def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
@@ -483,6 +354,20 @@ def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
     packed = pack(queries, "query {}".format, "float32", dim)
     check_finite(packed, queries, "query {}".format)
     return packed
+
+
+def check_queries(queries: Any, dim: int | None, texts: list[str], mode: str) -> TokenEmbeddings | None:
+    """Return the vectors of the queries of a search, packed; None for ``"keywords"``, which uses none."""
+    if mode == "keywords":
+        return None
+    if queries is None and mode != "vectors":
+        raise InvalidArgumentError(f"mode={mode!r} needs the vectors of the queries too; only 'keywords' does not.")
+    vectors = prepare_queries(queries, dim)
+    if mode != "vectors" and len(vectors) != len(texts):
+        raise InvalidArgumentError(
+            f"received {len(vectors)} queries and {len(texts)} texts; give one text for each query."
+        )
+    return vectors
 
 
 def _check_not_padded(embeddings: object) -> None:
