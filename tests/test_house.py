@@ -30,8 +30,8 @@ LAYERS = [
 LAYERS_OF_INDEXES = [
     ["values", "results"],
     ["options"],
-    ["documents", "exact", "filters", "single_vectors", "store"],
-    ["gpu", "hybrid", "why_not"],
+    ["documents", "filters", "ranking", "single_vectors", "store"],
+    ["gpu", "why_not"],
     ["base"],
     ["stored"],
     ["flat", "ivf"],

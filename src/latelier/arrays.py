@@ -211,11 +211,7 @@ def cast(vectors: Array, scales: Any, name: str) -> tuple[Array, Any]:
 
 
 def checked_vectors(vectors: Any) -> Array:
-    """Return a packed array of token vectors: a plain array, or a tensor whose memory holds the numbers themselves.
-
-    The memory is shared, unless a tensor is a view whose numbers are negated when they are read, such as the imaginary
-    part of a conjugate: kernels would read them without the sign.
-    """
+    """Return a packed array of token vectors, which shares its memory with what was given."""
     if not is_array(vectors) or vectors.ndim != 2:
         shape = getattr(vectors, "shape", None)
         raise EmbeddingsError(
@@ -228,7 +224,7 @@ def checked_vectors(vectors: Any) -> Array:
         raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
     if len(vectors) and not vectors.shape[1]:
         raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; expected at least 1.")
-    return vectors.resolve_neg() if is_tensor(vectors) else np.asarray(vectors)
+    return vectors if is_tensor(vectors) else np.asarray(vectors)
 
 
 def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:

@@ -87,14 +87,12 @@ class Stream(list):
     """Given as an iterator, whose length is not known."""
 
 
-MASKED = np.ma.masked_array(np.eye(2), mask=[[True, False], [False, False]])
 # (arguments of `add` and `update`, error, the fact that it states)
 REFUSED = {
     "nan": ((["b"], [one([NAN, 0])]), EmbeddingsError, "'b' holds NaN or infinity"),
     "no token": ((["b", "c"], [FINE, FINE[:0]]), EmbeddingsError, "'c' has no token"),
     "other dim": ((["b", "c"], [FINE, one([1, 2, 3])]), EmbeddingsError, "'c' has dim 3, .* dim 2"),
     "padded": ((["b"], np.zeros((1, 2, 2))), EmbeddingsError, "from_padded"),
-    "masked": ((["b"], [MASKED]), EmbeddingsError, "'b' came with a masked array"),
     "one matrix": ((["b", "c"], np.ones((2, 2))), InvalidArgumentError, "a single id"),
     "empty id": (([""], [FINE]), InvalidArgumentError, "'' .*as an id"),
     "few ids": ((["b"], [FINE, FINE]), InvalidArgumentError, "ids ended after 1 documents"),

@@ -7,8 +7,8 @@ from index_helpers import check_hits, expected_hits, matrices
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.exact import BlockSize
 from latelier.indexes.gpu import GpuSearch
+from latelier.indexes.ranking import BlockSize
 
 
 def on_device(index, **options):

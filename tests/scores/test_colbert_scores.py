@@ -275,9 +275,6 @@ REFUSED = {
     r"groups of \[0, 1\]": lambda: colbert_kd_scores([torch.ones(2, 4)] * 2, [[torch.ones(1, 4)], []]),
     "documents of dtype torch.int8": lambda: colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4).char()),
     "2 tokens, but its mask": lambda: colbert_scores(torch.ones(1, 2, 4), [torch.ones(2, 4)], None, [3]),
-    "masked array that leaves out 1 of": lambda: colbert_scores(
-        np.ma.masked_array(np.ones((2, 3, 4), "float32"), np.arange(24).reshape(2, 3, 4) == 0), torch.ones(1, 2, 4)
-    ),
 }
 
 

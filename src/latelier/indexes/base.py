@@ -17,18 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import GivenDocuments
-from latelier.indexes.exact import measure_recall
-from latelier.indexes.options import (
-    SearchKeywords,
-    SearchOptions,
-    Tokenizer,
-    check_texts,
-)
+from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import CheckReport, Hit, Id, StageLoss, VerifyReport, WhyNotReport, as_prefixes
 from latelier.indexes.why_not import why_not_by_vectors
+from latelier.scores.topk import TopK
 from latelier.utils.checks import check_count
 from latelier.utils.misc import NotCopied
 
@@ -184,8 +182,8 @@ class Index(NotCopied, ABC):
             fused. ``"rerank"``: the best `depth` documents by keywords, ordered by MaxSim.
         fusion
             For ``"hybrid"``: ``"relative"`` (the default), the weighted sum of both scores, scaled to the range from 0
-            to 1 (`latelier.indexes.hybrid.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
-            (`latelier.indexes.hybrid.fuse_ranks`).
+            to 1 (`latelier.indexes.ranking.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
+            (`latelier.indexes.ranking.fuse_ranks`).
         weights
             For ``"hybrid"``: the weights of vectors and keywords, by default 0.5 and 0.5.
         depth
@@ -390,7 +388,7 @@ class Index(NotCopied, ABC):
             efforts.
         """
         with self.snapshot():
-            return measure_recall(self, check_count("k", k), check_count("queries", queries))
+            return _measure_recall(self, check_count("k", k), check_count("queries", queries))
 
     def why_not(self, query: Any, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and what would find it.
@@ -460,3 +458,57 @@ class Index(NotCopied, ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+# A hit counts as found if score >= s - _TOLERANCE * max(1, |s|), s being the exact score of the k-th best document:
+# scores of the index are in single precision.
+_TOLERANCE = 1e-5
+# A document that serves as a query is cut to this many tokens, the usual length of a query.
+_QUERY_TOKENS = 32
+# Number of documents scored at a time.
+_CHUNK = 256
+# Efforts that are measured of an index that has them, the default first; the recommended one has this recall at least.
+_EFFORTS, _ENOUGH = (1.0, 0.5, 2.0, 4.0), 0.97
+
+
+def _measure_recall(index: Index, k: int, queries: int) -> CheckReport:
+    """Search with documents of the index as queries; return the share of hits that are among the exact best `k`.
+
+    All reads should see one commit, see `Index.snapshot`. An empty index has recall 1.
+    """
+    ids = index.ids()
+    if not ids:
+        return CheckReport(k=k, recall=1.0, worst=1.0, queries=0, documents=0)
+    spread = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), queries)).astype("int64"))
+    documents = index.get_embeddings([ids[i] for i in spread])
+    sample = TokenEmbeddings.from_list([matrix[:_QUERY_TOKENS] for matrix in documents])
+    exact = TopK(len(sample), min(k, len(ids)))
+    for first in range(0, len(ids), _CHUNK):
+        chunk = ids[first : first + _CHUNK]
+        exact.add(exact_scores(sample, index.get_embeddings(chunk)), np.arange(first, first + len(chunk)))
+
+    def recalls(options: SearchOptions) -> np.ndarray:
+        found = []
+        for i, hits in enumerate(index.find(sample, k, [], options)):
+            lowest = exact.scores[i][-1]
+            scores = exact_scores(sample[i : i + 1], index.get_embeddings([hit.id for hit in hits]))[0]
+            right = np.count_nonzero(scores >= lowest - _TOLERANCE * max(1.0, abs(lowest)))
+            found.append(right / len(exact.scores[i]))
+        return np.array(found)
+
+    if "effort" not in index.search_options:
+        own, advice = recalls(SearchOptions()), ""
+    else:
+        by_effort = {effort: recalls(SearchOptions(effort=effort)) for effort in _EFFORTS}
+        own, advice = by_effort[1.0], _advise({effort: float(each.mean()) for effort, each in by_effort.items()})
+    return CheckReport(k, float(own.mean()), float(own.min()), len(sample), len(ids), advice)
+
+
+def _advise(recalls: Mapping[float, float]) -> str:
+    """Recommend an effort, given the recall at several, which include 1.0."""
+    effort = min((effort for effort, recall in recalls.items() if recall >= _ENOUGH), default=None)
+    if effort is None:
+        return f"approximate recall stays below {_ENOUGH} at every effort tried; use effort='exact'"
+    if effort > 1:
+        return f"search with effort={effort} to find {recalls[effort]:.3f}"
+    return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""

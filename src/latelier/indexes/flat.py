@@ -14,8 +14,8 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.base import PathLike
-from latelier.indexes.exact import BlockSize, score_blocks
 from latelier.indexes.options import SearchOptions, Tokenizer
+from latelier.indexes.ranking import BlockSize, score_blocks
 from latelier.indexes.store.segments import AROUND, Part, Snapshot, TokenArray, release_memory
 from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.kernels.threads import KernelWarmUp

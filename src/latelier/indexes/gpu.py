@@ -17,7 +17,7 @@ import torch
 from latelier.arrays import as_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
-from latelier.indexes.exact import BlockSize, score_blocks, split_positions
+from latelier.indexes.ranking import BlockSize, score_blocks, split_positions
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment
 from latelier.scores.colbert import choose_engine
@@ -34,7 +34,7 @@ class _Copy(NamedTuple):
     """The documents of one or more segments on the device."""
 
     vectors: TokenEmbeddings
-    numbers: np.ndarray  # (documents,)
+    row_ids: np.ndarray  # (documents,)
     positions: np.ndarray  # (documents,): 0, 1, ...
 
 
@@ -104,9 +104,9 @@ class GpuSearch:
                 converted[dtype] = queries.to(dtype).to(str(self.device))
             for block, scores in score_blocks(copy.vectors, positions, converted[dtype], _score, self._block):
                 merged.add(scores, copy, block)
-        scores, numbers = merged.best()
+        scores, row_ids = merged.best()
         best.scores[first : first + len(queries)] = list(scores)
-        best.numbers[first : first + len(queries)] = list(numbers)
+        best.row_ids[first : first + len(queries)] = list(row_ids)
 
     def _find(self, segments: Sequence[Segment], dim: int) -> list[_Place]:
         """Return the places of segments; those that have none are copied to the device first."""
@@ -130,8 +130,8 @@ class GpuSearch:
                 first, last = begin + segment.offsets[[positions[0], positions[-1] + 1]]
                 vectors[first:last] = as_tensor(piece.vectors).to(self.device)
         offsets = lengths_to_offsets(np.concatenate([np.diff(segment.offsets) for segment in segments]))
-        numbers = np.concatenate([segment.numbers for segment in segments])
-        copy = _Copy(TokenEmbeddings(vectors, offsets), numbers, np.arange(len(numbers)))
+        row_ids = np.concatenate([segment.numbers for segment in segments])
+        copy = _Copy(TokenEmbeddings(vectors, offsets), row_ids, np.arange(len(row_ids)))
         firsts = lengths_to_offsets([len(segment) for segment in segments])
         self._places.update(
             (segment, _Place(copy, int(first))) for segment, first in zip(segments, firsts, strict=False)
@@ -161,9 +161,9 @@ class _Merged:
             self._merge()
 
     def best(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores and the numbers of the best documents, ``(queries, k)`` or fewer columns."""
+        """Return the scores and the row ids of the best documents, ``(queries, k)`` or fewer columns."""
         self._merge()
-        return self._scores.cpu().numpy(), _numbers(self._seen, self._places.cpu().numpy())
+        return self._scores.cpu().numpy(), _row_ids(self._seen, self._places.cpu().numpy())
 
     def _merge(self) -> None:
         if not self._waiting:
@@ -205,16 +205,16 @@ def _highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return scores.gather(1, best), best
 
 
-def _numbers(blocks: Sequence[tuple[_Copy, np.ndarray]], places: np.ndarray) -> np.ndarray:
-    """Return the document numbers of places in blocks that follow one another, each some documents of a copy."""
-    numbers = np.empty_like(places)
+def _row_ids(blocks: Sequence[tuple[_Copy, np.ndarray]], places: np.ndarray) -> np.ndarray:
+    """Return the row ids of places in blocks that follow one another, each some documents of a copy."""
+    row_ids = np.empty_like(places)
     offsets = lengths_to_offsets([len(positions) for _, positions in blocks])
     owners = np.searchsorted(offsets, places, side="right") - 1
     for owner in np.unique(owners):
         copy, positions = blocks[owner]
         mine = owners == owner
-        numbers[mine] = copy.numbers[positions[places[mine] - offsets[owner]]]
-    return numbers
+        row_ids[mine] = copy.row_ids[positions[places[mine] - offsets[owner]]]
+    return row_ids
 
 
 def _largest_norm(embeddings: TokenEmbeddings) -> float:

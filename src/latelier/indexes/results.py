@@ -251,28 +251,6 @@ def warn_of_damage(problem: str) -> None:
     )
 
 
-class Ranking(NamedTuple):
-    """Documents of one query, best first; those with equal scores by number.
-
-    `numbers`: ``(documents,)`` int64: the documents' numbers in the catalog. `scores`: ``(documents,)`` float; higher
-    is better.
-    """
-
-    numbers: np.ndarray
-    scores: np.ndarray
-
-    @classmethod
-    def empty(cls) -> Ranking:
-        """Return a ranking of no document."""
-        return cls(np.zeros(0, "int64"), np.zeros(0, "float32"))
-
-    @classmethod
-    def sorted(cls, numbers: np.ndarray, scores: np.ndarray, k: int) -> Ranking:
-        """Return the `k` best of some documents."""
-        order = np.lexsort((numbers, -scores))[:k]
-        return cls(numbers[order], scores[order])
-
-
 CauseKind: TypeAlias = Literal[
     "not_stored",
     "filtered",

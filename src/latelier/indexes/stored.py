@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,14 +20,13 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, prepare_queries
-from latelier.indexes.hybrid import check_queries, combine_sides, hits_of
+from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries, prepare_queries
 from latelier.indexes.options import SearchOptions, Tokenizer
+from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     Hit,
     Id,
     IndexStatistics,
-    Ranking,
     Record,
     VerifyReport,
     as_id,
@@ -245,7 +245,7 @@ class StoredIndex(Index):
             snapshot, allowed = self._select(options)
             vectors = prepare_queries(queries, snapshot.dim)
             best = self._best(snapshot, allowed, vectors, k, options)
-            return hits_of(snapshot, list(map(Ranking, best.numbers, best.scores)))
+            return _hits_of(snapshot, list(map(Ranking, best.row_ids, best.scores)))
         # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the
         # vectors.
         with self._storage.held():
@@ -254,20 +254,20 @@ class StoredIndex(Index):
             depth = k if encoded is None else options.depth_for(k)
             by_keywords = self._storage.rank_by_keywords(texts, depth, allowed)
         if encoded is None:
-            return hits_of(snapshot, by_keywords)
+            return _hits_of(snapshot, by_keywords)
         by_vectors = [Ranking.empty()] * len(texts)
         if options.mode == "hybrid":
             best = self._best(snapshot, allowed, encoded, depth, options)
-            by_vectors = list(map(Ranking, best.numbers, best.scores))
+            by_vectors = list(map(Ranking, best.row_ids, best.scores))
 
         def best_of_one(i: int) -> Ranking:
-            def score(numbers: np.ndarray) -> Ranking:
-                own = self._best(snapshot, np.sort(numbers), encoded[i : i + 1], len(numbers), options)
-                return Ranking(own.numbers[0], own.scores[0])
+            def score(row_ids: np.ndarray) -> Ranking:
+                own = self._best(snapshot, np.sort(row_ids), encoded[i : i + 1], len(row_ids), options)
+                return Ranking(own.row_ids[0], own.scores[0])
 
             return combine_sides(options, by_vectors[i], by_keywords[i], score, k)
 
-        return hits_of(snapshot, [best_of_one(i) for i in range(len(texts))])
+        return _hits_of(snapshot, [best_of_one(i) for i in range(len(texts))])
 
     def _select(self, options: SearchOptions) -> tuple[Snapshot, np.ndarray | None]:
         """Return the snapshot to search, and the row ids that the filter selects; None without a filter."""
@@ -278,14 +278,14 @@ class StoredIndex(Index):
     def _best(
         self,
         snapshot: Snapshot,
-        numbers: np.ndarray | None,
+        row_ids: np.ndarray | None,
         queries: TokenEmbeddings,
         k: int,
         options: SearchOptions,
     ) -> TopK:
         """Return the best `k` of some documents, or of all, by MaxSim."""
         best = TopK(len(queries), min(k, max(1, snapshot.documents)))
-        parts = snapshot.parts(numbers)
+        parts = snapshot.parts(row_ids)
         if parts and self._gpu is not None:
             self._gpu.search(parts, queries, best)
         elif parts:
@@ -299,11 +299,11 @@ class StoredIndex(Index):
 
     def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
-        snapshot, numbers = self._storage.find(as_ids(ids))
-        if not len(numbers):
+        snapshot, row_ids = self._storage.find(as_ids(ids))
+        if not len(row_ids):
             return TokenEmbeddings.from_list([], dim=snapshot.dim).to(self.dtype)
-        distinct, positions = np.unique(numbers, return_inverse=True)
-        # The parts are in ascending order of numbers, so their concatenation is in the order of `distinct`.
+        distinct, positions = np.unique(row_ids, return_inverse=True)
+        # The parts are in ascending order of row ids, so their concatenation is in the order of `distinct`.
         parts = snapshot.parts(distinct)
         found = TokenEmbeddings.concatenate([self._decode(part) for part in parts])[positions]
         if self._max_memory is not None:
@@ -448,11 +448,11 @@ class StoredIndex(Index):
         return min(self._segment_bytes, self.memory.working // _BATCH_SHARE)
 
     def insert(
-        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, numbers: np.ndarray | None = None
+        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, row_ids: np.ndarray | None = None
     ) -> None:
         """Insert documents in a transaction; see `Transaction.insert`."""
         most = self._max_segment_tokens(batch.dim)
-        transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
+        transaction.insert(batch, replace=replace, max_tokens=most, numbers=row_ids)
 
     def search_by_kernels(self) -> None:
         """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
@@ -503,3 +503,11 @@ class StoredIndex(Index):
     def _describe(self) -> str:
         """Return the description of the stored numbers in `repr`."""
         return self.dtype
+
+
+def _hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
+    """Return the documents of rankings as hits, with the ids that users gave."""
+    row_ids = np.concatenate([np.zeros(0, dtype="int64"), *(ranking.row_ids for ranking in rankings)])
+    scores = [score for ranking in rankings for score in ranking.scores.tolist()]
+    hits = map(Hit._make, zip(snapshot.ids(row_ids), scores, strict=True))
+    return [list(islice(hits, len(ranking.row_ids))) for ranking in rankings]

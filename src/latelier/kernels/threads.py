@@ -77,18 +77,6 @@ def for_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
         helper.result()  # raises what the function raised in a helper
 
 
-def map_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return ``function(item)`` for each item, in their order; see `for_each`."""
-    results: dict[int, Result] = {}
-
-    def call(numbered: tuple[int, Item]) -> None:
-        number, item = numbered
-        results[number] = function(item)
-
-    for_each(call, enumerate(items))
-    return [results[number] for number in range(len(results))]
-
-
 @contextmanager
 def limited_threads(most: int) -> Iterator[None]:
     """Let the calling thread compute with at most `most` threads inside the block, itself included.

@@ -15,8 +15,8 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
-from latelier.indexes.exact import exact_scores
 from latelier.indexes.options import Mode, SearchKeywords
+from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import as_id
 from latelier.indexes.store.keywords import query_words
 from latelier.indexes.why_not import Tester, examine, why_not_by_vectors

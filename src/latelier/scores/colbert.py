@@ -234,7 +234,7 @@ def top_k(
     width = min(int(k), len(documents))
     return (
         torch.from_numpy(np.array(best.scores, dtype="float32").reshape(len(queries), width)),
-        torch.from_numpy(np.array(best.numbers, dtype="int64").reshape(len(queries), width)),
+        torch.from_numpy(np.array(best.row_ids, dtype="int64").reshape(len(queries), width)),
     )
 
 

@@ -22,12 +22,12 @@ class TopK:
     def __init__(self, queries: int, k: int) -> None:
         self.k = k
         self.scores = [np.zeros(0, dtype="float32")] * queries
-        self.numbers = [np.zeros(0, dtype="int64")] * queries
+        self.row_ids = [np.zeros(0, dtype="int64")] * queries
 
-    def add(self, scores: np.ndarray, numbers: np.ndarray) -> None:
+    def add(self, scores: np.ndarray, row_ids: np.ndarray) -> None:
         """Merge the scores of a block of documents.
 
-        `scores`: ``(queries, documents)``. `numbers`: ``(documents,)`` int64: the documents' numbers. Among equal
+        `scores`: ``(queries, documents)``. `row_ids`: ``(documents,)`` int64: of the documents. Among equal
         scores, those added first stay first.
         """
         # NaN in the embeddings gives NaN scores, which cannot be sorted: they are replaced by minus infinity.
@@ -44,7 +44,7 @@ class TopK:
             merged = np.concatenate([kept, row[candidates]])
             order = np.argsort(-merged, kind="stable")[: self.k]
             self.scores[query] = merged[order]
-            self.numbers[query] = np.concatenate([self.numbers[query], numbers[candidates]])[order]
+            self.row_ids[query] = np.concatenate([self.row_ids[query], row_ids[candidates]])[order]
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:

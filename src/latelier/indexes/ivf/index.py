@@ -231,7 +231,7 @@ class IVF(StoredIndex):
         def search(first: int, last: int) -> None:
             for i in range(first, last):
                 stages = search_query(scope, vectors[offsets[i] : offsets[i + 1]], best.k, parameters)
-                best.scores[i], best.numbers[i] = stages.scores[: best.k], stages.numbers[: best.k]
+                best.scores[i], best.row_ids[i] = stages.scores[: best.k], stages.numbers[: best.k]
 
         if len(queries) == 1:
             search(0, 1)

@@ -16,9 +16,8 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments
+from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.filters.parse import RESERVED, read_filter
-from latelier.indexes.hybrid import check_queries, fuse_ranks, fuse_scores
 from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
 from latelier.indexes.qdrant.collection import (
     FIRST_STAGE,
@@ -31,13 +30,13 @@ from latelier.indexes.qdrant.collection import (
     check_place,
 )
 from latelier.indexes.qdrant.points import PLACE, Points, check_payload, count_words, point_id, query_vector
+from latelier.indexes.ranking import Ranking, fuse_ranks, fuse_scores
 from latelier.indexes.results import (
     Cause,
     Damage,
     Hit,
     Id,
     IndexStatistics,
-    Ranking,
     Record,
     StageLoss,
     VerifyReport,

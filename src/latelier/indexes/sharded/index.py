@@ -32,18 +32,17 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments
+from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.filters.parse import new_fields
 from latelier.indexes.flat import Flat
-from latelier.indexes.hybrid import check_queries, combine_sides
 from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     Hit,
     Id,
     IndexStatistics,
-    Ranking,
     Record,
     VerifyReport,
     as_id,
@@ -179,8 +178,9 @@ class ShardWorker:
             row_ids = index.storage.ask(find_numbers, list(dict.fromkeys(found)))
 
         def ranking(hits: Sequence[Hit]) -> Ranking:
-            numbers = np.array([row_ids[hit.id] for hit in hits], dtype="int64")
-            return Ranking(numbers, np.array([hit.score for hit in hits]))
+            return Ranking(
+                np.array([row_ids[hit.id] for hit in hits], dtype="int64"), np.array([hit.score for hit in hits])
+            )
 
         return [
             ShardFindings(ranking(ours), ranking(words), ranking(both), {row_ids[h.id]: h.id for h in (*ours, *words)})
@@ -208,7 +208,7 @@ class ShardWorker:
         transaction, vectors = self._begun(), _writable(embeddings)
         batch = DocumentBatch(list(documents), vectors.lengths, vectors.dim, self._index.encode(vectors))
         transaction.make_fields(fields)
-        self._index.insert(transaction, batch, replace=replace, numbers=np.array(row_ids))
+        self._index.insert(transaction, batch, replace=replace, row_ids=np.array(row_ids))
         self._has_inserted = True
 
     def remove(self, ids: Sequence[Id], prefixes: Sequence[str]) -> None:
@@ -627,7 +627,7 @@ class Sharded(Index):
             if not (partial and found and isinstance(error, (StorageError, CorruptedIndexError))):
                 raise error
         by_query: list[tuple[ShardFindings, ...]] = list(zip(*found.values(), strict=True))
-        has_words = any(len(each.by_keywords.numbers) for row in by_query for each in row)
+        has_words = any(len(each.by_keywords.row_ids) for row in by_query for each in row)
         if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
             raise without_texts()
         hits = [_merged(row, options, k) for row in by_query]
@@ -826,8 +826,8 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
     scored = best(each.scored for each in found)
 
     def score(row_ids: np.ndarray) -> Ranking:
-        kept = np.isin(scored.numbers, row_ids)
-        return Ranking(scored.numbers[kept], scored.scores[kept])
+        kept = np.isin(scored.row_ids, row_ids)
+        return Ranking(scored.row_ids[kept], scored.scores[kept])
 
     if mode in ("vectors", "keywords"):
         ranking = by_vectors if mode == "vectors" else by_keywords

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.results import Ranking, plain_str
+from latelier.indexes.ranking import Ranking
+from latelier.indexes.results import plain_str
 from latelier.indexes.store import connections
 from latelier.indexes.store.integrity import damaged
 from latelier.utils.checks import check_choice, describe
@@ -293,7 +294,7 @@ def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed:
         frequent, most = _frequent_words(idf)
         if frequent:
             found = _ranked(connection, list(idf), [word for word in idf if word not in frequent], k, allowed)
-            if len(found.numbers) == k and found.scores[-1] > most:
+            if len(found.row_ids) == k and found.scores[-1] > most:
                 return found
         return _ranked(connection, list(idf), [], k, allowed)
 

@@ -23,7 +23,8 @@ from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgume
 from latelier.indexes.filters.parse import read_filter
 from latelier.indexes.filters.sql import matching_rows, selection_key
 from latelier.indexes.options import Parameters
-from latelier.indexes.results import Id, Ranking, Record, VerifyReport, check_known
+from latelier.indexes.ranking import Ranking
+from latelier.indexes.results import Id, Record, VerifyReport, check_known
 from latelier.indexes.store.catalog import (
     UserSettings,
     count_documents,
@@ -175,7 +176,7 @@ class Storage:
             if snapshot.documents and not has_texts(connection):
                 raise without_texts()
             rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
-            numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
+            numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)]))
             if len(snapshot.keep_live(numbers)) < len(numbers):
                 raise keyword_damage("it names documents that the index does not have")
         return rankings
