@@ -17,11 +17,9 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes import Hit
 from latelier.scores import colbert_scores
-from latelier.utils import check_count, count_entries, resolve_device
+from latelier.utils import check_count, resolve_device
 
 __all__ = ["rerank"]
-
-_PER_QUERY = "a list with an entry for each query"
 
 
 def rerank(
@@ -70,69 +68,44 @@ def rerank(
     >>> rerank([["a", "b"], ["b"]], queries, [[a, b], [b]])
     [[Hit(id='b', score=1.0), Hit(id='a', score=0.5)], [Hit(id='b', score=-2.0)]]
     """
-    if isinstance(k, (str, torch.device)):  # PyLate's fourth argument
-        raise InvalidArgumentError(f"received k={str(k)!r}; a device is given as device=...")
     check_count("k", k, optional=True)
     target = None if device is None else resolve_device(device)
     if is_array(queries_embeddings) and queries_embeddings.ndim == 2:
         queries_embeddings = [queries_embeddings]
-    counts = (
-        count_entries(documents_ids, "documents_ids", _PER_QUERY),
-        count_entries(queries_embeddings, "queries_embeddings", _PER_QUERY),
-        count_entries(documents_embeddings, "documents_embeddings", _PER_QUERY),
-    )
+    counts = len(documents_ids), len(queries_embeddings), len(documents_embeddings)
     if len(set(counts)) > 1:
         raise InvalidArgumentError(
             f"received {counts[0]} lists of ids, {counts[1]} queries and {counts[2]} lists of document embeddings; "
             "expected one of each per query."
         )
     triples = zip(documents_ids, queries_embeddings, documents_embeddings, strict=True)
-    return [_rank(i, ids, query, documents, target, k) for i, (ids, query, documents) in enumerate(triples)]
+    return [_rank(i, list(ids), query, documents, target, k) for i, (ids, query, documents) in enumerate(triples)]
 
 
-def _move(documents: Any, device: torch.device | None) -> Any:
-    if device is None:
-        return documents
-    if isinstance(documents, TokenEmbeddings):
-        return documents.to(device)
-    if is_array(documents):
-        return as_tensor(documents).to(device)
-    return [as_tensor(matrix).to(device) for matrix in as_matrices(documents)]
-
-
-def _rank(i: int, ids: Any, query: Any, documents: Any, device: torch.device | None, k: int | None) -> list[Hit]:
-    counts = count_entries(ids, f"documents_ids[{i}]"), count_entries(documents, f"documents_embeddings[{i}]")
-    if counts[0] != counts[1]:
+def _rank(i: int, ids: list[Any], query: Any, documents: Any, device: torch.device | None, k: int | None) -> list[Hit]:
+    if len(ids) != len(documents):
         raise InvalidArgumentError(
-            f"query {i} has {counts[0]} candidate ids and {counts[1]} document embeddings; expected one per id."
+            f"query {i} has {len(ids)} candidate ids and {len(documents)} document embeddings; expected one per id."
         )
-    if not counts[0]:
+    if not ids:
         return []
-    # A query given as nested lists is one matrix.
-    queries = query if is_array(query) else [query]
-    scores = colbert_scores(queries, _move(documents, device))[0].detach().cpu().numpy()
-    if len(scores) != counts[0]:
-        raise EmbeddingsError(
-            f"documents_embeddings[{i}] holds {len(scores)} documents; expected {counts[0]}, one matrix per id."
-        )
-    if not bool(_as_tensor(query).isfinite().all()):
+    if device is not None and isinstance(documents, TokenEmbeddings):
+        documents = documents.to(device)
+    elif device is not None:
+        made = as_tensor(documents) if is_array(documents) else None
+        documents = [as_tensor(each).to(device) for each in as_matrices(documents)] if made is None else made.to(device)
+    query = query if is_array(query) else np.asarray(query, dtype="float32")  # nested lists are one matrix
+    scores = colbert_scores(query, documents)[0].detach().cpu().numpy()
+    if not bool(as_tensor(query).isfinite().all()):
         raise EmbeddingsError(f"query {i} holds NaN or infinity; check the model that encoded it.")
     # Not all numbers of all candidates: reading them takes half as long as scoring them.
     if not np.isfinite(scores).all():
         j = int(np.argmin(np.isfinite(scores)))
-        raise EmbeddingsError(f"candidate {ids[j]!r} of query {i} {_why_without_score(documents[j])}")
+        matrix = documents[j]
+        if not np.isfinite(as_tensor(matrix if is_array(matrix) else np.asarray(matrix)).cpu().numpy()).all():
+            why = "holds NaN or infinity; check the model that encoded it"
+        else:
+            why = "has no tokens, or a score beyond the range of float32; normalise the vectors"
+        raise EmbeddingsError(f"candidate {ids[j]!r} of query {i} {why}.")
     best = np.argsort(-scores, kind="stable")[:k]
     return [Hit(ids[j], float(scores[j])) for j in best]
-
-
-def _why_without_score(document: Any) -> str:
-    matrix = _as_tensor(document)
-    if not bool(matrix.isfinite().all()):
-        return "holds NaN or infinity; check the model that encoded it."
-    if not bool(matrix.any()):  # without padding, nothing is left
-        return "has no tokens, so it has no score."
-    return "has a score beyond the range of float32; normalise the vectors."
-
-
-def _as_tensor(matrix: Any) -> torch.Tensor:
-    return as_tensor(matrix if is_array(matrix) else np.asarray(matrix, dtype="float32"))

@@ -14,7 +14,6 @@ from latelier.errors import (
     EmbeddingsError,
     InvalidArgumentError,
     ReadOnlyIndexError,
-    StorageError,
 )
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -261,16 +260,6 @@ def test_an_index_that_cannot_take_the_documents(source, tmp_path):
         for same in (index, indexes.open(tmp_path / "index")):
             with pytest.raises(InvalidArgumentError, match="the same index"):
                 indexes.copy_documents(index, same)
-
-
-def test_what_others_change_meanwhile(source):
-    class Leaking(indexes.Flat):
-        def add(self, ids, *more, **options):
-            super().add(ids, *more, **options)
-            self.remove("doc 50") if "doc 50" in self else None
-
-    with pytest.raises(StorageError, match="such as 'doc 50'"):
-        indexes.copy_documents(source, Leaking(), batch_size=1000)
 
 
 def test_damaged_documents_are_not_copied(tmp_path):

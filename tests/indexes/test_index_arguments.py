@@ -100,7 +100,7 @@ REFUSED = {
     "a list of rows": (("b", np.eye(2).tolist()), InvalidArgumentError, "are one array"),
     "number as text": ((["b", "c"], [FINE] * 2, ["t", 5]), InvalidArgumentError, "'c' came with int as its text"),
     "list as metadata": ((["b"], [FINE], None, [[]]), InvalidArgumentError, "'b' came with list as its metadata"),
-    "nan in metadata": ((["b"], [FINE], None, [{"x": [NAN]}]), InvalidArgumentError, "'b' holds nan under 'x'"),
+    "nan in metadata": ((["b"], [FINE], None, [{"x": [NAN]}]), InvalidArgumentError, "'b' cannot be stored as JSON"),
 }
 
 

@@ -76,9 +76,7 @@ def test_ties_keep_the_given_order_and_k_cuts():
     [
         (([["a"]], ragged([2, 2]), [[], []]), "1 lists of ids, 2 queries and 2 lists"),
         (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0"),
-        (([["a"]], ragged([2]), [ragged([1])], "cpu"), r"received k='cpu'; a device is given as device=\.\.\."),
-        (([{"a"}], ragged([2]), [ragged([1])]), r"received {'a'} \(set\) as documents_ids\[0\]"),
-        (([["a", "b"]], ragged([2]), [ragged([2])[0]]), r"documents_embeddings\[0\] holds 1 documents; expected 2"),
+        (([["a", "b"]], ragged([2]), [ragged([2])]), "query 0 has 2 candidate ids and 1 document"),
     ],
 )
 def test_lengths_that_do_not_fit(arguments, message):
@@ -120,7 +118,7 @@ def test_numbers_that_are_not_finite_are_named(form, number):
 
 
 def test_scores_beyond_float32_are_named():
-    with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has a score beyond"):
+    with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has no tokens, or a score beyond"):
         rerank([["a", "b"]], [np.full((2, 2), 1e30)], [[np.ones((1, 2)), np.full((1, 2), -1e30)]])
     with pytest.raises(EmbeddingsError, match="candidate 'b' of query 0 has no tokens"):
         rerank([["a", "b"]], ragged([2], dim=2), [np.array([[[1.0, 0.0]], [[0.0, 0.0]]])])

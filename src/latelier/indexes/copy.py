@@ -25,7 +25,6 @@ from latelier.errors import (
     InvalidArgumentError,
     MissingExtraError,
     StorageError,
-    UnknownIdError,
 )
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.results import INT64, Id, dump_json, duplicate_ids
@@ -143,7 +142,7 @@ def copy_documents(
     MissingExtraError
         If pyarrow, of the extra ``parquet``, is not installed.
     StorageError
-        If others change the source, or remove documents of the target, meanwhile.
+        If others change the source meanwhile.
 
     Examples
     --------
@@ -202,10 +201,7 @@ def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
     first, count = 0, 16  # the size of documents is not known before the first are read
     while first < len(ids):
         some = list(ids[first : first + count])
-        try:
-            embeddings, records = index.get_embeddings(some).to("numpy"), index.get(some)
-        except UnknownIdError as error:
-            raise StorageError(f"a document was removed from the source while it was copied: {error}") from error
+        embeddings, records = index.get_embeddings(some).to("numpy"), index.get(some)
         embeddings = embeddings if embeddings.dtype == "float16" else embeddings.to("float32")
         yield _Batch(some, embeddings, [record.text for record in records], [record.metadata for record in records])
         first += len(some)
@@ -233,8 +229,6 @@ def _add_batches(
             index.add(new.ids, new.embeddings, new.texts, new.metadata)
         moved.update(batch.ids)
         yield batch, len(new.ids)
-    if missing := sorted(map(repr, moved.difference(index.ids()))):
-        raise StorageError(f"others removed {len(missing):,} of the documents meanwhile, such as {missing[0]}.")
 
 
 def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bool) -> None:

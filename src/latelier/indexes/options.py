@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args
 
 import numpy as np
@@ -73,16 +73,13 @@ class SearchOptions:
         for name in ("depth", "nprobe", "candidates", "rerank"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), optional=True)
-        has_values = self.parameters is not None and not (
-            isinstance(self.parameters, Sized) and not len(self.parameters)
-        )
-        if self.filter is None and has_values:
+        if self.filter is None and self.parameters is not None and len(self.parameters):
             raise InvalidArgumentError(
                 f"received parameters={short(self.parameters)} without a filter; give both, or neither."
             )
         timeout = self.filter_timeout
         if timeout is not None:
-            if not isinstance(timeout, _NUMBERS) or isinstance(timeout, bool) or not timeout > 0:
+            if not isinstance(timeout, _NUMBERS) or not timeout > 0:
                 raise InvalidArgumentError(
                     f"received filter_timeout={short(timeout)}; give a number of seconds above 0, or None for no limit."
                 )
@@ -93,10 +90,10 @@ class SearchOptions:
     @classmethod
     def accepted_by(cls, kind: str, own: Sequence[str], keywords: Mapping[str, Any]) -> SearchOptions:
         """Return the options of an index of this kind, which has the options `own` besides those of every index."""
-        known = [field.name for field in fields(cls)]
-        accepted = [name for name in known if name not in _OF_SOME_INDEXES or name in own]
         for name, value in keywords.items():
-            if name not in accepted and (value is not None or name not in known):
+            lacks = name in _OF_SOME_INDEXES and name not in own and value is not None
+            if lacks or name not in cls.__dataclass_fields__:
+                accepted = [each for each in cls.__dataclass_fields__ if each not in _OF_SOME_INDEXES or each in own]
                 raise InvalidArgumentError(
                     f"a search of {kind} has no option {short(name)}; its options are {', '.join(accepted)}."
                 )
@@ -110,13 +107,12 @@ class SearchOptions:
 def effort_factor(effort: object) -> float:
     """Return the number that an effort stands for; 1.0 for None, and for ``"exact"``, which needs none."""
     factor = 1.0 if effort is None else _EFFORT_FACTORS.get(effort) if isinstance(effort, str) else effort
-    is_number = isinstance(factor, _NUMBERS) and not isinstance(factor, bool)
-    if not (is_number and 0 < factor < 1e6):  # type: ignore[operator]
+    if not (isinstance(factor, _NUMBERS) and 0 < factor < 1e6):
         raise InvalidArgumentError(
             f"received effort={short(effort)}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is "
             "'balanced')."
         )
-    return float(factor)  # type: ignore[arg-type]
+    return float(factor)
 
 
 def check_texts(texts: Any, mode: str) -> list[str]:
@@ -135,12 +131,13 @@ def check_texts(texts: Any, mode: str) -> list[str]:
 
 
 def _check_weights(weights: Any) -> tuple[float, float]:
-    values = list(weights) if isinstance(weights, (list, tuple, np.ndarray)) else []
+    try:
+        first, second = map(float, weights)
+    except (TypeError, ValueError):
+        first = second = 0.0
     most = sys.float_info.max / 2  # the sum is finite too
-    if len(values) == 2 and not any(isinstance(value, bool) or not isinstance(value, _NUMBERS) for value in values):
-        first, second = values
-        if 0 <= first <= most and 0 <= second <= most and first + second > 0:
-            return float(first), float(second)
+    if 0 <= first <= most and 0 <= second <= most and first + second > 0:
+        return first, second
     raise InvalidArgumentError(
         f"received weights={short(weights)}; expected two finite numbers, for vectors and keywords, of at least 0 and "
         "not both 0."

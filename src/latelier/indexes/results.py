@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
@@ -533,15 +532,11 @@ def as_ids(ids: object) -> list[Id]:
 
 def as_prefixes(prefixes: object) -> list[str]:
     """Return the beginnings of ids as a list."""
-    if isinstance(prefixes, (str, bytes)) or not isinstance(prefixes, Iterable):
+    listed = [prefixes] if isinstance(prefixes, str) or not isinstance(prefixes, Iterable) else list(prefixes)
+    # A single text would remove what begins with one of its letters, and an empty one everything.
+    if isinstance(prefixes, str) or not all(isinstance(each, str) and each and is_unicode(each) for each in listed):
         raise InvalidArgumentError(f"received {describe(prefixes)} as prefixes; give a list of beginnings of ids.")
-    listed = list(prefixes)
-    for prefix in listed:
-        if not (isinstance(prefix, str) and prefix and is_unicode(prefix)):
-            raise InvalidArgumentError(
-                f"received {describe(prefix)} as the beginning of ids; give a str that is not empty and valid Unicode."
-            )
-    return [plain_str(prefix) for prefix in listed]
+    return list(map(plain_str, listed))
 
 
 def check_text(text: object, id: Id) -> str | None:
@@ -562,35 +557,44 @@ def as_key(key: object, what: str) -> str:
 
 
 def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
-    """Return a value as JSON, if that can hold it exactly.
+    """Return a value as JSON, if that can hold it exactly: no NaN, no tuple, no key that is not a string.
 
     `what` names the value in an error; `levels` limits the depth of lists and dicts.
     """
     try:
-        _check_json(value, levels)
-        return dump_json(value)
-    except (ValueError, RecursionError) as error:
-        reason = _too_deep(levels) if isinstance(error, RecursionError) else str(error)
-        raise InvalidArgumentError(f"{what} {reason}.") from error
+        text = dump_json(value)
+        text.encode()
+        is_same, depth = json.loads(text) == value, _depth(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{what} cannot be stored as JSON: {error}.") from error
+    if not is_same:
+        raise InvalidArgumentError(
+            f"{what} would change as JSON, which has lists, dicts with keys that are str, str, "
+            "int, float, bool and None."
+        )
+    if levels is not None and depth > levels:
+        raise InvalidArgumentError(
+            f"{what} is nested too deeply: lists and dicts may be nested {levels} levels deep; flatten it, or store "
+            "the inner levels as a JSON text."
+        )
+    return text
 
 
 def duplicate_ids(ids: Iterable[Id], problem: str, advice: Advice | None = None) -> DuplicateIdError:
     """Return the error for ids that are given twice or are in the index already; `problem` says which of the two."""
     ids = list(ids)
-    subject = "the id {} is" if len(ids) == 1 else "the ids {} are"
-    return DuplicateIdError(f"{subject.format(_name_some(ids))} {problem}.", advice=advice)
+    subject, verb = ("the id", "is") if len(ids) == 1 else ("the ids", "are")
+    return DuplicateIdError(f"{subject} {_name_some(ids)} {verb} {problem}.", advice=advice)
 
 
 def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
     """Raise `UnknownIdError` unless all of `ids` were found in the index."""
     unknown = [id for id in dict.fromkeys(ids) if id not in found]
     if unknown:
-        names = _name_some(unknown)
-        raise UnknownIdError(f"no document has the id {names}.", advice="known-ids")
+        raise UnknownIdError(f"no document has the id {_name_some(unknown)}.", advice="known-ids")
 
 
-def _name_some(ids: Iterable[Id]) -> str:
-    ids = list(ids)
+def _name_some(ids: list[Id]) -> str:
     rest = f" and {len(ids) - _MOST_NAMED:,} more" if len(ids) > _MOST_NAMED else ""
     return ", ".join(map(repr, ids[:_MOST_NAMED])) + rest
 
@@ -610,37 +614,11 @@ def plain_str(text: str) -> str:
 
 
 def dump_json(value: object) -> str:
-    """Return a value that `encode_json` has checked as JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Return a value as JSON; `encode_json` checks one of a user."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _too_deep(levels: int | None) -> str:
-    limit = "" if levels is None else f": lists and dicts may be nested {levels} levels deep"
-    return f"is nested too deeply{limit}; flatten it, or store the inner levels as a JSON text"
-
-
-def _check_json(value: object, levels: int | None, where: str = "", level: int = 1) -> None:
-    """Raise ValueError for what JSON cannot hold or would silently change: NaN, tuples, keys that are not strings."""
-    if levels is not None and level > levels and isinstance(value, (list, dict)):
-        raise ValueError(_too_deep(levels))
-    if isinstance(value, list):
-        for item in value:
-            _check_json(item, levels, where, level + 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_json_key(key, where)
-            _check_json(item, levels, where or f" under {key!r}", level + 1)
-    elif isinstance(value, str):
-        if not is_unicode(value):
-            raise ValueError(f"holds a text that is not valid Unicode{where}")
-    elif value is not None and not isinstance(value, (int, float)):
-        module, name = type(value).__module__, type(value).__qualname__
-        kind = name if module == "builtins" else f"{module}.{name}"  # numpy too has a type named bool
-        raise ValueError(f"holds a {kind}{where}; JSON has None, bool, int, float, str, list and dict")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"holds {value}{where}, which JSON cannot; use None")
-
-
-def _check_json_key(key: object, where: str) -> None:
-    if not isinstance(key, str) or not is_unicode(key):
-        raise ValueError(f"holds the key {key!r}{where}; keys are str and valid Unicode")
+def _depth(value: object) -> int:
+    if not isinstance(value, (list, dict)):
+        return 0
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)

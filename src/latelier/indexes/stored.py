@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -96,17 +95,12 @@ class MemoryReport:
         return "\n".join([f"memory: at most {format_bytes(self.most)} {budget}", *lines])
 
 
-def least_working_memory() -> int:
-    """Return the least memory of temporary arrays, in bytes; it grows with the number of threads."""
-    return _LEAST_WORKING + _THREAD_WORKING * thread_count()
-
-
-def plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, in_memory: bool) -> MemoryReport:
+def _plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, in_memory: bool) -> MemoryReport:
     """Divide a budget between tables, which are always in memory, arrays, and temporary arrays.
 
     Searches read most of the first arrays. An index in memory keeps all.
     """
-    least = least_working_memory()
+    least = _LEAST_WORKING + _THREAD_WORKING * thread_count()
     if budget is None:
         return MemoryReport(None, tables, least, dict(arrays), {})
     fixed = tables + (sum(arrays.values()) if in_memory else 0)
@@ -395,14 +389,12 @@ class StoredIndex(Index):
     def _insert(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
-        rows = [state.row for state in self._storage.snapshot().segments] if self._max_memory is not None else []
-        documents, tokens = sum(row.documents for row in rows), sum(row.tokens for row in rows)
+        before, documents, tokens = self._storage.snapshot(), 0, 0
         with self._storage.transaction() as transaction:
             for batch in transaction.prepare(batches.read(self.dim, self.encode, self._are_finite)):
-                documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
-                plan_memory(
-                    self._max_memory, *self._sizes(documents, tokens, batch.dim), in_memory=self.path is None
-                )  # raises if the index could not be searched within its budget
+                if self._max_memory is not None:  # raises if the index could not be searched within its budget
+                    documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
+                    self._planned(before, documents, tokens, batch.dim)
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
                 self.insert(transaction, batch, replace=replace)
@@ -426,12 +418,12 @@ class StoredIndex(Index):
                     f"leave {name} out, or make a new index."
                 )
 
-    def _planned(self, snapshot: Snapshot) -> MemoryReport:
-        """Divide the memory budget among what a snapshot holds, removed documents included."""
-        rows = [state.row for state in snapshot.segments]
-        documents, tokens = sum(row.documents for row in rows), sum(row.tokens for row in rows)
-        sizes = self._sizes(documents, tokens, snapshot.dim or 0)
-        return plan_memory(self._max_memory, *sizes, in_memory=self.path is None)
+    def _planned(self, snapshot: Snapshot, documents: int = 0, tokens: int = 0, dim: int = 0) -> MemoryReport:
+        """Divide the memory budget among what a snapshot holds, removed documents included, and some more documents."""
+        for state in snapshot.segments:
+            documents, tokens = documents + state.row.documents, tokens + state.row.tokens
+        sizes = self._sizes(documents, tokens, snapshot.dim or dim)
+        return _plan_memory(self._max_memory, *sizes, in_memory=self.path is None)
 
     # For shards, which write in the transactions of another index.
 
@@ -507,7 +499,6 @@ class StoredIndex(Index):
 
 def _hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
     """Return the documents of rankings as hits, with the ids that users gave."""
-    row_ids = np.concatenate([np.zeros(0, dtype="int64"), *(ranking.row_ids for ranking in rankings)])
-    scores = [score for ranking in rankings for score in ranking.scores.tolist()]
-    hits = map(Hit._make, zip(snapshot.ids(row_ids), scores, strict=True))
-    return [list(islice(hits, len(ranking.row_ids))) for ranking in rankings]
+    row_ids = [ranking.row_ids for ranking in rankings]
+    ids = iter(snapshot.ids(np.concatenate([np.zeros(0, "int64"), *row_ids])))
+    return [[Hit(next(ids), score) for score in ranking.scores.tolist()] for ranking in rankings]
