@@ -41,8 +41,7 @@ from sentence_transformers import MultiVectorEncoderTrainer
 from training_proof import blend, encode, freeze, measure, titles
 from transformers import TrainerCallback
 
-from latelier.data import TrainingSet, load_training_set
-from latelier.data.samplers import InOrder
+from latelier.data import InOrder, TrainingSet, load_training_set
 from latelier.evaluation import Collection, Run, compare, load_beir
 from latelier.losses import CachedContrastive, Contrastive
 from latelier.models import DEFAULT_MODEL, ColBERT

@@ -32,8 +32,7 @@ from sentence_transformers import MultiVectorEncoderTrainer
 from transformers import TrainerCallback
 
 from latelier import indexes
-from latelier.data import TrainingSet, mine_hard_negatives, order_by_neighbours
-from latelier.data.samplers import InOrder
+from latelier.data import InOrder, TrainingSet, mine_hard_negatives, order_by_neighbours
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.losses import CachedContrastive, Contrastive

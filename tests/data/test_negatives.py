@@ -132,8 +132,8 @@ def test_a_cross_encoder_teacher(tiny):
 @pytest.mark.parametrize(
     ("predicted", "message"),
     [
-        (np.ones((3, 2)), r"returned shape \(3, 2\); expected one number for each of 3 pairs\. .* NLI"),
-        ([1.0], "the teacher's predict returned 1 scores for 3 pairs; expected one for each"),
+        (np.ones((3, 2)), r"returned shape \(3, 2\) for 3 pairs; expected one number for each\. .* NLI"),
+        ([1.0], r"the teacher's predict returned shape \(1,\) for 3 pairs; expected one number for each"),
     ],
 )
 def test_predictions_that_are_no_scores_are_refused(predicted, message):

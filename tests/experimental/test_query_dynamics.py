@@ -1,6 +1,5 @@
 """One step of `QueryDynamics` against loops over rows; what training, saving and padding must not change."""
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -105,7 +104,7 @@ def test_gradients_reach_every_parameter_and_the_query():
 
 
 def test_saving_keeps_every_number(tmp_path):
-    dynamics = make(num_res_blocks=np.int64(2), lstm_hidden_size=7)
+    dynamics = make(num_res_blocks=2, lstm_hidden_size=7)
     path = tmp_path / "reader.safetensors"
     dynamics.save(path)
     loaded = QueryDynamics.load(path)

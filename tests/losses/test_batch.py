@@ -98,21 +98,6 @@ def test_rows_that_cannot_be_shared_out_are_refused(loss, rows, message):
         loss(Lexicon())(batch, torch.ones(3, 1))
 
 
-@pytest.mark.parametrize("position", [0, 1, 2])
-@pytest.mark.parametrize("mask", ["none", "a list"])
-def test_token_ids_without_a_mask_are_refused(colbert, position, mask):
-    columns = [QUERIES, *zip(*DOCUMENTS, strict=True)]
-    batch = [dict(colbert.tokenize(list(column), is_query=i == 0)) for i, column in enumerate(columns)]
-    given = batch[position].pop("attention_mask")
-    if mask == "a list":
-        batch[position]["attention_mask"] = given.tolist()
-    message = (
-        rf"\[{position}\] has input_ids, but no tensor attention_mask; .*tokenize\(texts, is_query={position == 0}"
-    )
-    with pytest.raises(InvalidArgumentError, match=message):
-        Contrastive(colbert)(batch)
-
-
 def test_a_document_of_which_nothing_is_scored_is_named():
     batch = [features([[5], [6]], "query"), features([[7, 1], [8]], "document"), features([[4], [1, 2, 3]], "document")]
     with pytest.raises(InvalidArgumentError, match="document 1 of query 1 has no token that is scored"):

@@ -244,12 +244,8 @@ def test_older_parameter_names_load_where_told():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"query_dim": 0}, "received query_dim=0; expected an integer of at least 1"),
-        ({"heads": 4, "kv_heads": 3}, "received kv_heads=3; expected a divisor of the 4 heads"),
         ({"qk_norm": "batch"}, "received qk_norm='batch'; expected None or one of layer_norm, "),
-        ({"cross_attention_norm": "group_norm"}, "num_groups=32; expected a divisor of the context's 8 channels"),
         ({"only_cross_attention": True}, "received only_cross_attention=True without added_kv_proj_dim"),
-        ({"bias": "no"}, "received bias='no'; expected True or False"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -262,7 +258,6 @@ def test_bad_arguments(arguments, message):
     [
         ({}, {"hidden_states": None}, "received None as hidden_states; expected a tensor"),
         ({}, {"hidden_states": torch.ones(3, 8)}, r"hidden_states of shape \(3, 8\); expected \(batch, length, 8\)"),
-        ({}, {"encoder_hidden_states": torch.ones(1, 3, 6)}, r"expected \(2, length, 8\)"),
         ({"cross_attention_dim": 6}, {}, r"received no encoder_hidden_states; expected \(batch, length, 6\)"),
         ({}, {"attention_mask": torch.ones(2, 3, dtype=torch.int64)}, r"attention_mask of dtype torch.int64; expected"),
         ({}, {"attention_mask": torch.ones(2, 4)}, r"attention_mask of shape \(2, 4\) for 2 sequences, 2 heads, 3"),

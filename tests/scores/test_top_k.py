@@ -87,7 +87,5 @@ def test_views_and_matrices_of_numpy_are_aligned_by_their_numbers():
 
 
 def test_matrices_that_cannot_be_aligned():
-    with pytest.raises(EmbeddingsError, match="the query has dim 2, the document 3"):
-        align(np.ones((1, 2)), np.ones((1, 3)))
     with pytest.raises(EmbeddingsError, match="the document has no token"):
         align(np.ones((1, 2)), np.ones((0, 2)))

@@ -73,22 +73,6 @@ def test_rows_that_cannot_be_trained_on_are_refused_before_the_model_is_loaded(t
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"options": {"epochs": 1}},
-            r"received \{'epochs': 1\} \(dict\) as options; expected TrainingOptions\(...\), s",
-        ),
-        ({"model": 3}, r"received 3 \(int\) as model; expected .* Give all else by name: options=TrainingOptions\("),
-    ],
-)
-def test_arguments_of_another_type_are_refused_before_anything_is_written(tmp_path, arguments, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        train(PAIRS, tmp_path / "out", **arguments)
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_output_with_an_impossible_name_is_refused(model, tmp_path):
     with pytest.raises(StorageError, match=r"cannot write '.*o\\ud800': "):
         train(PAIRS, tmp_path / "o\ud800", model)

@@ -1,13 +1,7 @@
 """Training data: loading it from files and data sets, mining hard negatives, and a teacher's scores."""
 
-from typing import TYPE_CHECKING
-
 from latelier.data.loading import TrainingSet, load_training_set
-from latelier.data.negatives import mine_hard_negatives, order_by_neighbours, teacher_scores
-from latelier.utils.misc import lazy_names
-
-if TYPE_CHECKING:
-    from latelier.data.samplers import InOrder
+from latelier.data.negatives import InOrder, mine_hard_negatives, order_by_neighbours, teacher_scores
 
 __all__ = [
     "InOrder",
@@ -17,4 +11,3 @@ __all__ = [
     "order_by_neighbours",
     "teacher_scores",
 ]
-__getattr__, __dir__ = lazy_names(__name__, samplers=("InOrder",))

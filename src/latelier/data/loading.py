@@ -13,6 +13,7 @@ import math
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation import load_beir
-from latelier.utils import check_count, count_entries, is_count
+from latelier.utils import check_count
 from latelier.utils.checks import describe, short
 from latelier.utils.files import as_path, check_unicode, is_folder, open_binary, parse_json, text_lines
 
@@ -113,17 +114,13 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
                 f"{where} has the fields {', '.join(map(str, row))}; expected {kind}_id and text."
             )
         text = f"{row['title']} {text}".strip() if row.get("title") else text
-        if id_ in texts and not _same_text(texts[id_], text):
+        if texts.get(id_, text) != text:
             raise InvalidArgumentError(
                 f"{where} has the id {short(id_)} with the text {short(text)}; a row before it has this id with the "
                 f"text {short(texts[id_])}. Give each {kind} an id of its own."
             )
         texts[id_] = text
     return texts
-
-
-def _same_text(text: Any, other: Any) -> bool:
-    return isinstance(text, str) and isinstance(other, str) and text == other
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -197,18 +194,11 @@ def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
     """Find a text by id, also if one side has it as a string and the other as an integer."""
     if isinstance(id_, Hashable) and not isinstance(id_, tuple):
         number = int(id_) if isinstance(id_, str) and id_.isdecimal() and len(id_) < 20 else id_
-        same = number if _as_text(number) == id_ else id_  # "007" is another id than 7
-        found = next((texts[key] for key in (id_, _as_text(id_), same) if key in texts), None)
+        same = number if str(number) == id_ else id_  # "007" is another id than 7
+        found = next((texts[key] for key in (id_, str(id_), same) if key in texts), None)
         if found is not None:
             return found
     raise InvalidArgumentError(f"{where}: there is no text for the {kind} {short(id_)}.")
-
-
-def _as_text(id_: Any) -> str:
-    try:
-        return str(id_)
-    except ValueError:  # an integer of thousands of digits
-        return ""
 
 
 def _negatives(row: Mapping[str, Any]) -> list[str]:
@@ -247,14 +237,9 @@ def _scores_of_parts(
         return None
     if len(given) == 1 and given[0] in _SCORES:
         return _scores(row, given[0], [*positives, *negatives], where)
-    if given[0] in _SCORES:
+    if given[0] in _SCORES or "pos_scores" not in given or ("neg_scores" not in given and negatives):
         raise InvalidArgumentError(
-            f"{where} has the fields {', '.join(map(repr, given))}; give scores, or pos_scores and neg_scores."
-        )
-    if "pos_scores" not in given or ("neg_scores" not in given and negatives):
-        missing = "neg_scores" if "pos_scores" in given else "pos_scores"
-        raise InvalidArgumentError(
-            f"{where} has {given[0]}, but no {missing}; give a score for each positive and each negative."
+            f"{where} has {' and '.join(given)}; give scores, or pos_scores and neg_scores, a score for each text."
         )
     scores = _scores(row, "pos_scores", positives, where)
     return scores + _scores(row, "neg_scores", negatives, where) if "neg_scores" in given else scores
@@ -264,13 +249,10 @@ def _list(value: Any, where: str, name: str, expected: str = "a list") -> list[A
     """Return a list that is given as such, as JSON or as a Python literal."""
     given = value
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            try:
-                value = ast.literal_eval(value)
-            except (ValueError, SyntaxError, RecursionError, MemoryError):  # MemoryError: nested too deeply
-                value = None
+        for parse in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # MemoryError: nested too deeply
+                value = parse(given)
+                break
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise InvalidArgumentError(f"{where}: {name} is {short(given)}; expected {expected}.")
     return list(value)
@@ -282,19 +264,7 @@ def _scores(row: Mapping[str, Any], name: str, documents: Sequence[str], where: 
         raise InvalidArgumentError(
             f"{where} has {len(values)} {name} for {len(documents)} documents; give one for each."
         )
-    numbers = list(map(_number, values))
-    for value, number in zip(values, numbers, strict=True):
-        if not math.isfinite(number):
-            raise InvalidArgumentError(f"{where}: {name} holds {short(value)}; expected numbers.")
-    return numbers
-
-
-def _number(value: Any) -> float:
-    """Return a number as a float; NaN if it is none, or larger than any float."""
-    try:
-        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        return math.nan
+    return values
 
 
 @dataclass(frozen=True, repr=False)
@@ -335,13 +305,10 @@ class TrainingSet:
     rows: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        counts = [count_entries(self.queries, "queries"), count_entries(self.documents, "documents")]
-        counts += [count_entries(self.scores, "scores")] if self.scores is not None else []
-        if len(set(counts)) > 1 or (self.rows is not None and count_entries(self.rows, "rows") != counts[0]):
-            scores = "" if self.scores is None else f" and {counts[2]} lists of scores"
+        counts = {n: len(v) for n, v in vars(self).items() if v is not None}
+        if len(set(counts.values())) > 1:
             raise InvalidArgumentError(
-                f"received {counts[0]} queries, {counts[1]} lists of documents{scores}; expected one list of "
-                "documents (and of scores, and a name, if given) per query."
+                f"received {', '.join(f'{count} {name}' for name, count in counts.items())}; expected as many of each."
             )
         for i in range(len(self)):
             self._check_row(i)
@@ -371,16 +338,7 @@ class TrainingSet:
         >>> TrainingSet(["a", "b"], [["x"], ["y"]]).select([1]).queries
         ['b']
         """
-        count_entries(rows, "rows", "a list of positions")
         rows = rows.tolist() if hasattr(rows, "tolist") else rows  # integers of Python from an array or a tensor
-        count = len(self)
-        wrong = next((i for i in rows if not is_count(i, -count, count - 1)), None)
-        if wrong is not None:
-            accepted = f"integers from 0 to {count - 1}, or from {-count} to -1" if count else "no positions"
-            raise InvalidArgumentError(
-                f"received the position {short(wrong)} for a TrainingSet of {count:,} row{'s' * (count != 1)}; "
-                f"expected {accepted}."
-            )
         return TrainingSet(
             [self.queries[i] for i in rows],
             [self.documents[i] for i in rows],
@@ -413,32 +371,26 @@ class TrainingSet:
     def _check_row(self, i: int) -> None:
         where = self.rows[i] if self.rows is not None else f"row {i}"
         documents = self.documents[i]
-        count_entries(documents, f"the documents of {where}")
+        if isinstance(documents, str) or not len(documents):  # an array of several has no truth value
+            raise InvalidArgumentError(f"{where} has {short(documents)}; give each query a list of documents.")
         for name, text in [("query", self.queries[i]), *((f"document {j}", text) for j, text in enumerate(documents))]:
             if not isinstance(text, str) or not text.strip():
                 raise InvalidArgumentError(f"{where}: {name} is {short(text)}; expected a text that is not empty.")
             check_unicode(text, f"{where}: {name}")
-        if not len(documents):  # an array of several has no truth value
-            raise InvalidArgumentError(f"{where} has no document; give each query at least one.")
         if len(documents) != self.width:
             raise InvalidArgumentError(
                 f"{where} has {len(documents)} document{'s' * (len(documents) != 1)}, the rows before it have "
                 f"{self.width} each; give all rows the same number, or use load_training_set(..., candidates=n), "
                 "which keeps the first n of each."
             )
-        if self.scores is not None:
-            self._check_scores(self.scores[i], where)
-
-    def _check_scores(self, scores: Sequence[float], where: str) -> None:
-        count = count_entries(scores, f"the scores of {where}")
-        if count != self.width:
-            raise InvalidArgumentError(f"{where} has {count} scores for {self.width} documents; give one for each.")
-        try:
-            finite = all(map(math.isfinite, scores))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgumentError(f"{where} has scores that are not numbers: {error}.") from error
-        if not finite:
-            raise InvalidArgumentError(f"{where} has scores with NaN or infinity; give numbers.")
+        scores = None if self.scores is None else self.scores[i]
+        if scores is not None and len(scores) != self.width:
+            raise InvalidArgumentError(
+                f"{where} has {len(scores)} scores for {self.width} documents; give one for each."
+            )
+        for score in () if scores is None else scores:
+            if not (isinstance(score, Real) or getattr(score, "ndim", 1) == 0) or not math.isfinite(score):
+                raise InvalidArgumentError(f"{where} has the score {short(score)}; expected finite numbers.")
 
 
 def check_training_set(value: object, name: str) -> None:

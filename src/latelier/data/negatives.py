@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import BatchSampler
 
-from latelier.arrays import is_array
 from latelier.data.loading import TrainingSet, check_training_set
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import check_table
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
 from latelier.scores import colbert_scores_pairwise
-from latelier.utils import check_count, count_entries, is_count
-from latelier.utils.checks import describe, short
+from latelier.utils import check_count
+from latelier.utils.checks import short
 from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
@@ -104,9 +103,20 @@ def mine_hard_negatives(
     >>> mined.documents
     [['Rome lies on the Tiber.', 'Rome, Georgia, is a city.']]
     """
-    first, last = _check(negatives, ranks, margin, batch_size)
+    check_count("negatives", negatives)
+    check_count("batch_size", batch_size)
     seed = check_count("seed", seed, 0, optional=True)  # an int: random takes no integer of numpy
-    _check_tables(queries, qrels, documents)
+    first, last = ranks
+    if first < 1 or last - first + 1 < negatives:
+        raise InvalidArgumentError(
+            f"received ranks={short(ranks)}; expected (first, last), counted from 1, with at least {negatives} ranks."
+        )
+    if margin is not None and not 0 <= margin < 1:
+        raise InvalidArgumentError(f"received margin={short(margin)}; expected a number from 0 to less than 1.")
+    check_table(qrels, "qrels")
+    for id_ in qrels:
+        if id_ not in queries:
+            raise InvalidArgumentError(f"query {id_!r} has relevance judgements, but no text in queries.")
     rng = None if seed is None else random.Random(seed)
     wanted = [id_ for id_, judged in qrels.items() if any(value > 0 for value in judged.values())]
     rows: list[tuple[str, Id, list[Id]]] = []
@@ -132,32 +142,6 @@ def mine_hard_negatives(
         [queries[id_] for id_, _, _ in rows],
         [[texts[id_] for id_ in (positive, *others)] for _, positive, others in rows],
     )
-
-
-def _check(negatives: int, ranks: Sequence[int], margin: float | None, batch_size: int) -> tuple[int, int]:
-    for name, value in (("negatives", negatives), ("batch_size", batch_size)):
-        check_count(name, value)
-    window = "(first, last), counted from 1"
-    first, last = ranks if count_entries(ranks, "ranks", window) == 2 else (0, 0)
-    if not (is_count(first) and is_count(last)) or last - first + 1 < negatives:
-        raise InvalidArgumentError(
-            f"received ranks={short(ranks)}; expected {window}, with at least {negatives} ranks."
-        )
-    is_number = isinstance(margin, Real) and not isinstance(margin, bool)
-    if margin is not None and not (is_number and 0 <= margin < 1):
-        raise InvalidArgumentError(
-            f"received margin={short(margin)}; expected a number from 0 to less than 1, or None."
-        )
-    return first, last
-
-
-def _check_tables(
-    queries: Mapping[str, str], qrels: Mapping[str, Mapping[Any, int]], documents: Mapping[Any, str] | None
-) -> None:
-    check_table(qrels, "qrels")
-    for id_ in qrels:
-        if id_ not in queries:
-            raise InvalidArgumentError(f"query {id_!r} has relevance judgements, but no text in queries.")
 
 
 def _score_limit(margin: float | None, index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
@@ -193,7 +177,7 @@ def order_by_neighbours(
 ) -> TrainingSet:
     """Group each row with rows whose positives are among its mined hard negatives.
 
-    Train in this order (`latelier.data.samplers.InOrder`), with several groups per batch.
+    Train in this order (`InOrder`), with several groups per batch.
 
     Parameters
     ----------
@@ -233,7 +217,7 @@ def order_by_neighbours(
         raise InvalidArgumentError("the rows have a teacher's scores; give rows from mine_hard_negatives.")
     for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):
         check_count(name, value, least)
-    seed = check_count("seed", seed, 0)  # an int: random takes no integer of numpy
+    seed = check_count("seed", seed, 0)
     if len(mined) and negatives > mined.width - 1:
         raise InvalidArgumentError(f"received negatives={negatives}, but the rows have {mined.width - 1} each.")
     rng = random.Random(seed)
@@ -255,6 +239,22 @@ def order_by_neighbours(
         rows += [row for group in groups for row in group]
     documents = [[mined.documents[i][0], *rng.sample(mined.documents[i][1:], negatives)] for i in rows]
     return TrainingSet([mined.queries[i] for i in rows], documents)
+
+
+class InOrder(BatchSampler):
+    """Batches of consecutive rows, for the order that `order_by_neighbours` makes.
+
+    Pass the class in the trainer's arguments: ``batch_sampler=InOrder``.
+
+    Examples
+    --------
+    >>> list(InOrder(range(5), batch_size=2, drop_last=False))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, rows: Sized, batch_size: int, drop_last: bool, **options: Any) -> None:
+        # The trainer also passes the label columns, a generator and a seed, which make no difference to the order.
+        super().__init__(range(len(rows)), batch_size, drop_last)
 
 
 def teacher_scores(
@@ -300,7 +300,13 @@ def teacher_scores(
     pairs = [(q, d) for q, documents in zip(examples.queries, examples.documents, strict=True) for d in documents]
     options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     if callable(getattr(teacher, "predict", None)):
-        flat = _numbers(teacher.predict(pairs, **options), len(pairs)) if pairs else []
+        predicted = torch.as_tensor(teacher.predict(pairs, **options) if pairs else [])
+        if predicted.shape != (len(pairs),):
+            raise InvalidArgumentError(
+                f"the teacher's predict returned shape {tuple(predicted.shape)} for {len(pairs)} pairs; expected one "
+                "number for each. A cross-encoder with several labels, such as one for NLI, has no single score."
+            )
+        flat = predicted.tolist()
     elif callable(getattr(teacher, "encode_query", None)) and callable(getattr(teacher, "encode_document", None)):
         flat = _late_interaction(teacher, pairs, options)
     else:
@@ -310,23 +316,6 @@ def teacher_scores(
     width = examples.width
     scores = [flat[start : start + width] for start in range(0, len(flat), max(width, 1))]
     return TrainingSet(examples.queries, examples.documents, scores, examples.rows)
-
-
-def _numbers(predicted: Any, pairs: int) -> list[float]:
-    """Return what a teacher's ``predict`` returned as one number for each pair."""
-    try:
-        numbers = [float(score) for score in predicted]
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a row of a tensor
-        received = f"shape {tuple(predicted.shape)}" if is_array(predicted) else describe(predicted)
-        raise InvalidArgumentError(
-            f"the teacher's predict returned {received}; expected one number for each of {pairs} pairs. A cross-encoder"
-            " with several labels, such as one for NLI, has no single score."
-        ) from error
-    if len(numbers) != pairs:
-        raise InvalidArgumentError(
-            f"the teacher's predict returned {len(numbers)} scores for {pairs} pairs; expected one for each."
-        )
-    return numbers
 
 
 def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:

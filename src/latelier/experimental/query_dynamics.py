@@ -15,7 +15,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 from latelier.indexes.base import PathLike
 from latelier.modules import DynamicsNetwork, ValueSupport
-from latelier.modules.arguments import show_arguments
+from latelier.modules.layers import show_arguments
 from latelier.utils import check_count
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.files import as_path, is_file, parse_json, replaced

@@ -29,9 +29,8 @@ from torch.utils.checkpoint import checkpoint
 from latelier.arrays import at_least_float32
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.utils import batch_by_tokens, check_count, check_flag, is_count
+from latelier.utils import batch_by_tokens, check_count, is_count
 from latelier.utils.batching import lengths_to_offsets
-from latelier.utils.checks import short
 from latelier.utils.features import move_features, select_rows, used_positions
 from latelier.utils.misc import warn_caller
 
@@ -52,12 +51,6 @@ class MiniBatches(NamedTuple):
     max_rows: int | None = None
     recompute: bool = False
 
-    def check(self) -> MiniBatches:
-        """Return itself; raise `InvalidArgumentError` if a limit is not a positive integer."""
-        for name, value in (("mini_batch_tokens", self.max_tokens), ("mini_batch_size", self.max_rows)):
-            check_count(name, value, optional=True)
-        return self
-
 
 def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatches) -> TokenEmbeddings:
     """Embed the rows of features in mini-batches of similar length; all their tensors must be ``(rows, tokens)``.
@@ -77,11 +70,6 @@ def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatch
         for row, text in zip(rows.tolist(), passed, strict=True):
             texts[row] = text
     return TokenEmbeddings.from_list([text for text in texts if text is not None])
-
-
-def run_whole(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatches) -> TokenEmbeddings:
-    """Embed features of any kind, such as images, in one pass."""
-    return TokenEmbeddings.from_list(_pass(model, features, mini_batches.recompute))
 
 
 def _pass(model: nn.Module, features: dict[str, Any], recompute: bool) -> list[Tensor]:
@@ -188,16 +176,6 @@ def _read_columns(
     accelerator = None if parameter is None or parameter.device.type == "cpu" else parameter.device
     columns = []
     for i, (features, task) in enumerate(zip(given, ["query", *["document"] * (len(given) - 1)], strict=True)):
-        if not isinstance(features, Mapping) or not features:
-            raise InvalidArgumentError(
-                f"sentence_features[{i}] is {short(features)}; expected features, as model.tokenize(texts, "
-                f"is_query={task == 'query'}) returns them."
-            )
-        if _are_token_ids([dict(features)]) and not isinstance(features.get("attention_mask"), Tensor):
-            raise InvalidArgumentError(
-                f"sentence_features[{i}] has input_ids, but no tensor attention_mask; expected features, as "
-                f"model.tokenize(texts, is_query={task == 'query'}) returns them."
-            )
         if features.get("task") not in (None, task):
             warn_once(
                 f"sentence_features[{i}] was tokenised as {features['task']!r}, but a loss expects {task!r} here, so "
@@ -212,8 +190,9 @@ def _embed_columns(
     model: nn.Module, columns: list[dict[str, Any]], mini_batches: MiniBatches
 ) -> list[tuple[TokenEmbeddings, Tensor | None]]:
     """Embed columns: return the token vectors and the keys of each."""
-    if not _are_token_ids(columns):
-        return [(run_whole(model, column, mini_batches), _hash_rows(column)) for column in columns]
+    if not _are_token_ids(columns):  # images, say: one pass for each column
+        passes = [TokenEmbeddings.from_list(_pass(model, column, mini_batches.recompute)) for column in columns]
+        return [(texts, _hash_rows(column)) for texts, column in zip(passes, columns, strict=True)]
     keys = [_hash_rows(column) for column in columns]  # first: it would wait for a GPU to finish the passes
     texts = run_rows(model, _concatenate_columns(columns), mini_batches)
     embedded, start = [], 0
@@ -289,9 +268,7 @@ class Loss(nn.Module, ABC):
     def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: LossOptions) -> None:
         super().__init__()
         _check_model(model)
-        check_flag("size_average", options.size_average)
-        check_flag("gather_across_devices", options.gather_across_devices)
-        options.mini_batches.check()
+        check_count("mini_batch_tokens", options.mini_batches.max_tokens, optional=True)
         self.model = model  # trainers replace this attribute by a wrapped model
         self.score_metric = score_metric
         self.options = options._replace(dims=_read_dims(options.dims))
@@ -335,18 +312,6 @@ def truncated(batch: EmbeddedBatch, dim: int) -> EmbeddedBatch:
         )
     cut = partial(_cut, dim=dim)
     return batch._replace(queries=cut(batch.queries), documents=cut(batch.documents))
-
-
-def score(
-    score_metric: ScoreMetric,
-    queries: TokenEmbeddings,
-    documents: TokenEmbeddings,
-    columns: int,
-    suggestion: str,
-    name: str = "score_metric",
-) -> Tensor:
-    """Compute scores as `raw_score` does, and convert half precision to float32."""
-    return at_least_float32(raw_score(score_metric, queries, documents, columns, suggestion, name))
 
 
 def raw_score(
@@ -395,12 +360,9 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _read_dims(dims: Any) -> tuple[int, ...] | None:
-    if dims is None:
-        return None
-    given = tuple(dims) if isinstance(dims, Sequence) and not isinstance(dims, str) else ()
-    if not given or not all(is_count(dim) for dim in given):
+    if dims is not None and not (isinstance(dims, Sequence) and dims and all(map(is_count, dims))):
         raise InvalidArgumentError(f"dims={dims!r}; expected dimensions to train for, such as (128, 64, 32), or None.")
-    return tuple(map(int, given))
+    return None if dims is None else tuple(map(int, dims))
 
 
 def _cut(texts: TokenEmbeddings, dim: int) -> TokenEmbeddings:
@@ -477,8 +439,8 @@ def score_all(
     score_metric: ScoreMetric, batch: EmbeddedBatch, gathered: GatheredDocuments, name: str = "score_metric"
 ) -> Tensor:
     """Score each query of this process against all gathered documents: ``(b, columns)``; `name` is the argument's."""
-    columns = len(gathered.documents)
-    return score(score_metric, batch.queries, gathered.documents, columns, "latelier.scores.colbert_scores", name)
+    columns, suggestion = len(gathered.documents), "latelier.scores.colbert_scores"
+    return at_least_float32(raw_score(score_metric, batch.queries, gathered.documents, columns, suggestion, name))
 
 
 def false_negatives(

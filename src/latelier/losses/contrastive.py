@@ -20,7 +20,7 @@ from latelier.losses.base import (
     score_all,
 )
 from latelier.scores import colbert_scores
-from latelier.utils import check_count, check_flag, check_number
+from latelier.utils import check_count, check_number
 
 
 class Contrastive(Loss):
@@ -89,7 +89,6 @@ class Contrastive(Loss):
         options = LossOptions(size_average, dims, gather_across_devices, MiniBatches(mini_batch_tokens))
         super().__init__(model, score_metric, options)
         self.temperature = check_number("temperature", temperature)
-        check_flag("mask_duplicates", mask_duplicates)
         self.mask_duplicates = mask_duplicates
 
     def _compute(self, batch: EmbeddedBatch, labels: Any) -> Tensor:

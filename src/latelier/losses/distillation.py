@@ -30,12 +30,10 @@ from latelier.losses.base import (
     false_negatives,
     gather_documents,
     raw_score,
-    score,
     score_all,
 )
 from latelier.scores import colbert_kd_scores, colbert_scores
-from latelier.utils import check_flag, check_number
-from latelier.utils.checks import describe
+from latelier.utils import check_number
 
 # Avoids dividing a row of equal scores by zero; part of the published loss.
 _EPSILON = 1e-8
@@ -106,12 +104,9 @@ def read_scores(labels: Any, scores: Tensor) -> Tensor:
 
 def as_numbers(labels: Any) -> Tensor:
     """Return labels, also a list of tensors, as a tensor of real numbers."""
-    try:
-        if isinstance(labels, (list, tuple)) and any(map(is_array, labels)):
-            labels = torch.stack([torch.as_tensor(row) for row in labels])  # torch reads no list of tensors
-        return torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InvalidArgumentError(f"received {describe(labels)} as labels; expected numbers: {error}.") from error
+    if isinstance(labels, (list, tuple)) and any(map(is_array, labels)):
+        labels = torch.stack([torch.as_tensor(row) for row in labels])  # torch reads no list of tensors
+    return torch.as_tensor(labels)
 
 
 class Distillation(Loss):
@@ -228,7 +223,6 @@ class Distillation(Loss):
             model, score_metric, LossOptions(size_average, dims, mini_batches=MiniBatches(mini_batch_tokens))
         )
         self.temperature = check_number("temperature", temperature)
-        check_flag("normalize_scores", normalize_scores)
         self.normalize_scores = normalize_scores
         self.teacher_temperature = self.temperature
         if teacher_temperature is not None:
@@ -370,7 +364,8 @@ class MarginMSE(Loss):
             raise InvalidArgumentError(
                 "each query has one document; expected a positive and at least one negative, so that there is a margin."
             )
-        scores = score(self.score_metric, batch.queries, batch.documents, n, "latelier.scores.colbert_kd_scores")
+        suggestion = "latelier.scores.colbert_kd_scores"
+        scores = at_least_float32(raw_score(self.score_metric, batch.queries, batch.documents, n, suggestion))
         margins = scores[:, :1] - scores[:, 1:]
         reduction = "mean" if self.options.size_average else "sum"
         return nn.functional.mse_loss(margins, _read_margins(labels, scores), reduction=reduction)

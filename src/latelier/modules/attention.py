@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,23 +12,23 @@ from torch.nn.utils import skip_init
 
 from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import check_arguments, check_inputs, show_arguments
 from latelier.modules.layers import (
     CrossAttentionNorm,
     QKNorm,
     SpatialNorm,
     check_mask,
+    check_tensor,
     empty_rows,
     make_added_qk_norms,
     make_cross_norm,
     make_qk_norms,
     normalize_context,
     pad_mask,
+    show_arguments,
     to_additive,
 )
 from latelier.modules.processors import SDPAProcessor, SlicedProcessor
 from latelier.utils import check_count
-from latelier.utils.checks import describe
 
 _OLDER_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
@@ -122,18 +121,18 @@ class Attention(nn.Module):
         Channels of the context's output in joint attention; None: `query_dim`.
     context_pre_only
         None: the added projections make keys and values alone. Otherwise joint attention, and the context's output is
-        projected (False) or not (True).
+        projected (False) or not (True). Without `added_kv_proj_dim`, False only adds the weights ``to_add_out``.
     pre_only
         No output projection.
     elementwise_affine
         Whether the norms of queries and keys per head have weights.
     is_causal
-        Query ``i`` attends to keys ``0 .. i``; not with `added_kv_proj_dim`.
+        Query ``i`` attends to keys ``0 .. i``; without effect with `added_kv_proj_dim`, as a context has no order.
 
     Raises
     ------
     InvalidArgumentError
-        If an argument has a value that is not listed here, or arguments do not fit each other.
+        If a norm has a name that is not listed here, or `only_cross_attention` comes without `added_kv_proj_dim`.
 
     Notes
     -----
@@ -209,7 +208,8 @@ class Attention(nn.Module):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__", "processor")}
         super().__init__()
-        check_arguments(arguments)
+        if only_cross_attention and added_kv_proj_dim is None:
+            raise InvalidArgumentError("received only_cross_attention=True without added_kv_proj_dim; give both.")
         self._arguments = arguments
         self.query_dim, self.dim_head, self.dropout, self.eps = query_dim, dim_head, dropout, eps
         self.heads = heads if out_dim is None else out_dim // dim_head
@@ -306,7 +306,16 @@ class Attention(nn.Module):
             raise InvalidArgumentError(
                 f"received {', '.join(sorted(unknown))}; {type(self.processor).__name__} accepts: {known}."
             )
-        check_inputs(self, hidden_states, encoder_hidden_states)
+        check_tensor("hidden_states", hidden_states)
+        shape = tuple(hidden_states.shape)
+        if len(shape) not in (3, 4) or shape[-1 if len(shape) == 3 else 1] != self.query_dim:
+            raise InvalidArgumentError(
+                f"received hidden_states of shape {shape}; expected (batch, length, {self.query_dim}) or "
+                f"(batch, {self.query_dim}, height, width)."
+            )
+        channels = self.cross_attention_dim if self.added_kv_proj_dim is None else self.added_kv_proj_dim
+        if encoder_hidden_states is None and channels != self.query_dim and self.add_q_proj is None:
+            raise InvalidArgumentError(f"received no encoder_hidden_states; expected (batch, length, {channels}).")
         return self.processor(
             self,
             hidden_states,
@@ -368,10 +377,9 @@ class Attention(nn.Module):
         return tensor.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
 
     def norm_encoder_hidden_states(self, encoder_hidden_states: Tensor) -> Tensor:
-        """Apply the norm of the context, ``(b, l, channels)``, which `cross_attention_norm` chose."""
-        if self.norm_cross is None:
-            raise InvalidArgumentError("received cross_attention_norm=None; expected 'layer_norm' or 'group_norm'.")
-        return normalize_context(self.norm_cross, encoder_hidden_states)
+        """Apply the norm of the context, ``(b, l, channels)``, if `cross_attention_norm` chose one."""
+        norm = self.norm_cross
+        return encoder_hidden_states if norm is None else normalize_context(norm, encoder_hidden_states)
 
     @torch.no_grad()
     def fuse_projections(self, fuse: bool = True) -> None:
@@ -395,8 +403,6 @@ class Attention(nn.Module):
 
     def set_processor(self, processor: Callable[..., Any]) -> None:
         """Choose how the attention is computed: a `Processor`, or a callable or module with its signature."""
-        if not callable(processor):
-            raise InvalidArgumentError(f"received {describe(processor)} as processor; expected a Processor.")
         self._modules.pop("processor", None)  # a registered module can be replaced by another module only
         self.processor = processor
         call = processor.forward if isinstance(processor, nn.Module) else processor
@@ -415,32 +421,6 @@ class Attention(nn.Module):
         """Compute `slice_size` heads at a time, from 1 to `heads`; None: all at once, by the default processor."""
         size = check_count("slice_size", slice_size, most=self.sliceable_head_dim, optional=True)
         self.set_processor(SDPAProcessor() if size is None else SlicedProcessor(size))
-
-    def set_use_memory_efficient_attention_xformers(
-        self, use_memory_efficient_attention_xformers: bool, attention_op: Callable[..., Any] | None = None
-    ) -> None:
-        """Raise, since `SDPAProcessor` already uses torch's memory-efficient kernels; False chooses it."""
-        self._set_backend(use_memory_efficient_attention_xformers, "xformers")
-
-    def set_use_npu_flash_attention(self, use_npu_flash_attention: bool) -> None:
-        """Raise, as `set_use_memory_efficient_attention_xformers` does: there is no processor for Ascend NPUs."""
-        self._set_backend(use_npu_flash_attention, "torch_npu")
-
-    def set_use_xla_flash_attention(
-        self, use_xla_flash_attention: bool, partition_spec: tuple[str | None, ...] | None = None, is_flux: bool = False
-    ) -> None:
-        """Raise, as `set_use_memory_efficient_attention_xformers` does: there is no processor for TPUs."""
-        self._set_backend(use_xla_flash_attention, "torch_xla")
-
-    def _set_backend(self, use: bool, package: str) -> None:
-        """Choose the default processor, or raise an error that names the missing backend."""
-        if use:
-            state = "is not installed" if find_spec(package) is None else "is installed, but has no processor here"
-            raise InvalidArgumentError(
-                f"received a request for attention by {package}, which {state}; the default SDPAProcessor uses the "
-                "fused kernels of torch. Pass a processor of your own to set_processor()."
-            )
-        self.set_processor(SDPAProcessor())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Rename the parameters of older checkpoints, if the constructor was told to."""

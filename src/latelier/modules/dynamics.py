@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import check_tensor, show_arguments
-from latelier.utils import check_choice, check_count, check_flag, check_number, count_entries
-from latelier.utils.checks import short
+from latelier.modules.layers import show_arguments
+from latelier.utils import check_choice, check_count, check_number
 
 
 class LSTMStep(nn.Module):
@@ -80,14 +79,6 @@ NormType: TypeAlias = Literal["BN", "LN"]
 HiddenState: TypeAlias = tuple[Tensor, Tensor]
 
 _DOWNSAMPLING = 16  # of the representation network of EfficientZero: four layers of stride 2
-_COUNTS = (
-    "action_encoding_dim",
-    "num_channels",
-    "reward_head_channels",
-    "output_support_size",
-    "flatten_output_size_for_reward_head",
-    "lstm_hidden_size",
-)
 
 
 class DynamicsNetwork(nn.Module):
@@ -187,9 +178,17 @@ class DynamicsNetwork(nn.Module):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__", "activation")}
         super().__init__()
-        _check_arguments(arguments)
-        if activation is not None and not isinstance(activation, nn.Module):
-            raise InvalidArgumentError(f"received activation={short(activation)}; expected a module, or None for ReLU.")
+        check_choice("norm_type", norm_type, get_args(NormType))
+        if num_channels <= action_encoding_dim:
+            raise InvalidArgumentError(
+                f"received num_channels={num_channels} and action_encoding_dim={action_encoding_dim}; expected more "
+                "channels than those of the action."
+            )
+        if len(set(fc_reward_layers)) > 1:
+            raise InvalidArgumentError(
+                f"received fc_reward_layers={list(fc_reward_layers)}; expected equal sizes. LightZero gives all layers "
+                f"the first size: for its weights, pass {[fc_reward_layers[0]] * len(fc_reward_layers)}."
+            )
         self.observation_shape, self.downsample = tuple(observation_shape), downsample
         lists = {"observation_shape": self.observation_shape, "fc_reward_layers": tuple(fc_reward_layers)}
         self._arguments = arguments | lists
@@ -265,8 +264,6 @@ class DynamicsNetwork(nn.Module):
         if reward_hidden_state is None:
             zeros = state_action_encoding.new_zeros(1, batch, self.lstm_hidden_size)
             reward_hidden_state = (zeros, zeros)
-        else:
-            self._check_hidden_state(reward_hidden_state, batch)
 
         latent_state = state_action_encoding[:, : self.num_channels - self.action_encoding_dim]
         next_latent_state = self.activation(self.norm_common(self.conv(state_action_encoding)) + latent_state)
@@ -293,36 +290,22 @@ class DynamicsNetwork(nn.Module):
 
     def _check_encoding(self, encoding: Tensor) -> None:
         """Check the shape of a state-action encoding, and that its batch is large enough for training."""
-        check_tensor("state_action_encoding", encoding)
         shape = tuple(encoding.shape)
         size = self._latent_size if self.norm_type == "LN" else shape[2:]
         if len(shape) != 4 or shape[1] != self.num_channels or shape[2:] != size:
-            height, width = self._latent_size if self.norm_type == "LN" else ("height", "width")
             raise InvalidArgumentError(
-                f"received a state_action_encoding of shape {shape}; expected (batch, {self.num_channels}, {height}, "
-                f"{width}): the latent state's channels, then the {self.action_encoding_dim} of the action."
+                f"received a state_action_encoding of shape {shape}; expected (batch, {self.num_channels}, height, "
+                f"width): the latent state's channels, then the {self.action_encoding_dim} of the action."
             )
         flat = self.reward_head_channels * math.prod(size)
         if flat != self.flatten_output_size_for_reward_head:
             raise InvalidArgumentError(
-                f"received a state_action_encoding of {size[0]} x {size[1]}, which gives the reward head "
-                f"{self.reward_head_channels} * {size[0]} * {size[1]} = {flat} inputs; expected "
-                f"flatten_output_size_for_reward_head={self.flatten_output_size_for_reward_head}. Build the network "
-                f"with flatten_output_size_for_reward_head={flat}."
+                f"received a state_action_encoding of {size[0]} x {size[1]}, which gives the reward head {flat} "
+                f"inputs; build the network with flatten_output_size_for_reward_head={flat}."
             )
         if self.norm_value_prefix.training and shape[0] < 2:
             raise InvalidArgumentError(
                 f"received a batch of {shape[0]} in training mode; batch norm needs at least 2. Call eval() to predict."
-            )
-
-    def _check_hidden_state(self, state: HiddenState, batch: int) -> None:
-        """Check that a hidden state is a pair of tensors of the LSTM's shape."""
-        expected = (1, batch, self.lstm_hidden_size)
-        shapes = [tuple(part.shape) for part in state]
-        if shapes != [expected, expected]:
-            raise InvalidArgumentError(
-                f"received a reward_hidden_state of shapes {shapes}; expected {expected} twice: (1, batch, "
-                "lstm_hidden_size)."
             )
 
 
@@ -332,35 +315,6 @@ def _flatten(parameters: Iterable[Tensor]) -> tuple[np.ndarray, float]:
     if flat.dtype == torch.bfloat16:  # unknown to numpy
         flat = flat.float()
     return flat.numpy(), flat.double().abs().mean().item()
-
-
-def _check_arguments(given: dict[str, Any]) -> None:
-    """Check the constructor's arguments, given by name, and make Python's integers of those of numpy."""
-    for name in _COUNTS:
-        given[name] = check_count(name, given[name])
-    given["num_res_blocks"] = check_count("num_res_blocks", given["num_res_blocks"], least=0)
-    for name in ("downsample", "last_linear_layer_init_zero"):
-        check_flag(name, given[name])
-    channels, action = given["num_channels"], given["action_encoding_dim"]
-    if channels <= action:
-        raise InvalidArgumentError(
-            f"received num_channels={channels} and action_encoding_dim={action}; expected more channels than those of "
-            "the action."
-        )
-    check_choice("norm_type", given["norm_type"], get_args(NormType))
-    shape, layers = given["observation_shape"], given["fc_reward_layers"]
-    if count_entries(shape, "observation_shape", "a shape such as (12, 96, 96)") < 2:
-        raise InvalidArgumentError(f"received observation_shape={short(shape)}; expected (channels, height, width).")
-    for entry in shape[-2:]:
-        check_count("a height or width in observation_shape", entry)
-    count_entries(layers, "fc_reward_layers", "a list of sizes, such as [32]")
-    for entry in layers:
-        check_count("a size in fc_reward_layers", entry)
-    if len(set(layers)) > 1:
-        raise InvalidArgumentError(
-            f"received fc_reward_layers={short(layers)}; expected equal sizes. LightZero gives all layers the first "
-            f"size: for its weights, pass {[layers[0]] * len(layers)}."
-        )
 
 
 class ValueSupport:
@@ -407,7 +361,6 @@ class ValueSupport:
 
         Values whose ``h(x)`` is outside ``-n .. n`` are clamped; NaN and infinity raise `InvalidArgumentError`.
         """
-        check_tensor("values", values)
         if not values.isfinite().all():
             raise InvalidArgumentError("received NaN or infinity among the values; expected finite numbers.")
         values = _to_float(values)
@@ -421,9 +374,6 @@ class ValueSupport:
 
     def decode(self, logits: Tensor) -> Tensor:
         """Return the values ``(...)`` of logits ``(..., size)``: the inverse of ``h`` at the mean of their softmax."""
-        check_tensor("logits", logits)
-        if logits.ndim == 0 or logits.shape[-1] != self.size:
-            raise InvalidArgumentError(f"received logits of shape {tuple(logits.shape)}; expected (..., {self.size}).")
         probabilities = _to_float(logits).softmax(dim=-1)
         n = self.size // 2
         weights = torch.arange(1, n + 1, device=logits.device, dtype=probabilities.dtype)

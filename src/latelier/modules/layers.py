@@ -6,7 +6,9 @@ be rounded by ``module.to(torch.bfloat16)``.
 
 from __future__ import annotations
 
-from typing import Literal
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,23 +16,30 @@ from torch import Tensor, nn
 
 from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.utils import check_count, check_number
-from latelier.utils.checks import short
+from latelier.utils.checks import describe, short
+
+
+def show_arguments(module: nn.Module, arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of a module's constructor that differ from their defaults, as ``name=value, ...``."""
+    defaults = inspect.signature(type(module).__init__).parameters
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value != defaults[name].default)
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Check that an input is a tensor; `name` is the input's, for the message."""
+    if not isinstance(value, Tensor):
+        raise InvalidArgumentError(
+            f"received {describe(value)} as {name}; expected a tensor, such as torch.tensor(...)."
+        )
 
 
 def check_mask(mask: Tensor) -> None:
-    """Check that a mask is a tensor, boolean or floating, with 2 to 4 dimensions."""
-    check_tensor("attention_mask", mask)
+    """Check that a mask is boolean or floating: torch would add integers to the scores."""
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise InvalidArgumentError(
             f"received an attention_mask of dtype {mask.dtype}; expected bool (True: attend; use mask.bool()) or "
             "floating point (added to the scores)."
-        )
-    if not 2 <= mask.ndim <= 4:
-        raise InvalidArgumentError(
-            f"received an attention_mask of shape {tuple(mask.shape)}; expected (batch, keys), (batch, 1 or queries, "
-            "keys) or (batch, 1 or heads, 1 or queries, keys)."
         )
 
 
@@ -52,7 +61,7 @@ def fit_mask(mask: Tensor, batch: int, heads: int, queries: int, keys: int) -> T
     elif mask.ndim == 3:
         mask = mask[:, None]
     sizes = ((1, batch), (1, heads), (1, queries), (keys,))
-    if any(size not in allowed for size, allowed in zip(mask.shape, sizes, strict=True)):
+    if mask.ndim != 4 or any(size not in allowed for size, allowed in zip(mask.shape, sizes, strict=True)):
         raise InvalidArgumentError(
             f"received an attention_mask of shape {shape} for {batch} sequences, {heads} heads, {queries} queries and "
             f"{keys} keys; expected ({batch}, {keys}), ({batch}, 1 or {queries}, {keys}) or ({batch}, 1 or {heads}, "
@@ -185,8 +194,8 @@ def make_added_qk_norms(
     if kind == "rms_norm_across_heads":
         return None, nn.RMSNorm(dim_head * kv_heads, eps)  # checkpoints of this kind have no norm of added queries
     raise InvalidArgumentError(
-        f"received qk_norm={kind!r} with added_kv_proj_dim; expected None, layer_norm, fp32_layer_norm, rms_norm or "
-        "rms_norm_across_heads."
+        f"received qk_norm={kind!r} with added_kv_proj_dim; checkpoints have layer_norm, fp32_layer_norm, rms_norm or "
+        "rms_norm_across_heads there."
     )
 
 
@@ -250,8 +259,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
         """Add the encoding of the positions ``start, start + 1, ...`` to ``(..., l, dim)``, keeping its dtype."""
-        length = _check_input(self, hidden_states)
-        angles = _angles(length, start, self.dim, self.base, hidden_states.device)
+        angles = _angles(hidden_states.shape[-2], start, self.dim, self.base, hidden_states.device)
         encoding = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
         return hidden_states + encoding.to(hidden_states.dtype)
 
@@ -317,16 +325,13 @@ class RotaryPositions(nn.Module):
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
         """Rotate rows ``(..., l, dim)`` at the positions ``start, start + 1, ...``, keeping their dtype."""
-        length = _check_input(self, hidden_states)
-        return rotate(hidden_states, self.table(length, start, hidden_states.device))
+        return rotate(hidden_states, self.table(hidden_states.shape[-2], start, hidden_states.device))
 
     def table(self, length: int, start: int = 0, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, ``(length, dim)`` float32 each: the `image_rotary_emb` of an `Attention`.
 
         `start` is the first position; both channels of a pair have the same value.
         """
-        if not isinstance(length, torch.SymInt):  # a traced length
-            check_count("length", length, 0)
         base = self.base if self.alpha == 1 else self.base * self.alpha ** (self.dim / (self.dim - 2))
         angles = _angles(length, start, self.dim, base, device, self.scale).repeat_interleave(2, dim=-1)
         return angles.cos(), angles.sin()
@@ -361,15 +366,3 @@ def _check_even(dim: int) -> int:
     if check_count("dim", dim) % 2:
         raise InvalidArgumentError(f"received dim={dim}; expected an even number.")
     return dim
-
-
-def _check_input(module: SinusoidalPositions | RotaryPositions, hidden_states: Tensor) -> int:
-    """Return the length of a sequence ``(..., l, dim)`` of floating-point numbers."""
-    check_tensor("hidden_states", hidden_states)
-    shape, dtype = tuple(hidden_states.shape), hidden_states.dtype
-    if len(shape) < 2 or shape[-1] != module.dim or not dtype.is_floating_point:
-        raise InvalidArgumentError(
-            f"received hidden_states of shape {shape} and {dtype}; expected floating-point numbers of shape "
-            f"(..., length, {module.dim})."
-        )
-    return hidden_states.shape[-2]

@@ -116,7 +116,7 @@ class Processor(ABC):
         """Normalise and project the inputs, and split the projections into heads."""
         sequence = _to_sequence(attn, hidden_states, temb)
         context = encoder_hidden_states
-        if context is not None and attn.norm_cross is not None:
+        if context is not None:
             context = attn.norm_encoder_hidden_states(context)
         if attn.group_norm is not None:
             sequence = attn.group_norm(sequence.transpose(1, 2)).transpose(1, 2)
@@ -142,12 +142,12 @@ class Processor(ABC):
                     "received image_rotary_emb with keys of a context, whose positions it does not hold; expected "
                     "queries and keys of one sequence: no context and no added_kv_proj_dim, or joint attention."
                 )
-            query, key = _rotate(query, image_rotary_emb), _rotate(key, image_rotary_emb)
+            query, key = rotate(query, image_rotary_emb), rotate(key, image_rotary_emb)
         mask = None if attention_mask is None else _fit(attention_mask, query, key, following)
         groups = query.shape[1] // key.shape[1]  # query heads per key head
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        return Heads(query, key, value, mask, attn.is_causal)
+        return Heads(query, key, value, mask, attn.is_causal and not added)
 
     def merge(self, attn: Any, attended: Tensor, hidden_states: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Join the heads and apply the output projections, the residual connection and the rescaling."""
@@ -198,19 +198,6 @@ def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Proj
 
     query, key, value = projected
     return split(query, norm_q), split(key, norm_k), split(value, None)
-
-
-def _rotate(heads: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate ``(b, heads, l, dim_head)``, after a check that the table fits."""
-    shapes = [tuple(each.shape) for each in table] if isinstance(table, (tuple, list)) else []
-    length, dim = heads.shape[2:]
-    if len(shapes) != 2 or any(len(shape) not in (2, 4) or shape[-2:] != (length, dim) for shape in shapes):
-        received = f"shapes {shapes}" if shapes else f"a {type(table).__name__}"
-        raise InvalidArgumentError(
-            f"received image_rotary_emb of {received}; expected cosines and sines of ({length}, {dim}) each, as from "
-            f"RotaryPositions({dim}).table({length})."
-        )
-    return rotate(heads, (table[0], table[1]))
 
 
 def _join(first: Tensor | None, second: Tensor | None) -> Tensor | None:

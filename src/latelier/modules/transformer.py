@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules.arguments import check_tensor, show_arguments
 from latelier.modules.attention import Attention
-from latelier.modules.layers import RotaryPositions, SinusoidalPositions
-from latelier.utils import check_choice, check_count, check_flag, check_number
-from latelier.utils.checks import short
+from latelier.modules.layers import RotaryPositions, SinusoidalPositions, check_tensor, show_arguments
+from latelier.utils import check_choice, check_count, check_number
 
 Activation = Literal["gelu", "relu"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
@@ -47,9 +45,6 @@ class FeedForward(nn.Module):
         self, dim: int, hidden_dim: int | None = None, activation: Activation = "gelu", dropout: float = 0.0
     ) -> None:
         super().__init__()
-        check_count("dim", dim)
-        check_count("hidden_dim", hidden_dim, optional=True)
-        dropout = check_number("dropout", dropout, zero=True, most=1.0)
         check_choice("activation", activation, get_args(Activation))
         self._arguments = {"dim": dim, "hidden_dim": hidden_dim, "activation": activation, "dropout": dropout}
         width = 4 * dim if hidden_dim is None else hidden_dim
@@ -109,10 +104,7 @@ class TransformerBlock(nn.Module):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        check_count("dim", dim)
-        arguments["eps"] = eps = check_number("eps", eps, zero=True)
-        check_flag("norm_first", norm_first)
-        if dim % check_count("heads", heads):
+        if dim % heads:
             raise InvalidArgumentError(f"received dim={dim} for {heads} heads; expected a multiple of {heads}.")
         self._arguments, self.dim, self.norm_first = arguments, dim, norm_first
         self.norm1 = nn.LayerNorm(dim, eps)
@@ -127,12 +119,6 @@ class TransformerBlock(nn.Module):
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Transform sequences ``(b, l, dim)``; mask and rotary positions are those of `Attention.forward`."""
-        check_tensor("hidden_states", hidden_states)
-        shape = tuple(hidden_states.shape)
-        if len(shape) != 3 or shape[-1] != self.dim:
-            raise InvalidArgumentError(
-                f"received hidden_states of shape {shape}; expected (batch, length, {self.dim})."
-            )
         positions = {} if image_rotary_emb is None else {"image_rotary_emb": image_rotary_emb}
         if self.norm_first:
             attended = self.attention(self.norm1(hidden_states), attention_mask=attention_mask, **positions)
@@ -214,11 +200,7 @@ class TransformerEncoder(nn.Module):
             arguments[name] = check_count(name, arguments[name])  # an int of Python, which JSON can hold
         arguments["hidden_dim"] = check_count("hidden_dim", hidden_dim, optional=True)
         arguments["dropout"] = dropout = check_number("dropout", dropout, zero=True, most=1.0)
-        check_flag("norm_first", norm_first)
-        if positions not in ("rotary", "sinusoidal", None):
-            raise InvalidArgumentError(
-                f"received positions={short(positions)}; expected 'rotary', 'sinusoidal' or None."
-            )
+        check_choice("positions", positions, ["rotary", "sinusoidal"], optional=True)
         self._arguments, self.dim = arguments, dim
         self.layers = nn.ModuleList(
             TransformerBlock(dim, heads, hidden_dim, activation, dropout, norm_first) for _ in range(num_layers)
@@ -257,8 +239,6 @@ class TransformerEncoder(nn.Module):
             a kernel of torch fails at such an id, as a check would have to wait for it.
         """
         check_tensor("input_ids", input_ids)
-        if attention_mask is not None:
-            check_tensor("attention_mask", attention_mask)
         shape = tuple(input_ids.shape)
         if len(shape) != 2 or (attention_mask is not None and tuple(attention_mask.shape) != shape):
             other = "" if attention_mask is None else f" and an attention_mask of shape {tuple(attention_mask.shape)}"
@@ -277,11 +257,6 @@ class TransformerEncoder(nn.Module):
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         """Look up the embeddings; ids out of range are found by the lookup, as a check would wait for the GPU."""
-        if input_ids.dtype not in (torch.int32, torch.int64):
-            raise InvalidArgumentError(
-                f"received input_ids of dtype {input_ids.dtype}; expected int32 or int64: token ids from 0 to "
-                f"{self.embeddings.num_embeddings - 1}, such as input_ids.long()."
-            )
         try:
             embedded: Tensor = self.embeddings(input_ids)
         except IndexError as error:

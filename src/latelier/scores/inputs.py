@@ -137,14 +137,11 @@ def _read_documents(documents: Any, mask: Any) -> Side:
         return side
     if getattr(documents, "ndim", 0) == 4:
         vectors = as_tensor(documents)
-        flat_mask = None if mask is None else _as_mask("documents_mask", mask)
-        if flat_mask is not None and flat_mask.shape != vectors.shape[:3]:
-            raise EmbeddingsError(
-                f"received documents of shape {tuple(vectors.shape)} and a mask of shape {tuple(flat_mask.shape)}; "
-                "expected (n, group, tokens, dim) and (n, group, tokens)."
-            )
-        flat_mask = None if flat_mask is None else flat_mask.flatten(0, 1)
-        side = _read("documents", vectors.flatten(0, 1), flat_mask)
+        side = _read(
+            "documents",
+            vectors.flatten(0, 1),
+            None if mask is None else _as_mask("documents_mask", mask).flatten(0, 1),
+        )
         side.group = int(vectors.shape[1])
         return side
     return _read("documents", documents, mask)
@@ -214,8 +211,6 @@ def _without_padding(vectors: torch.Tensor, mask: torch.Tensor) -> TokenEmbeddin
 
 def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[torch.Tensor]:
     """Drop the masked tokens of a list of matrices; a mask may be longer than its matrix."""
-    if not isinstance(masks, (list, tuple, np.ndarray, torch.Tensor)) or getattr(masks, "ndim", 1) == 0:
-        raise EmbeddingsError(f"received {type(masks).__name__} as {name}_mask; give one mask for each of the {name}.")
     if len(masks) != len(matrices):
         raise EmbeddingsError(f"received {len(matrices)} {name} and {len(masks)} masks; give one mask for each.")
     kept = []

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.arrays import is_array, is_tensor
+from latelier.arrays import is_tensor
 from latelier.errors import EmbeddingsError
 
 
@@ -73,22 +73,13 @@ def align(query: Any, document: Any) -> Alignment:
     `query`: ``(q, dim)``, numpy or torch, of any floating dtype. `document`: ``(n, dim)``, with at least one token.
     Returns: of equal similarities, the first token is taken. The similarities sum to the MaxSim score.
     """
-    rows, columns = _matrix(query, "query"), _matrix(document, "document")
-    if rows.shape[1] != columns.shape[1]:
-        raise EmbeddingsError(
-            f"the query has dim {rows.shape[1]}, the document {columns.shape[1]}; they must be equal."
-        )
+    rows, columns = _matrix(query), _matrix(document)
     if not len(columns):
         raise EmbeddingsError("the document has no token, so there is nothing to align the query with.")
     matrix = rows @ columns.T
     return Alignment(matrix.argmax(axis=1), matrix.max(axis=1), matrix)
 
 
-def _matrix(value: Any, name: str) -> np.ndarray:
-    if not is_array(value) or value.ndim != 2:
-        shape = getattr(value, "shape", None)
-        raise EmbeddingsError(
-            f"received a {name} of type {type(value).__name__} and shape {shape}; expected one (tokens, dim) matrix."
-        )
+def _matrix(value: Any) -> np.ndarray:
     array = value.detach().cpu().float().resolve_neg().numpy() if is_tensor(value) else np.asarray(value)
     return array.astype("float32", copy=False)

@@ -16,13 +16,12 @@ from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInf
 from transformers import TrainerCallback
 
 from latelier import indexes
-from latelier.data import TrainingSet, load_training_set, mine_hard_negatives, order_by_neighbours
+from latelier.data import InOrder, TrainingSet, load_training_set, mine_hard_negatives, order_by_neighbours
 from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.utils import check_choice, check_count, check_number
-from latelier.utils.checks import describe
 from latelier.utils.files import as_path
 from latelier.utils.misc import bar, fragment, table
 
@@ -244,8 +243,6 @@ def run_trainer(
     from sentence_transformers.base.training_args import BatchSamplers
     from transformers import PrinterCallback, ProgressCallback
 
-    from latelier.data.samplers import InOrder
-
     checkpoints: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no"}
     if evaluator is not None:
         checkpoints = {
@@ -396,12 +393,17 @@ def train(
     _require_trainer()
     options = TrainingOptions() if options is None else options
     _check(model, options)
-    rows = _read(data)
+    rows = data if isinstance(data, TrainingSet) else load_training_set(data)
     if validation is None:
         training, validation = split_validation(rows, options.validation_queries, options.seed)
     else:
-        training, validation = rows, _read(validation)
-    _check_rows(rows, training, options)
+        training = rows
+        validation = validation if isinstance(validation, TrainingSet) else load_training_set(validation)
+    if rows.scores is not None and (options.mine or options.neighbours):
+        raise InvalidArgumentError(
+            "the rows have a teacher's scores, which mined negatives would lack; leave out mine and neighbours."
+        )
+    _check_enough(training)
     output = as_path(output, "output")
     _prepare(output)
     encoder = build_model(model, options)
@@ -439,35 +441,12 @@ def _require_trainer() -> None:
         raise MissingExtraError("Training", "train") from error
 
 
-def _check(model: object, options: object) -> None:
-    if not isinstance(options, TrainingOptions):
-        raise InvalidArgumentError(
-            f"received {describe(options)} as options; expected TrainingOptions(...), such as "
-            "TrainingOptions(epochs=2)."
-        )
-    if model is not None and not isinstance(model, (str, os.PathLike, ColBERT)):
-        raise InvalidArgumentError(
-            f"received {describe(model)} as model; expected the name or folder of a model, a ColBERT, or None. Give "
-            "all else by name: options=TrainingOptions(...)."
-        )
+def _check(model: object, options: TrainingOptions) -> None:
     if isinstance(model, ColBERT) and (options.start, options.dims, options.device) != ("dense", None, None):
         raise InvalidArgumentError(
             "received start, dims or device together with a ColBERT; these are for a model that is given by name. "
             "Build the ColBERT with them instead."
         )
-
-
-def _read(data: str | os.PathLike[str] | TrainingSet) -> TrainingSet:
-    return data if isinstance(data, TrainingSet) else load_training_set(data)
-
-
-def _check_rows(rows: TrainingSet, training: TrainingSet, options: TrainingOptions) -> None:
-    """Check what can be checked before the model is loaded and measured."""
-    if rows.scores is not None and (options.mine or options.neighbours):
-        raise InvalidArgumentError(
-            "the rows have a teacher's scores, which mined negatives would lack; leave out mine and neighbours."
-        )
-    _check_enough(training)
 
 
 def _check_enough(training: TrainingSet) -> None:
