@@ -138,7 +138,7 @@ class Flat(StoredIndex):
             block = self._block if plan is None else _block_within(plan, part, queries)
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
             for positions, scores in score_blocks(vectors, part.positions, queries, score, block):
-                best.add(scores, part.segment.numbers[positions])
+                best.add(scores, part.segment.row_ids[positions])
                 if releases:
                     release_memory(part.segment.arrays["vectors"])
 

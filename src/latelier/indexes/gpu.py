@@ -130,7 +130,7 @@ class GpuSearch:
                 first, last = begin + segment.offsets[[positions[0], positions[-1] + 1]]
                 vectors[first:last] = as_tensor(piece.vectors).to(self.device)
         offsets = lengths_to_offsets(np.concatenate([np.diff(segment.offsets) for segment in segments]))
-        row_ids = np.concatenate([segment.numbers for segment in segments])
+        row_ids = np.concatenate([segment.row_ids for segment in segments])
         copy = _Copy(TokenEmbeddings(vectors, offsets), row_ids, np.arange(len(row_ids)))
         firsts = lengths_to_offsets([len(segment) for segment in segments])
         self._places.update(

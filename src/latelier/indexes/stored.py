@@ -37,7 +37,7 @@ from latelier.indexes.results import (
 from latelier.indexes.store.catalog import UserSettings, count_documents
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
-from latelier.indexes.store.rows import all_ids, find_numbers, has_metadata, has_texts
+from latelier.indexes.store.rows import all_ids, find_row_ids, has_metadata, has_texts
 from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, TokenArray
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
@@ -365,7 +365,7 @@ class StoredIndex(Index):
             known = as_id(id)
         except InvalidArgumentError:
             return False
-        return bool(self._storage.ask(find_numbers, [known]))
+        return bool(self._storage.ask(find_row_ids, [known]))
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else repr(str(self.path))
@@ -444,7 +444,7 @@ class StoredIndex(Index):
     ) -> None:
         """Insert documents in a transaction; see `Transaction.insert`."""
         most = self._max_segment_tokens(batch.dim)
-        transaction.insert(batch, replace=replace, max_tokens=most, numbers=row_ids)
+        transaction.insert(batch, replace=replace, max_tokens=most, row_ids=row_ids)
 
     def search_by_kernels(self) -> None:
         """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""

@@ -166,7 +166,7 @@ class DocumentTable:
         self._segments = [part.segment for part in parts]  # keeps them alive: kernels read their memory by address
         size = self.listed
         for segment in self._segments:
-            ordinals = _places(listed_numbers, segment.numbers)
+            ordinals = _places(listed_numbers, segment.row_ids)
             new = np.flatnonzero(ordinals < 0)
             ordinals[new] = np.arange(size, size + len(new))
             size += len(new)
@@ -176,7 +176,7 @@ class DocumentTable:
         self.documents = CodedDocuments(*(np.zeros(size, dtype="int64") for _ in CodedDocuments._fields))
         for segment in self._segments:
             ordinals = self._ordinals[id(segment)]
-            self.numbers[ordinals] = segment.numbers
+            self.numbers[ordinals] = segment.row_ids
             for column, values in zip(self.documents, codec.locate(segment), strict=True):
                 column[ordinals] = values
         self.alive = self.mask(parts)
@@ -257,7 +257,7 @@ class DocumentTable:
 
 
 def _check_disjoint(parts: Sequence[Part]) -> None:
-    ends = [(int(part.segment.numbers[0]), int(part.segment.numbers[-1])) for part in parts if len(part.segment)]
+    ends = [(int(part.segment.row_ids[0]), int(part.segment.row_ids[-1])) for part in parts if len(part.segment)]
     for (_, last), (first, _) in pairwise(ends):
         if first <= last:
             raise CorruptedIndexError(

@@ -56,7 +56,7 @@ from latelier.indexes.results import (
 from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import as_folder, closed_error
 from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
-from latelier.indexes.store.rows import StoredDocument, find_numbers, has_texts
+from latelier.indexes.store.rows import StoredDocument, find_row_ids, has_texts
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import MemoryReport, StoredIndex
@@ -149,13 +149,13 @@ class ShardWorker:
 
     def row_ids(self, ids: Sequence[Id]) -> dict[Id, int]:
         """Return the row ids of those documents that are in the shard."""
-        return self._index.storage.ask(find_numbers, ids)
+        return self._index.storage.ask(find_row_ids, ids)
 
     def ids(self, prefix: str | None) -> dict[Id, int]:
         """Return all ids, or those with a prefix, and their row ids."""
         index = self._index
         with index.snapshot():
-            return index.storage.ask(find_numbers, index.ids(prefix))
+            return index.storage.ask(find_row_ids, index.ids(prefix))
 
     def search(
         self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
@@ -175,7 +175,7 @@ class ShardWorker:
                 if mode != "keywords":
                     scored = index.find(queries, depth, texts, replace(options, mode="rerank", depth=depth))
             found = [hit.id for rows in (*by_vectors, *by_keywords) for hit in rows]
-            row_ids = index.storage.ask(find_numbers, list(dict.fromkeys(found)))
+            row_ids = index.storage.ask(find_row_ids, list(dict.fromkeys(found)))
 
         def ranking(hits: Sequence[Hit]) -> Ranking:
             return Ranking(

@@ -33,7 +33,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import IndexFormatError
-from latelier.indexes.results import as_key, encode_json, is_unicode
+from latelier.indexes.results import as_key, encode_json
 from latelier.indexes.store.integrity import (
     CATALOG,
     COLUMNS,
@@ -76,8 +76,7 @@ def create(connection: sqlite3.Connection, settings: dict[str, Any]) -> dict[str
     connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     written = {"uid": secrets.token_hex(16), "generation": 0, "next_number": 0, "dim": None, **settings}
-    for name, value in written.items():
-        write_setting(connection, name, value)
+    write_settings(connection, **written)
     return written
 
 
@@ -100,9 +99,7 @@ def read_configuration(connection: sqlite3.Connection, where: str) -> dict[str, 
             f"{FORMAT_VERSION}; upgrade with: pip install --upgrade latelier"
         )
     check_catalog(connection)
-    settings = {name: decode_json(value, f"setting {name!r}") for name, value in read_rows(connection, "setting")}
-    check_counters(settings)
-    return settings
+    return read_settings(connection)
 
 
 def check_catalog(connection: sqlite3.Connection) -> None:
@@ -113,29 +110,21 @@ def check_catalog(connection: sqlite3.Connection) -> None:
     check_tables(connection, _TABLES, [{own, *FTS5_TABLES.values()} for own in TABLE_STATEMENTS.values()])
 
 
-def read_setting(connection: sqlite3.Connection, name: str) -> Any:
-    """Return one value of the configuration, or a counter; raise `CorruptedIndexError` if there is none."""
-    found = find_setting(connection, name)
-    if found is None:
-        raise damaged(f"its setting {name!r} is missing")
-    return found[0]
-
-
-def find_setting(connection: sqlite3.Connection, name: str) -> tuple[Any] | None:
-    """Return one value of the configuration, or a counter, in a tuple; ``None`` if there is none of this name."""
-    for _, value in read_rows(connection, "setting", "WHERE name = ?", (name,)):
-        return (decode_json(value, f"setting {name!r}"),)
-    return None
+def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
+    """Return the configuration and the counters."""
+    settings = {name: decode_json(value, f"setting {name!r}") for name, value in read_rows(connection, "setting")}
+    check_counters(settings)
+    return settings
 
 
 def read_stamp(connection: sqlite3.Connection) -> Any:
-    """Return a value that differs between commits; this is faster than `read_setting` of the generation."""
+    """Return a value that differs between commits; this is faster than `read_settings`."""
     return connection.execute("SELECT * FROM setting WHERE name = 'generation'").fetchone()
 
 
-def write_setting(connection: sqlite3.Connection, name: str, value: Any) -> None:
-    """Set one value of the configuration, or a counter."""
-    insert_rows(connection, "setting", [(name, json.dumps(value))])
+def write_settings(connection: sqlite3.Connection, **values: Any) -> None:
+    """Set values of the configuration, or counters."""
+    insert_rows(connection, "setting", [(name, json.dumps(value)) for name, value in values.items()])
 
 
 # The settings of users.
@@ -152,9 +141,9 @@ class UserSettings(MutableMapping[str, Any]):
         self._read, self._write = read, write
 
     def __getitem__(self, name: str) -> Any:
-        _check_name(name)
-        for _, value in self._read(_user_settings, "WHERE name = ?", (name,)):
-            return decode_json(value, f"user setting {name!r}")
+        for found, value in self._rows("WHERE name = ?", name):
+            if found == name:  # SQLite finds "1" for 1
+                return decode_json(value, f"user setting {name!r}")
         raise KeyError(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -164,16 +153,12 @@ class UserSettings(MutableMapping[str, Any]):
             insert_rows(begin(), "user_setting", [row])
 
     def __delitem__(self, name: str) -> None:
-        _check_name(name)
         with self._write() as begin:
             if not begin().execute("DELETE FROM user_setting WHERE name = ?", (name,)).rowcount:
                 raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        names = [name for name, _ in self._read(_user_settings, "ORDER BY name")]
-        if not all(isinstance(name, str) for name in names):
-            raise damaged("it has settings whose names are not text")
-        return iter(names)
+        return iter([name for name, _ in self._rows("ORDER BY name")])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -181,15 +166,8 @@ class UserSettings(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return f"UserSettings({dict(self)})"
 
-
-def _check_name(name: object) -> None:
-    """Raise `KeyError` for a name that no setting can have."""
-    if not isinstance(name, str) or not is_unicode(name):
-        raise KeyError(name)
-
-
-def _user_settings(connection: sqlite3.Connection, tail: str, parameters: Sequence[Any] = ()) -> list[Any]:
-    return list(read_rows(connection, "user_setting", tail, parameters))
+    def _rows(self, tail: str, *parameters: Any) -> list[Sequence[Any]]:
+        return self._read(lambda connection: list(read_rows(connection, "user_setting", tail, parameters)))
 
 
 # Segments and ANN data.
@@ -252,36 +230,29 @@ def count_documents(connection: sqlite3.Connection) -> int:
 
 def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     """Return the row ids of a segment's removed documents, ascending."""
-    numbers = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
-    fits = all(type(number) is int and row.first <= number <= row.last for number in numbers)
-    if not fits or len(numbers) != row.removed:
+    row_ids = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
+    fits = all(type(row_id) is int and row.first <= row_id <= row.last for row_id in row_ids)
+    if not fits or len(row_ids) != row.removed:
         raise damaged(f"its segment {row.name!r:.60} counts {row.removed} removed documents, but lists others")
-    return numbers
-
-
-def write_tombstones(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
-    """Mark documents of a segment as removed, and return its new row."""
-    insert_rows(connection, "tombstone", ((row.name, number) for number in numbers))
-    row = row._replace(removed=row.removed + len(numbers))
-    write_segment(connection, row)
-    return row
+    return row_ids
 
 
 def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
     """Return the row of the ANN data; ``None`` if the index has none."""
-    found = find_setting(connection, _ANN_DATA)
+    found = read_settings(connection).get(_ANN_DATA)
     if found is None:
         return None
-    if not (isinstance(found[0], list) and [type(part) for part in found[0]] == [str, dict]):
+    if not (isinstance(found, list) and [type(part) for part in found] == [str, dict]):
         raise damaged(f"its setting {_ANN_DATA!r} does not name a folder and its files")
-    return AnnDataRow(*found[0])
+    return AnnDataRow(*found)
 
 
 def write_ann_data(connection: sqlite3.Connection, row: AnnDataRow | None) -> None:
     """Store the row of the ANN data; ``None`` deletes it."""
-    connection.execute("DELETE FROM setting WHERE name = ?", (_ANN_DATA,))
-    if row is not None:
-        write_setting(connection, _ANN_DATA, row)
+    if row is None:
+        connection.execute("DELETE FROM setting WHERE name = ?", (_ANN_DATA,))
+    else:
+        write_settings(connection, **{_ANN_DATA: row})
 
 
 def referenced_names(connection: sqlite3.Connection) -> set[str]:

@@ -42,7 +42,9 @@ WAIT_SECONDS = 5.0
 # How long a fork waits for the transactions of other threads: a search or a commit takes milliseconds.
 FORK_SECONDS = 1.0
 # What SQLite's errors say of a damaged catalog.
-_SIGNS_OF_DAMAGE = ("malformed", "not a database", "Could not decode", "unsupported file format")
+_SIGNS_OF_DAMAGE = (
+    *("malformed", "not a database", "Could not decode", "unsupported file format", "no such table", "no such column"),
+)
 
 
 # The folder of an index.
@@ -50,76 +52,60 @@ _SIGNS_OF_DAMAGE = ("malformed", "not a database", "Could not decode", "unsuppor
 
 def as_folder(path: object) -> Path:
     """Return a user's path as an absolute one; raise `StorageError` if the operating system cannot look it up."""
-    # An empty text, as from a variable that is not set, would be the working directory.
-    if not isinstance(path, (str, os.PathLike)) or path == "" or "\0" in os.fsdecode(path) or not _is_encodable(path):
-        raise InvalidArgumentError(
-            f"received {describe(path)} as a path; give the folder of the index as a str or a Path."
-        )
-    # Absolute, since connections and segments are opened later too, when the working directory may have changed.
-    folder = Path(os.fsdecode(path)).absolute()
     try:
-        folder.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # `check_index_folder` decides
+        # Absolute, since connections and segments are opened later too, when the working directory may have changed.
+        folder = Path(os.fsdecode(path)).absolute()  # type: ignore[arg-type]
+        with suppress(FileNotFoundError, NotADirectoryError):  # `check_index_folder` decides
+            folder.stat()
+        if path != "":  # as from a variable that is not set, it would be the working directory
+            return folder
     except OSError as error:  # a name that is too long, or a parent folder without permission
         reason = error.strerror or error
-        raise StorageError(f"could not look for an index in {str(folder)!r:.200}: {reason}.") from error
-    return folder
-
-
-def _is_encodable(path: str | os.PathLike[str]) -> bool:
-    """Whether a path can be passed to the system: a lone surrogate cannot, unless it stands for a byte."""
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    return True
+        raise StorageError(f"could not look for an index in {str(path)!r:.200}: {reason}.") from error
+    except (TypeError, ValueError):  # no path, or one that cannot be encoded
+        pass
+    raise InvalidArgumentError(f"received {describe(path)} as a path; give the folder of the index as a str or a Path.")
 
 
 def check_index_folder(folder: Path, *, create: bool) -> None:
     """Check that a folder holds an index, or, with `create`, that one can be made in it.
 
-    Raises `IndexFormatError` if not, `CorruptedIndexError` if SQLite must not open the catalog, `StorageError` if the
-    system denies to look into the folder.
+    Raises `IndexFormatError` if not, `CorruptedIndexError` if SQLite must not open the catalog.
     """
-    with looking_into(folder):
-        if folder.exists() and not folder.is_dir():
-            raise IndexFormatError(f"{folder} is a file; an index is a folder.")
-        found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        # Looked for after the others: another process may be making the index.
-        if (folder / CATALOG).is_file():
-            check_side_files(folder)
-            return
-    if not found and not create:
-        raise no_index(folder)
-    if found:
+    if folder.exists() and not folder.is_dir():
+        raise IndexFormatError(f"{folder} is a file; an index is a folder.")
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    # Looked for after the others: another process may be making the index.
+    if (folder / CATALOG).is_file():
+        check_side_files(folder)
+    elif found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         cure = "Choose a new or an empty folder" if create else "Give the folder of an index"
         raise IndexFormatError(f"{folder} is not an index: it holds {shown}. {cure}.")
+    elif not create:
+        raise no_index(folder)
 
 
 @contextmanager
 def looking_into(folder: Path) -> Iterator[None]:
-    """Raise a `StorageError` where the system denies to look into a folder or its files."""
+    """Raise a `StorageError` where the system fails to make a folder, or to look into it or its files."""
     try:
         yield
-    except PermissionError as error:
-        raise StorageError(
-            f"could not look into {folder}: {error.strerror} for {error.filename}; let this user read the folder and "
-            "all that is in it."
-        ) from error
+    except LatelierError:  # some are OSErrors
+        raise
+    except OSError as error:
+        cause = f"{error.strerror or error} for {error.filename}" if error.filename else f"{error.strerror or error}"
+        hint = "; let this user read the folder and all that is in it" if isinstance(error, PermissionError) else ""
+        raise StorageError(f"could not look into the folder {folder} or make it: {cause}{hint}.") from error
 
 
 def make_catalog(path: Path) -> None:
     """Make an empty catalog and its folders, unless there is a catalog already."""
     if path.is_file() and path.stat().st_size:
         return
-    try:
-        # Each folder that is made is an entry of the one above it, which has to be synced.
-        made = [folder for folder in path.parent.parents if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"could not make the folder {path.parent}: {error.strerror or error}.") from error
+    # Each folder that is made is an entry of the one above it, which has to be synced.
+    made = [folder for folder in path.parent.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with using(), translate_errors(str(path.parent)):
         connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
         try:
@@ -167,13 +153,6 @@ def _replaced_error(folder: str) -> StorageError:
     )
 
 
-def _inherited_error() -> StorageError:
-    return StorageError(
-        "this process was forked within a call on this index; only the process that began the call can continue it. "
-        "Leave the forked process with os._exit, as multiprocessing does."
-    )
-
-
 def _busy_error(where: str) -> StorageError:
     return StorageError(
         f"another write to the index in {where} has not finished within {WAIT_SECONDS:g} seconds; try again later."
@@ -185,26 +164,23 @@ def translate_errors(where: str) -> Iterator[None]:
     """Raise SQLite's errors as errors of this library, but not those of databases that generators of users read."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter, as SQLite quotes a damaged schema in its message
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if not str(frame.f_globals.get("__name__")).startswith("latelier."):
+        if not str(frame.f_globals.get("__name__")).startswith("latelier.indexes."):
             raise
-        raise _translate(error, where) from error
-
-
-def _translate(error: sqlite3.Error, where: str) -> LatelierError:
-    reason = str(error)
-    if "locked" in reason:
-        return _busy_error(where)
-    if "readonly" in reason:
-        return ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.")
-    if any(sign in reason for sign in _SIGNS_OF_DAMAGE):
-        return CorruptedIndexError(
-            f"the catalog of the index in {where} is damaged: {reason}. Restore it from a backup or rebuild the index."
-        )
-    return StorageError(
-        f"SQLite failed on the catalog of the index in {where}: {reason}. Earlier commits are not affected."
-    )
+        reason = str(error)
+        if "locked" in reason:
+            raise _busy_error(where) from error
+        if "readonly" in reason:
+            raise ReadOnlyIndexError(f"the index in {where} cannot be written: {reason}.") from error
+        if isinstance(error, UnicodeDecodeError) or any(sign in reason for sign in _SIGNS_OF_DAMAGE):
+            raise CorruptedIndexError(
+                f"the catalog of the index in {where} is damaged: {reason}. Restore it from a backup or rebuild the "
+                "index."
+            ) from error
+        raise StorageError(
+            f"SQLite failed on the catalog of the index in {where}: {reason}. Earlier commits are not affected."
+        ) from error
 
 
 # Forks.
@@ -309,10 +285,9 @@ if hasattr(os, "register_at_fork"):
 # Connections.
 
 
-_TABLE_FUNCTIONS = ("json_each",)
-_TABLES = {"document", "content", *_TABLE_FUNCTIONS}
-# SQLite reports these operators as functions.
-_OPERATORS = ("->", "->>")
+_TABLES = {"document", "content", "json_each"}
+# SQLite reports these operators, and the table-valued function, as functions.
+_OPERATORS = ("->", "->>", "json_each")
 
 
 class Authorizer:
@@ -335,16 +310,13 @@ class Authorizer:
 
     def __call__(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         """Return ``SQLITE_OK`` or ``SQLITE_DENY``; what `first` and `second` name depends on `action`."""
-        allowed = (
-            self._functions is None
-            or action == sqlite3.SQLITE_SELECT
-            or (action == sqlite3.SQLITE_READ and first in _TABLES)
-            or (
-                action == sqlite3.SQLITE_FUNCTION
-                and str(second).lower() in (*self._functions, *_OPERATORS, *_TABLE_FUNCTIONS)
-            )
-        )
-        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+        if self._functions is None or action == sqlite3.SQLITE_SELECT:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_READ:
+            return sqlite3.SQLITE_OK if first in _TABLES else sqlite3.SQLITE_DENY
+        called = str(second).lower() if action == sqlite3.SQLITE_FUNCTION else None
+        is_allowed = called in _OPERATORS or called in self._functions
+        return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
 
 class Connection(sqlite3.Connection):
@@ -360,23 +332,20 @@ class Connection(sqlite3.Connection):
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         """See `sqlite3.Connection.execute`."""
-        if self.process not in (None, os.getpid()):
-            raise _inherited_error()
-        # Told apart here from errors of iterators of users, which are read within a transaction too.
-        try:
-            return super().execute(*arguments)
-        except UnicodeDecodeError as error:  # SQLite's own message quotes the damaged schema
-            raise sqlite3.OperationalError(f"malformed schema: {error}") from error
-        except sqlite3.OperationalError as error:
-            if str(error).startswith(("no such table", "no such column")):
-                raise sqlite3.OperationalError(f"malformed schema: {error}") from error
-            raise
+        self._refuse_inherited()
+        return super().execute(*arguments)
 
     def executemany(self, *arguments: Any) -> sqlite3.Cursor:
         """See `sqlite3.Connection.executemany`."""
-        if self.process not in (None, os.getpid()):
-            raise _inherited_error()
+        self._refuse_inherited()
         return super().executemany(*arguments)
+
+    def _refuse_inherited(self) -> None:
+        if self.process not in (None, os.getpid()):
+            raise StorageError(
+                "this process was forked within a call on this index; only the process that began the call can "
+                "continue it. Leave the forked process with os._exit, as multiprocessing does."
+            )
 
 
 def connect(uri: str, *, alone: bool = False) -> Connection:
@@ -494,9 +463,9 @@ class FilePool:
         self._uri = path.absolute().as_uri()
         # str, since they are looked up at every call: making a Path of one takes longer than os.stat.
         self._catalog, self._segments = str(path), str(path.with_name("segments"))
-        # What was opened first: the catalog, the name inside of it, the folder of segments.
+        # What was opened first: the catalog, the JSON of the name inside of it, the folder of segments.
         self._catalog_id: FileId | None = None
-        self._uid: str | None = None
+        self.uid: str | None = None
         self._segments_id: FileId | None = None
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -614,17 +583,10 @@ class FilePool:
 
     def _check_uid(self, connection: Connection) -> None:
         """Compare the random name of the index, since its file may have been overwritten in place."""
-        # Read `setting` only if it is a table: in a hostile file it could be a view that never ends.
-        tables = (
-            "SELECT count(*) FROM sqlite_master WHERE name = 'setting' AND type = 'table' AND sql LIKE '%name%value%'"
-        )
-        row = None
-        if connection.execute(tables).fetchone()[0]:
+        if self.uid is not None:
             row = connection.execute("SELECT value FROM setting WHERE name = 'uid'").fetchone()
-        found = None if row is None else str(row[0])
-        if self._uid is not None and found != self._uid:
-            raise _replaced_error(self.where)
-        self._uid = found
+            if row is None or row[0] != self.uid:
+                raise _replaced_error(self.where)
 
     def _connect(self) -> Connection:
         if not self.read_only:

@@ -7,7 +7,7 @@ A folder may come from a stranger, and a disk may change bits. What is promised,
   may name is decided in `latelier.models.untrusted`.
 * Nothing outside of the folder is touched. Stored names must have the form that this library gives them, and no file
   may be a link, a pipe or a device (`own_file`, `check_side_files`).
-* No crash. Kernels follow numbers and offsets without checking them, so these are checked when a segment is opened
+* No crash. Kernels follow row ids and offsets without checking them, so these are checked when a segment is opened
   (`check_segment`), from a copy in memory, which cannot change afterwards.
 * Never other results in silence. SQLite notices a damaged page, but not a changed bit of a text, a number or an id, so
   each row has a checksum, compared whenever it is read (`check_row`). Files of arrays have one too. A search does not
@@ -71,17 +71,14 @@ def check_side_files(folder: Path) -> None:
     """Reject files beside the catalog that would make SQLite touch other files, or wait for ever on a pipe."""
     for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
         file = folder / name
-        # Another process may delete a file at any moment, so each is looked at once.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # another process may delete a file at any moment
             mode = file.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                raise damaged(f"{file} is a link, but an index must hold its own files")
             if not stat.S_ISREG(mode):
-                raise damaged(f"{file} is not a regular file")
-    with suppress(FileNotFoundError):
-        journal = folder / f"{CATALOG}-journal"
-        if journal.read_bytes().endswith(_SUPER_JOURNAL):  # SQLite deletes the file that it names
-            raise damaged(f"{journal} is not a journal that an index writes")
+                kind = "a link, but an index must hold its own files" if stat.S_ISLNK(mode) else "not a regular file"
+                raise damaged(f"{file} is {kind}")
+            # SQLite deletes the file that such a journal names.
+            if name.endswith("-journal") and file.read_bytes().endswith(_SUPER_JOURNAL):
+                raise damaged(f"{file} is not a journal that an index writes")
 
 
 def is_segment_name(name: object) -> bool:
@@ -106,36 +103,30 @@ def own_file(segments: Path, name: object, file: str) -> Path:
 def check_tables(connection: sqlite3.Connection, tables: Collection[str], keywords: Iterable[Collection[str]]) -> None:
     """Check that a catalog has the tables with these statements, those of one keyword index or none, and no more."""
     found = set()
-    for kind, name, statement in connection.execute("SELECT type, name, sql FROM sqlite_master"):
-        if kind == "index" and statement is None:
-            continue  # made by SQLite for a primary key or a unique column
-        if statement is None or kind != "table":
-            raise damaged(f"it has the {kind} {name!r}, which no index has")
-        whole = _FIELD_COLUMNS.fullmatch(str(statement))
-        found.add(f"{whole[1]})" if whole else statement)
+    for kind, statement in connection.execute("SELECT type, sql FROM sqlite_master"):
+        if (kind, statement) != ("index", None):  # made by SQLite for a primary key or a unique column
+            whole = _FIELD_COLUMNS.fullmatch(str(statement))
+            found.add(f"{whole[1]})" if whole else statement)
     if not found.issuperset(tables) or not any(found - set(tables) == set(some) for some in ((), *keywords)):
         raise damaged("its tables are not those of an index")
 
 
 def check_counters(settings: Mapping[str, Any]) -> None:
     """Check the counters of a catalog, and the dimension of its vectors."""
-    for name in ("generation", "next_number"):
-        if type(value := settings.get(name)) is not int or not 0 <= value < _MAX_COUNT:
+    for name, least, most in (("generation", 0, _MAX_COUNT), ("next_number", 0, _MAX_COUNT), ("dim", 1, _MAX_DIM + 1)):
+        value = settings.get(name)
+        if (type(value) is not int or not least <= value < most) and (name != "dim" or value is not None):
             raise damaged(f"its {name} is {value!r}")
-    dim = settings.get("dim")
-    if dim is not None and (type(dim) is not int or not 1 <= dim <= _MAX_DIM):
-        raise damaged(f"its dim is {dim!r}")
 
 
 def check_segment_row(row: Any, first: int) -> None:
-    """Check a `SegmentRow` whose numbers may begin with `first`."""
-    if not (isinstance(row.name, str) and set(map(type, row[1:6])) == {int}):
-        raise damaged(f"its segment {row.name!r:.60} has values of a wrong type")
-    most = min(row.last - row.first + 1, row.tokens)
-    if not (first <= row.first and 0 <= row.removed < row.documents <= most and row.last < _MAX_COUNT):
-        raise damaged(f"its segment {row.name!r:.60} has impossible numbers or counts")
-    if not isinstance(row.files, dict):
-        raise damaged(f"its segment {row.name!r:.60} has no list of files")
+    """Check a `SegmentRow` whose row ids may begin with `first`."""
+    is_possible = isinstance(row.name, str) and set(map(type, row[1:6])) == {int} and isinstance(row.files, dict)
+    if is_possible:
+        most = min(row.last - row.first + 1, row.tokens)
+        is_possible = first <= row.first and 0 <= row.removed < row.documents <= most and row.last < _MAX_COUNT
+    if not is_possible:
+        raise damaged(f"the row of its segment {row.name!r:.60} has values that no index has")
 
 
 def decode_json(value: object, what: str) -> Any:
@@ -151,7 +142,7 @@ def row_checksum(table: str, values: Sequence[Any]) -> int:
     return zlib.crc32("".join([table, *spell(values)]).encode())
 
 
-def column_checksums(table: str, spelled: Sequence[Sequence[str]]) -> list[int]:
+def checksums(table: str, spelled: Sequence[Sequence[str]]) -> list[int]:
     """Return the `row_checksum` of each row of some columns, given as `spell` returns them."""
     lines = map("".join, zip(repeat(table), *spelled, strict=False))
     return list(map(zlib.crc32, map(str.encode, lines)))
@@ -178,20 +169,20 @@ def check_row(table: str, row: Sequence[Any]) -> Sequence[Any]:
 
 def check_description(written: Any, path: Path) -> tuple[np.dtype, tuple[int, ...]]:
     """Return the dtype and the shape of the array in a file, as the catalog gives them, if they fit its size."""
-    if not (isinstance(written, dict) and {"bytes", "crc32", "dtype", "shape"} <= written.keys()):
-        raise CorruptedIndexError("the catalog has no complete description of it")
     if not path.is_file():
         raise CorruptedIndexError("it is missing")
     size = path.stat().st_size
-    if type(written["bytes"]) is not int or size != written["bytes"]:
-        raise CorruptedIndexError(f"it has {size} bytes, but {written['bytes']} were written")
-    if not (isinstance(written["dtype"], str) and written["dtype"] in _DTYPES and isinstance(written["shape"], list)):
-        raise CorruptedIndexError(f"the catalog gives it the dtype {written['dtype']!r:.60}, which no index has")
-    dtype, shape = np.dtype(written["dtype"]), tuple(written["shape"])
+    try:
+        expected, name, shape = written["bytes"], written["dtype"], tuple(written["shape"])
+    except (KeyError, TypeError):
+        expected, name, shape = None, None, ()
+    if type(expected) is not int or size != expected:
+        raise CorruptedIndexError(f"it has {size} bytes, but {expected} were written")
     # Bounds within which numpy can make an array, even if one dimension is 0.
-    is_possible = len(shape) <= _MAX_DIMENSIONS and set(map(type, shape)) <= {int} and min(shape, default=0) >= 0
-    if not is_possible or math.prod(filter(None, shape)) >= _MAX_SIZE:
-        raise CorruptedIndexError(f"the catalog gives it the shape {shape!r:.60}, which no index has")
+    is_shape = len(shape) <= _MAX_DIMENSIONS and set(map(type, shape)) <= {int} and min(shape, default=0) >= 0
+    if not (isinstance(name, str) and name in _DTYPES and is_shape and math.prod(filter(None, shape)) < _MAX_SIZE):
+        raise CorruptedIndexError(f"the catalog gives it the dtype {name!r:.60} and the shape {shape!r:.60}")
+    dtype = np.dtype(name)
     if not 0 <= size - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
         raise CorruptedIndexError(f"it has {size} bytes, too many or too few for {dtype} {list(shape)}")
     return dtype, shape
@@ -202,23 +193,19 @@ def check_segment(
 ) -> None:
     """Check that the arrays of a segment fit together and fit its `SegmentRow`, so that kernels may rely on them.
 
-    Numbers and offsets ascend and stay inside the arrays, each document has a token, and each of `token_arrays`, given
+    Row ids and offsets ascend and stay inside the arrays, each document has a token, and each of `token_arrays`, given
     as dtype and shape per token, has a row for each token. The values in these rows are not checked.
     """
     expected = {name: (dtype, (row.tokens, *shape)) for name, (dtype, shape) in token_arrays.items()}
     expected["documents"] = np.dtype("int64"), (3, row.documents + 1)
     expected["ids"] = np.dtype("uint8"), (arrays["ids"].shape[:1] if "ids" in arrays else ())
-    if arrays.keys() != expected.keys():
-        raise CorruptedIndexError(f"it has the arrays {sorted(arrays)}, not {sorted(expected)}")
-    for name, (dtype, shape) in expected.items():
-        array = arrays[name]
-        if (array.dtype, array.shape) != (dtype, shape):
-            raise CorruptedIndexError(f"its {name} are {array.dtype} {array.shape}, not {dtype} {shape}")
-    numbers, offsets, id_offsets = arrays["documents"]
+    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    if found != expected:
+        raise CorruptedIndexError(f"it has the arrays {found}, not {expected}")
+    row_ids, offsets, id_offsets = arrays["documents"]
     # Neighbours are compared, as differences could overflow.
-    if (numbers[0], numbers[-2]) != (row.first, row.last) or (numbers[1:-1] <= numbers[:-2]).any():
-        raise CorruptedIndexError("the numbers of its documents do not ascend from the first to the last")
-    if offsets[0] != 0 or offsets[-1] != row.tokens or (offsets[1:] <= offsets[:-1]).any():
-        raise CorruptedIndexError(f"the token offsets of its documents do not divide its {row.tokens} tokens")
-    if id_offsets[0] != 0 or id_offsets[-1] != len(arrays["ids"]) or (id_offsets[1:] <= id_offsets[:-1]).any():
-        raise CorruptedIndexError("the offsets of its ids do not divide the bytes of its ids")
+    if (row_ids[0], row_ids[-2]) != (row.first, row.last) or (row_ids[1:-1] <= row_ids[:-2]).any():
+        raise CorruptedIndexError("the row ids of its documents do not ascend from the first to the last")
+    for ends, size in ((offsets, row.tokens), (id_offsets, len(arrays["ids"]))):
+        if ends[0] != 0 or ends[-1] != size or (ends[1:] <= ends[:-1]).any():
+            raise CorruptedIndexError(f"the offsets of its documents do not divide {size} tokens or bytes of ids")

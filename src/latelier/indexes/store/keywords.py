@@ -246,6 +246,47 @@ def _missing_fts5() -> StorageError:
     )
 
 
+# Values of another type than FTS5 writes, which it may read all the same.
+_WRONG_TYPES = (
+    "SELECT EXISTS (SELECT 1 FROM keyword_data WHERE typeof(block) <> 'blob') "
+    "OR EXISTS (SELECT 1 FROM keyword_docsize WHERE typeof(sz) <> 'blob') "
+    "OR EXISTS (SELECT 1 FROM keyword_idx WHERE typeof(segid) || typeof(term) || typeof(pgno) <> 'integerblobinteger')"
+)
+# Words that are found when all words are read, but not when one is looked up, as a search does.
+_LOST_WORDS = (
+    "SELECT EXISTS (SELECT 1 FROM keyword_terms AS word WHERE NOT EXISTS "
+    "(SELECT 1 FROM keyword_terms AS found WHERE found.term = word.term AND found.cnt = word.cnt))"
+)
+
+
+def check_keywords(connection: sqlite3.Connection) -> None:
+    """Compare the keyword index with the texts, in a copy: FTS5's check is a write, which a reader may not do."""
+    tokenizer = stored_tokenizer(connection)
+    if tokenizer is None:
+        return
+    with closing(sqlite3.connect("")) as copy, translate_damage():  # a temporary file, which SQLite deletes
+
+        def copy_rows(statement: str, table: str) -> None:
+            rows = connection.execute(statement)
+            copy.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows.description))})", rows)
+
+        check_config(connection)
+        if connection.execute(_WRONG_TYPES).fetchone()[0]:
+            raise keyword_damage("it has values of a wrong type")
+        copy.execute(TABLE_STATEMENTS[tokenizer])
+        for table in FTS5_TABLES:
+            copy.execute(f"DELETE FROM {table}")
+            copy_rows(f"SELECT * FROM {table}", table)
+        # Documents without a text are not in the keyword index.
+        copy.execute("CREATE TABLE content (number INTEGER PRIMARY KEY, text TEXT)")
+        copy_rows("SELECT number, text FROM content WHERE text IS NOT NULL", "content")
+        # The rank 1 compares with the texts, which older versions of FTS5 always do.
+        copy.execute("INSERT INTO keyword (keyword, rank) VALUES ('integrity-check', 1)")
+        copy.execute("CREATE VIRTUAL TABLE keyword_terms USING fts5vocab(keyword, row)")
+        if copy.execute(_LOST_WORDS).fetchone()[0]:
+            raise keyword_damage("words cannot be looked up in it")
+
+
 # Distinct words of a query that are searched for; FTS5 opens every word's list of documents at once.
 MAX_WORDS = 256
 # Characters of a word that are searched for with the tokenizer "trigram". FTS5 finds a word as a sequence of trigrams,

@@ -14,13 +14,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters.parse import fold_name, new_fields
 from latelier.indexes.results import INT64, Id, Record, as_key, dump_json, encode_json, plain_str
-from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_tombstones
-from latelier.indexes.store.integrity import check_row, column_checksums, damaged, decode_json, row_checksum, spell
+from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_segment
+from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
 from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
 
 SqlValue: TypeAlias = "int | float | str | None"
@@ -136,15 +136,9 @@ class DocumentColumns(Sequence[StoredDocument]):
     def __iter__(self) -> Iterator[StoredDocument]:
         return map(StoredDocument, self.ids, self.texts, self.metadata, self.fields)
 
-    @overload
-    def __getitem__(self, position: int) -> StoredDocument: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> DocumentColumns: ...
-
-    def __getitem__(self, position: int | slice) -> StoredDocument | DocumentColumns:
+    def __getitem__(self, position: Any) -> Any:
         kind: Any = DocumentColumns if isinstance(position, slice) else StoredDocument
-        return kind(*(column[position] for column in self._columns))
+        return kind(*(column[position] for column in self.columns))
 
     @property
     def nbytes(self) -> int:
@@ -153,12 +147,13 @@ class DocumentColumns(Sequence[StoredDocument]):
         return _ROW_BYTES * len(self) + texts + 2 * sum(map(len, self.metadata))
 
     @property
-    def _columns(self) -> tuple[list[Any], ...]:
+    def columns(self) -> tuple[list[Any], ...]:
+        """All columns, in the order of `StoredDocument`."""
         return self.ids, self.texts, self.metadata, self.fields
 
     def extend(self, more: DocumentColumns) -> None:
         """Append more documents."""
-        for column, values in zip(self._columns, more._columns, strict=True):
+        for column, values in zip(self.columns, more.columns, strict=True):
             column += values
 
 
@@ -176,16 +171,13 @@ def all_ids(connection: sqlite3.Connection, prefix: str | None = None) -> list[I
     """Return all ids in the order of insertion, or those that are strings and begin with a prefix."""
     if prefix is not None:
         return list(find_prefixed(connection, prefix))
-    return _check_ids(connection.execute("SELECT id FROM document ORDER BY number"))
+    ids = [id for (id,) in connection.execute("SELECT id FROM document ORDER BY number")]
+    if not {*map(type, ids)} <= {int, str}:
+        raise damaged("it has ids that are neither str nor int")
+    return ids
 
 
-def ids_between(connection: sqlite3.Connection, first: int, last: int) -> list[Id]:
-    """Return the ids of the documents with the row ids `first` to `last`."""
-    rows = connection.execute("SELECT id FROM document WHERE number BETWEEN ? AND ? ORDER BY number", (first, last))
-    return _check_ids(rows)
-
-
-def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
+def find_row_ids(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
     """Return the row ids of documents by id; ids that are not in the index are left out."""
     found: dict[Id, int] = {}
     if not connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0]:
@@ -232,47 +224,57 @@ def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
 
 
 def insert_documents(
-    connection: sqlite3.Connection, numbers: Sequence[int], documents: Sequence[StoredDocument]
+    connection: sqlite3.Connection, row_ids: Sequence[int], documents: Sequence[StoredDocument]
 ) -> None:
-    """Insert documents under their numbers; new metadata keys get columns."""
+    """Insert documents under their row ids; new metadata keys get columns."""
     given = DocumentColumns.of(documents)
     make_fields(connection, chain.from_iterable(given.fields))
-    columns = {field.folded: field.column for field in known_fields(connection)}
-    for first in range(0, len(numbers), _ROWS):
+    names = {field.folded: field.column for field in known_fields(connection)}
+    for first in range(0, len(row_ids), _ROWS):
         some = slice(first, first + _ROWS)
-        parts: list[Sequence[Any]] = [part[some] for part in (numbers, given.ids, given.metadata, given.texts)]
-        if columns:
-            parts += zip(*map(_field_values, given.fields[some], repeat(columns)), strict=True)
-        _write_rows(connection, list(columns.values()), parts)
+        numbers, ids, texts, metadata, fields_given = (column[some] for column in (row_ids, *given.columns))
+        values = zip(*map(_field_values, fields_given, repeat(names)), strict=True) if names else ()
+        fields = _without_null(dict(zip(names.values(), values, strict=True)))
+        document = {"number": numbers, "id": ids, **fields, "checksum": document_checksums(numbers, ids, fields)}
+        content = {"number": numbers, "metadata": metadata, **_without_null({"text": texts})}
+        content["checksum"] = content_checksums(numbers, ids, metadata, texts)
+        _insert_columns(connection, "document", document)
+        _insert_columns(connection, "content", content)
     if stored_tokenizer(connection) is not None:
-        insert_texts(connection, zip(numbers, given.texts, strict=True))
+        insert_texts(connection, zip(row_ids, given.texts, strict=True))
 
 
-def remove_documents(connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int]) -> SegmentRow:
+def remove_documents(connection: sqlite3.Connection, row: SegmentRow, row_ids: Sequence[int]) -> SegmentRow:
     """Remove documents of one segment: write tombstones and delete their rows; return the segment's new row."""
-    row = write_tombstones(connection, row, numbers)
+    insert_rows(connection, "tombstone", ((row.name, row_id) for row_id in row_ids))
+    row = row._replace(removed=row.removed + len(row_ids))
+    write_segment(connection, row)
     if stored_tokenizer(connection) is not None:
-        delete_texts(connection, numbers)
+        delete_texts(connection, row_ids)
     for table in ("document", "content"):
-        connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((number,) for number in numbers))
+        connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((row_id,) for row_id in row_ids))
     return row
 
 
-def _write_rows(connection: sqlite3.Connection, fields: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
-    """Insert rows of ``document`` and ``content``.
+def document_checksums(
+    row_ids: Sequence[int], ids: Sequence[Id], fields: Mapping[str, Sequence[SqlValue]]
+) -> list[int]:
+    """Return the checksums of rows of ``document``; `fields`: the values of each field column.
 
-    `fields`: names of the columns of ``document`` that hold metadata keys; `columns`: numbers, ids, metadata as JSON,
-    texts, and the values of each of `fields`.
+    NULL is left out of the checksum, since a column may have been added after the row was written.
     """
-    numbers, ids, metadata, texts, *values = columns
-    own = _without_null(dict(zip(fields, values, strict=True)))
-    key = spell(numbers), spell(ids)  # the table `content` has no ids, but its checksums cover them
-    document = {"number": numbers, "id": ids, **own}
-    document["checksum"] = column_checksums("document", [*key, *map(_spell_field, own, own.values())])
-    content = {"number": numbers, "metadata": metadata, **_without_null({"text": texts})}
-    content["checksum"] = column_checksums("content", [*key, spell(metadata), spell(texts)])
-    _insert_columns(connection, "document", document)
-    _insert_columns(connection, "content", content)
+    spelled = [spell(row_ids), spell(ids)]
+    for column, values in fields.items():
+        [name], given = spell([column]), iter(spell(value for value in values if value is not None))
+        spelled.append(["" if value is None else name + next(given) for value in values])
+    return checksums("document", spelled)
+
+
+def content_checksums(
+    row_ids: Sequence[int], ids: Sequence[Id], metadata: Sequence[str], texts: Sequence[str | None]
+) -> list[int]:
+    """Return the checksums of rows of ``content``; they cover the ids too, which this table does not have."""
+    return checksums("content", [spell(row_ids), spell(ids), spell(metadata), spell(texts)])
 
 
 def _insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -290,34 +292,9 @@ def _insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping
     connection.executemany(statement, zip(*(column[several:] for column in values), strict=True))
 
 
-def document_checksum(columns: Sequence[str], row: tuple[Any, ...]) -> int:
-    """Return the checksum of a row of ``document``: number, id, and the values of the field columns `columns`.
-
-    NULL columns are left out of the checksum, since they may have been added after the row was written.
-    """
-    values = [*row[:2]]
-    for column, value in zip(columns, row[2:], strict=True):
-        if value is not None:
-            values += (column, value)
-    return row_checksum("document", values)
-
-
 def _without_null(columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Return the columns that hold a value; the others get NULL by being left out, and binding a None takes long."""
     return {name: values for name, values in columns.items() if values.count(None) < len(values)}
-
-
-def _spell_field(column: str, values: Sequence[Any]) -> list[str]:
-    """Return what `document_checksum` covers of a field column."""
-    [name], given = spell([column]), iter(spell(value for value in values if value is not None))
-    return ["" if value is None else name + next(given) for value in values]
-
-
-def _check_ids(rows: Iterable[tuple[Any]]) -> list[Id]:
-    ids = [id for (id,) in rows]
-    if not {*map(type, ids)} <= {int, str}:
-        raise damaged("it has ids that are neither str nor int")
-    return ids
 
 
 def _field_values(fields: Mapping[str, SqlValue], columns: dict[str, str]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Array files with checksums, segments of documents, and snapshots of them.
 
-A segment holds the numbers, ids and token offsets of its documents, so a search of an open segment does not need the
+A segment holds the row ids, ids and token offsets of its documents, so a search of an open segment does not need the
 catalog, whatever other processes commit meanwhile. It also holds the token arrays of the index, with one row per token:
 float vectors, or the codes of a quantised index.
 
@@ -29,6 +29,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,12 +46,12 @@ from latelier.indexes.store.catalog import (
     SegmentRow,
     read_ann_data,
     read_segments,
-    read_setting,
+    read_settings,
     read_stamp,
     tombstones,
 )
 from latelier.indexes.store.connections import Connection, looking_into
-from latelier.indexes.store.integrity import check_description, check_segment, is_segment_name, own_file
+from latelier.indexes.store.integrity import check_description, check_segment, damaged, is_segment_name, own_file
 from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
 from latelier.utils.files import new_folder, sync_folder
 
@@ -62,7 +63,6 @@ _MAP_BYTES = 1 << 20
 AROUND = 1 << 16
 # Bytes read or written at a time.
 _CHUNK_BYTES = 1 << 22
-_WRONG_CHECKSUM = "its bytes do not match their checksum"
 
 
 def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
@@ -84,61 +84,29 @@ def write_file(path: Path, array: np.ndarray) -> dict[str, Any]:
 def read_file(path: Path, written: Any) -> np.ndarray:
     """Return an array, memory-mapped if it is large, given its description in the catalog.
 
-    Its header is not parsed but compared with the description. Raises `CorruptedIndexError` if they differ; raises
-    `StorageError` if the operating system cannot open the file now, for example because too many files are open.
+    Its header is not parsed but compared with the description.
     """
-    try:
-        dtype, shape = check_description(written, path)
-        with path.open("rb") as file:
-            header = file.read(written["bytes"] - math.prod(shape) * dtype.itemsize)
-            expected = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape}, }}"
-            if header[:8] != b"\x93NUMPY\x01\x00" or header[10:].rstrip() != expected.encode():
-                raise CorruptedIndexError(f"it begins with {header[10:].rstrip()!r:.99}, but {expected} was written")
-            if written["bytes"] <= _MAP_BYTES:
-                return np.frombuffer(bytearray(file.read()), dtype).reshape(shape)
-            # "c" is copy on write: torch accepts only writable memory without a copy, and no write reaches the file.
-            return np.asarray(np.memmap(file, dtype, "c", len(header), shape))
-    except CorruptedIndexError as error:
-        raise CorruptedIndexError(f"{path} is damaged: {error}") from error
-    except OSError as error:
-        raise read_error(path, error) from error
+    dtype, shape = check_description(written, path)
+    with path.open("rb") as file:
+        header = file.read(written["bytes"] - math.prod(shape) * dtype.itemsize)
+        expected = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape}, }}"
+        if header[:8] != b"\x93NUMPY\x01\x00" or header[10:].rstrip() != expected.encode():
+            raise CorruptedIndexError(f"it begins with {header[10:].rstrip()!r:.99}, but {expected} was written")
+        if written["bytes"] <= _MAP_BYTES:
+            return np.frombuffer(bytearray(file.read()), dtype).reshape(shape)
+        # "c" is copy on write: torch accepts only writable memory without a copy, and no write reaches the file.
+        return np.asarray(np.memmap(file, dtype, "c", len(header), shape))
 
 
-def file_damage(path: Path, written: Any) -> str | None:
-    """Read every byte of a file; return what is wrong with it, or ``None`` if it is intact."""
-    try:
-        check_description(written, path)
-        checksum = 0
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                checksum = zlib.crc32(chunk, checksum)
-    except CorruptedIndexError as error:
-        return str(error)
-    except OSError as error:
-        if error.errno not in _DAMAGE:
-            raise read_error(path, error) from error
-        return str(error)
-    return None if checksum == written["crc32"] else _WRONG_CHECKSUM
-
-
-def compare_checksum(array: np.ndarray, path: Path, written: dict[str, Any]) -> None:
-    """Raise `CorruptedIndexError` unless a file's header and the array that was read from it match their checksum."""
-    try:
-        with path.open("rb") as file:
-            checksum = zlib.crc32(file.read(written["bytes"] - array.nbytes))
-    except OSError as error:
-        raise read_error(path, error) from error
-    for chunk in _chunks(array):
-        checksum = zlib.crc32(chunk, checksum)
-    if checksum != written["crc32"]:
-        raise CorruptedIndexError(f"{path} is damaged: {_WRONG_CHECKSUM}")
-
-
-def read_error(path: Path, error: OSError) -> CorruptedIndexError | StorageError:
-    """Return the error for a file that cannot be read: damage, or a temporary failure of the system."""
-    if error.errno in _DAMAGE:
-        return CorruptedIndexError(f"{path} is damaged: {error}")
-    return StorageError(f"could not read {path}: {error.strerror or error}. Nothing is lost; try again.")
+def compare_checksum(path: Path, written: Any) -> None:
+    """Read every byte of a file; raise `CorruptedIndexError` if it is not what was written."""
+    check_description(written, path)
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    if checksum != written.get("crc32"):
+        raise CorruptedIndexError("its bytes do not match their checksum")
 
 
 def release_memory(array: np.ndarray) -> None:
@@ -183,7 +151,8 @@ class Scratch:
             return np.empty(shape, dtype)
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                _allocate(file.fileno(), size)
+                if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process where it writes to the map
+                    os.posix_fallocate(file.fileno(), 0, size)
                 return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
         except OSError as error:
             raise StorageError(
@@ -210,22 +179,12 @@ class Scratch:
         return joined
 
 
-def _allocate(file: int, size: int) -> None:
-    """Reserve the space of a file; without it, a full disk would kill the process at its first access to a page."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-        return
-    zeros = bytes(min(size, _COPIED))
-    for written in range(0, size, len(zeros)):
-        os.write(file, zeros[: size - written])
-
-
 Arrays: TypeAlias = "dict[str, np.ndarray]"
 
 # Names of the two arrays that describe the documents; all others are the token arrays of the index.
 _DOCUMENTS, _IDS = "documents", "ids"
 # Rows of the array "documents".
-_NUMBERS, _OFFSETS, _ID_OFFSETS = range(3)
+_ROW_IDS, _OFFSETS, _ID_OFFSETS = range(3)
 # Tokens of a block that `Part.blocks` yields.
 _BLOCK_TOKENS = 1 << 14
 
@@ -247,7 +206,7 @@ Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
 class Segment:
     """Some documents in the order of insertion.
 
-    `arrays`: the stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `numbers`, `offsets` and
+    `arrays`: the stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `row_ids`, `offsets` and
     `id_offsets`; ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
     """
 
@@ -257,15 +216,15 @@ class Segment:
     @classmethod
     def build(
         cls,
-        numbers: Sequence[int] | np.ndarray,
+        row_ids: Sequence[int] | np.ndarray,
         ids: Sequence[Id],
         lengths: Sequence[int] | np.ndarray,
         arrays: Arrays,
     ) -> Segment:
-        """Return a segment of new documents; `numbers`: their row ids, ascending."""
+        """Return a segment of new documents; `row_ids` ascend."""
         encoded = [(str(id) if isinstance(id, int) else _JSON.encode(id)).encode() for id in ids]
         sizes = list(map(len, encoded))
-        return cls({**_document_arrays(numbers, lengths, b"".join(encoded), sizes), **arrays})
+        return cls({**_document_arrays(row_ids, lengths, b"".join(encoded), sizes), **arrays})
 
     @classmethod
     def merge(cls, parts: Sequence[Part], scratch: Scratch | None = None) -> Segment:
@@ -274,21 +233,21 @@ class Segment:
         `scratch`: where the arrays are made; None: in memory.
         """
         scratch = scratch or Scratch()
-        numbers = np.concatenate([part.segment.numbers[part.positions] for part in parts])
+        row_ids = np.concatenate([part.segment.row_ids[part.positions] for part in parts])
         lengths = np.concatenate([part.lengths for part in parts])
         sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
         ids = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
         names = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
-        arrays = _document_arrays(numbers, lengths, np.concatenate(ids).tobytes(), sizes)
+        arrays = _document_arrays(row_ids, lengths, np.concatenate(ids).tobytes(), sizes)
         for name in names:
             rows = (block for part in parts for block in part.blocks(name))
             arrays[name] = scratch.concatenate(rows, int(lengths.sum()), like=parts[0].segment.arrays[name])
         return cls(arrays)
 
     @cached_property
-    def numbers(self) -> np.ndarray:
-        """``(n,)``: the row ids of the documents, ascending."""
-        return self.arrays[_DOCUMENTS][_NUMBERS, :-1]
+    def row_ids(self) -> np.ndarray:
+        """``(n,)``: those of the documents, ascending."""
+        return self.arrays[_DOCUMENTS][_ROW_IDS, :-1]
 
     @cached_property
     def offsets(self) -> np.ndarray:
@@ -299,11 +258,6 @@ class Segment:
     def id_offsets(self) -> np.ndarray:
         """``(n + 1,)``: document ``i`` has the bytes ``id_offsets[i]:id_offsets[i + 1]`` of the array of ids."""
         return self.arrays[_DOCUMENTS][_ID_OFFSETS]
-
-    @property
-    def token_names(self) -> list[str]:
-        """Names of the token arrays."""
-        return [name for name in self.arrays if name not in (_DOCUMENTS, _IDS)]
 
     @property
     def tokens(self) -> int:
@@ -319,7 +273,7 @@ class Segment:
         """Return the live documents, given the row ids of the removed ones."""
         if not removed:
             return Part(self, np.arange(len(self)))
-        is_removed = np.isin(self.numbers, np.array(removed, dtype="int64"), assume_unique=True)
+        is_removed = np.isin(self.row_ids, np.array(removed, dtype="int64"), assume_unique=True)
         return Part(self, np.flatnonzero(~is_removed))
 
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
@@ -370,14 +324,14 @@ class Part(NamedTuple):
 
 
 def _document_arrays(
-    numbers: Sequence[int] | np.ndarray,
+    row_ids: Sequence[int] | np.ndarray,
     lengths: Sequence[int] | np.ndarray,
     ids: bytes,
     id_sizes: Sequence[int] | np.ndarray,
 ) -> Arrays:
     """Return the two arrays that describe the documents of a segment."""
-    documents = np.empty((3, len(numbers) + 1), dtype="int64")
-    documents[_NUMBERS, :-1], documents[_NUMBERS, -1] = numbers, numbers[-1] + 1
+    documents = np.empty((3, len(row_ids) + 1), dtype="int64")
+    documents[_ROW_IDS, :-1], documents[_ROW_IDS, -1] = row_ids, row_ids[-1] + 1
     documents[_OFFSETS] = lengths_to_offsets(lengths)
     documents[_ID_OFFSETS] = lengths_to_offsets(id_sizes)
     return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}
@@ -405,12 +359,9 @@ class MemoryStore:
         """Return the arrays with this name."""
         return self._arrays[name]
 
-    def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
-        """Yield nothing."""
-        return iter(())
-
-    def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
-        """Do nothing."""
+    def find_damage(self, name: str, files: Files) -> list[tuple[str, str]]:
+        """Return nothing."""
+        return []
 
     def delete(self, names: Iterable[str]) -> None:
         """Drop segments; readers that have one open can still use its arrays."""
@@ -454,32 +405,28 @@ class FileStore:
         arrays = self.open_arrays(row.name, row.files)
         if _DOCUMENTS in arrays:
             arrays[_DOCUMENTS] = np.array(arrays[_DOCUMENTS])  # a copy of the map, which cannot change with the file
-        try:
+        with _naming(self.folder / row.name):
             check_segment(arrays, row, self._layout(dim))
-        except CorruptedIndexError as error:
-            raise CorruptedIndexError(f"{self.folder / row.name} is damaged: {error}") from error
         return Segment(arrays, dim)
 
     def open_arrays(self, name: str, files: Files) -> Arrays:
-        """Return the arrays in a folder, the larger ones memory-mapped; see `read_file` for its errors."""
-        with looking_into(self.folder.parent):
-            paths = [own_file(self.folder, name, file) for file in files]
-            return {path.stem: read_file(path, written) for path, written in zip(paths, files.values(), strict=True)}
+        """Return the arrays in a folder, the larger ones memory-mapped."""
+        arrays = {}
+        for file, written in files.items():
+            with _naming(self.folder / name / file):
+                arrays[Path(file).stem] = read_file(own_file(self.folder, name, file), written)
+        return arrays
 
-    def find_damage(self, name: str, files: Files) -> Iterator[tuple[str, str]]:
-        """Read every byte in a folder; yield each damaged file and what is wrong with it."""
+    def find_damage(self, name: str, files: Files) -> list[tuple[str, str]]:
+        """Read every byte in a folder; return each damaged file and what is wrong with it."""
+        found = []
         for file, written in files.items():
             try:
-                reason = file_damage(self._path(name, file), written)
+                with _naming(self.folder / name / file):
+                    compare_checksum(own_file(self.folder, name, file), written)
             except CorruptedIndexError as error:
-                reason = str(error)
-            if reason is not None:
-                yield f"{self.folder.name}/{name}/{file}", reason
-
-    def compare_checksums(self, arrays: Arrays, name: str, files: Files) -> None:
-        """Compare open arrays with their checksums, before they are copied into another segment."""
-        for file, written in files.items():
-            compare_checksum(arrays[Path(file).stem], self._path(name, file), written)
+                found.append((f"{self.folder.name}/{name}/{file}", str(error.__cause__)))
+        return found
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete segments that no reader will open any more; `compact` deletes later what cannot be deleted now."""
@@ -494,9 +441,18 @@ class FileStore:
                 return []
             return [path.name for path in self.folder.iterdir() if is_segment_name(path.name)]
 
-    def _path(self, name: str, file: str) -> Path:
-        with looking_into(self.folder.parent):
-            return own_file(self.folder, name, file)
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in errors: damage, or a temporary failure of the system."""
+    try:
+        yield
+    except (OSError, CorruptedIndexError) as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGE:
+            raise StorageError(
+                f"could not read {path}: {error.strerror or error}. Nothing is lost; try again."
+            ) from error
+        raise CorruptedIndexError(f"{path} is damaged: {error}") from error
 
 
 SegmentStore: TypeAlias = "MemoryStore | FileStore"
@@ -519,29 +475,6 @@ class SegmentState(NamedTuple):
             "remove() them, or restore the file from a backup."
         ) from self.part
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of the live documents, or of all documents if the segment cannot be read."""
-        return self.part.tokens if isinstance(self.part, Part) else self.row.tokens
-
-    def select(self, numbers: np.ndarray) -> Part:
-        """Return the live documents with these row ids, which ascend; raise an error if one is not in the segment."""
-        segment, live = self.live
-        positions = np.searchsorted(segment.numbers, numbers)
-        found = segment.numbers[np.minimum(positions, len(segment) - 1)] == numbers
-        if not found.all() or (self.row.removed and not np.isin(positions, live).all()):
-            raise _unknown_documents(f"its segment {self.row.name} does not hold")
-        return Part(segment, positions)
-
-    def keep_live(self, numbers: np.ndarray) -> np.ndarray:
-        """Return those row ids, of ascending ones, that are live documents; all if the segment cannot be read."""
-        if not isinstance(self.part, Part):
-            return numbers
-        known, is_live = self.part.segment.numbers, np.zeros(len(self.part.segment), bool)
-        is_live[self.part.positions] = True
-        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-        return numbers[is_live[places] & (known[places] == numbers)]
-
 
 class AnnData(NamedTuple):
     """The ANN data of a commit: its row in the catalog, and its arrays, or the error if it is damaged."""
@@ -558,30 +491,20 @@ class Snapshot:
     `selections`: cache of the documents that filters have selected from this snapshot.
     """
 
-    def __init__(
-        self,
-        generation: int,
-        dim: int | None,
-        segments: Sequence[SegmentState],
-        ann_state: AnnData | None = None,
-        stamp: Any = None,
-    ) -> None:
-        self.generation = generation
-        self.stamp = stamp
-        self.selections = SelectionCache()
+    def __init__(self, stamp: Any, dim: int | None, segments: list[SegmentState], ann_state: AnnData | None) -> None:
+        self.stamp, self.segments, self.ann_state = stamp, segments, ann_state
         self.dim = dim if segments else None
-        self.segments = list(segments)
-        self.ann_state = ann_state
+        self.selections = SelectionCache()
         self._firsts = np.array([state.row.first for state in segments], dtype="int64")
         self._lasts = np.array([state.row.last for state in segments], dtype="int64")
 
     @cached_property
     def damaged(self) -> frozenset[str]:
         """Names of the segments and of the ANN data that cannot be read."""
-        names = [state.row.name for state in self.segments if isinstance(state.part, CorruptedIndexError)]
-        if self.ann_state is not None and isinstance(self.ann_state.arrays, CorruptedIndexError):
-            names.append(self.ann_state.row.name)
-        return frozenset(names)
+        states: list[tuple[str, object]] = [(state.row.name, state.part) for state in self.segments]
+        if self.ann_state is not None:
+            states.append((self.ann_state.row.name, self.ann_state.arrays))
+        return frozenset(name for name, found in states if isinstance(found, CorruptedIndexError))
 
     @property
     def ann_data(self) -> Arrays | None:
@@ -603,91 +526,71 @@ class Snapshot:
     @cached_property
     def tokens(self) -> int:
         """Number of tokens of the live documents, and of all documents in segments that cannot be read."""
-        return sum(state.tokens for state in self.segments)
+        return sum(state.part.tokens if isinstance(state.part, Part) else state.row.tokens for state in self.segments)
 
-    def parts(self, numbers: np.ndarray | None = None) -> list[Part]:
+    def parts(self, row_ids: np.ndarray | None = None) -> list[Part]:
         """Return live documents by segment, in the order of insertion.
 
-        `numbers`: ascending row ids of live documents; ``None`` returns all. Raises `CorruptedIndexError` if one of
+        `row_ids`: those of live documents, ascending; ``None`` returns all. Raises `CorruptedIndexError` if one of
         these documents is in a segment that cannot be read, or in no segment.
         """
-        if numbers is None:
+        if row_ids is None:
             return [state.live for state in self.segments]
-        found = list(self._split(numbers))
-        if sum(len(own) for _, own in found) < len(numbers):
-            raise _unknown_documents("no segment holds")
-        return [state.select(own) for state, own in found]
+        parts = []
+        begins = np.searchsorted(row_ids, self._firsts).tolist()
+        ends = np.searchsorted(row_ids, self._lasts, side="right").tolist()
+        for state, begin, end in zip(self.segments, begins, ends, strict=True):
+            if begin < end:
+                segment, live = state.live
+                positions = np.searchsorted(segment.row_ids, row_ids[begin:end])
+                is_held = segment.row_ids[np.minimum(positions, len(segment) - 1)] == row_ids[begin:end]
+                if state.row.removed:
+                    is_held &= np.isin(positions, live)
+                parts.append(Part(segment, positions[is_held]))
+        if sum(len(part.positions) for part in parts) < len(row_ids):
+            raise damaged("it names documents that no segment holds")
+        return parts
 
-    def keep_live(self, numbers: np.ndarray) -> np.ndarray:
-        """Return those row ids, of ascending ones, that are live documents or in a segment that cannot be read."""
-        kept = [state.keep_live(own) for state, own in self._split(numbers)]
-        return np.concatenate([np.zeros(0, "int64"), *kept])
-
-    def ids(self, numbers: np.ndarray) -> list[Id]:
+    def ids(self, row_ids: np.ndarray) -> list[Id]:
         """Return the ids of live documents by their row ids, which may be in any order."""
-        ids = np.empty(len(numbers), dtype=object)
-        owners = np.searchsorted(self._firsts, numbers, side="right") - 1
+        ids = np.empty(len(row_ids), dtype=object)
+        owners = np.searchsorted(self._firsts, row_ids, side="right") - 1
         for owner in set(owners.tolist()):
             places = np.flatnonzero(owners == owner)
             segment = self.segments[owner].live.segment
-            ids[places] = segment.ids(np.searchsorted(segment.numbers, numbers[places]))
+            ids[places] = segment.ids(np.searchsorted(segment.row_ids, row_ids[places]))
         return list(ids)
-
-    def _split(self, numbers: np.ndarray) -> Iterator[tuple[SegmentState, np.ndarray]]:
-        """Yield each segment with the row ids that lie in its range, if there are any; `numbers` ascend."""
-        begins = np.searchsorted(numbers, self._firsts).tolist()
-        ends = np.searchsorted(numbers, self._lasts, side="right").tolist()
-        for state, begin, end in zip(self.segments, begins, ends, strict=True):
-            if begin < end:
-                yield state, numbers[begin:end]
 
 
 def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapshot | None) -> Snapshot:
     """Return the snapshot of the commit that `connection` reads; the previous one, if nothing has changed.
 
-    Segments that could not be read are opened again each time. `connection`: a connection in a reading transaction;
-    `previous`: the latest snapshot that was loaded, if any.
+    Segments and ANN data that could not be read are opened again each time.
     """
     stamp = read_stamp(connection)
     is_same = previous is not None and previous.stamp == stamp
     if previous is not None and is_same and not previous.damaged:
         return previous
-    generation, dim = read_setting(connection, "generation"), read_setting(connection, "dim")
+    dim, segments = read_settings(connection)["dim"], []
     known = {state.row.name: state for state in previous.segments} if previous else {}
-    segments = [_load_segment(connection, store, row, dim, known.get(row.name)) for row in read_segments(connection)]
-    ann_data = _load_ann_data(connection, store, previous.ann_state if previous else None)
-    snapshot = Snapshot(generation, dim, segments, ann_data, stamp)
+    for row in read_segments(connection):
+        state = known.get(row.name)
+        part = None if state is None or isinstance(state.part, CorruptedIndexError) else state.part
+        if state is None or part is None or state.row != row:
+            try:
+                # If the segment is open already, only its removed documents have changed.
+                segment = store.open(row, dim) if part is None else part.segment
+                state = SegmentState(row, segment.live(tombstones(connection, row)))
+            except CorruptedIndexError as error:
+                state = SegmentState(row, error)
+        segments.append(state)
+    ann_row, ann_state = read_ann_data(connection), previous.ann_state if previous else None
+    if ann_row is None:
+        ann_state = None
+    elif ann_state is None or ann_state.row != ann_row or isinstance(ann_state.arrays, CorruptedIndexError):
+        try:
+            ann_state = AnnData(ann_row, store.open_arrays(*ann_row))
+        except CorruptedIndexError as error:
+            ann_state = AnnData(ann_row, error)
+    snapshot = Snapshot(stamp, dim, segments, ann_state)
     return previous if previous is not None and is_same and previous.damaged == snapshot.damaged else snapshot
-
-
-def _load_segment(
-    connection: Connection, store: SegmentStore, row: SegmentRow, dim: int, known: SegmentState | None
-) -> SegmentState:
-    known_part = known.part if known is not None and isinstance(known.part, Part) else None
-    if known is not None and known_part is not None and known.row == row:
-        return known
-    try:
-        # If the segment is open already, only its removed documents have changed.
-        segment = store.open(row, dim) if known_part is None else known_part.segment
-        return SegmentState(row, segment.live(tombstones(connection, row) if row.removed else []))
-    except CorruptedIndexError as error:
-        return SegmentState(row, error)
-
-
-def _load_ann_data(connection: Connection, store: SegmentStore, known: AnnData | None) -> AnnData | None:
-    row = read_ann_data(connection)
-    if row is None:
-        return None
-    if known is not None and known.row == row and isinstance(known.arrays, dict):
-        return known
-    try:
-        return AnnData(row, store.open_arrays(row.name, row.files))
-    except CorruptedIndexError as error:
-        return AnnData(row, error)
-
-
-def _unknown_documents(where: str) -> CorruptedIndexError:
-    return CorruptedIndexError(
-        f"the catalog of this index is damaged: it names documents that {where}. Restore catalog.sqlite from a backup "
-        "or rebuild the index."
-    )

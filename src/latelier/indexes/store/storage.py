@@ -10,7 +10,9 @@ The storage does not know how an index encodes vectors: it handles token arrays,
 
 from __future__ import annotations
 
+import json
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -24,15 +26,22 @@ from latelier.indexes.filters.parse import read_filter
 from latelier.indexes.filters.sql import matching_rows, selection_key
 from latelier.indexes.options import Parameters
 from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import Id, Record, VerifyReport, check_known
+from latelier.indexes.results import Damage, Id, Record, VerifyReport, check_known
 from latelier.indexes.store.catalog import (
+    AnnDataRow,
+    SegmentRow,
     UserSettings,
+    check_catalog,
     count_documents,
     create,
-    find_setting,
+    read_ann_data,
     read_configuration,
-    read_setting,
+    read_segments,
+    read_settings,
+    read_stamp,
     referenced_names,
+    tombstones,
+    write_settings,
 )
 from latelier.indexes.store.connections import (
     Connection,
@@ -41,19 +50,28 @@ from latelier.indexes.store.connections import (
     Lock,
     MemoryPool,
     check_index_folder,
+    looking_into,
     make_catalog,
     no_index,
 )
-from latelier.indexes.store.integrity import CATALOG
-from latelier.indexes.store.keywords import is_merged, keyword_damage, make_keywords, rank_by_keywords
-from latelier.indexes.store.maintenance import delete_garbage, merged_segments, verify
-from latelier.indexes.store.rows import find_numbers, find_records, has_texts, known_fields
+from latelier.indexes.store.integrity import CATALOG, COLUMNS, row_checksum
+from latelier.indexes.store.keywords import check_keywords, is_merged, keyword_damage, make_keywords, rank_by_keywords
+from latelier.indexes.store.rows import (
+    content_checksums,
+    document_checksums,
+    find_records,
+    find_row_ids,
+    has_texts,
+    known_fields,
+)
 from latelier.indexes.store.segments import (
     Arrays,
     FileStore,
     Layout,
     MemoryStore,
+    Part,
     Scratch,
+    Segment,
     SegmentStore,
     Snapshot,
     load_snapshot,
@@ -61,6 +79,7 @@ from latelier.indexes.store.segments import (
 from latelier.indexes.store.transaction import Transaction
 
 T = TypeVar("T")
+_CHECKED_ROWS = 256  # in memory at a time, with their texts
 
 
 class Storage:
@@ -87,10 +106,12 @@ class Storage:
             self._pool, self._store = MemoryPool(), MemoryStore()
             self.read_only = False
         else:
-            self.read_only = read_only or _is_unwritable(path)
-            check_index_folder(path, create=not self.read_only)
-            if not self.read_only:
-                make_catalog(path / CATALOG)
+            with looking_into(path):
+                files = (path, path / CATALOG)
+                self.read_only = read_only or any(file.exists() and not os.access(file, os.W_OK) for file in files)
+                check_index_folder(path, create=not self.read_only)
+                if not self.read_only:
+                    make_catalog(path / CATALOG)
             self._pool = FilePool(path / CATALOG, read_only=self.read_only)
             self._store = FileStore(path / "segments", layout)
         self._latest: Snapshot | None = None
@@ -122,9 +143,12 @@ class Storage:
                 with self._loading.current:
                     snapshot = self._latest = load_snapshot(connection, self._store, self._latest)
                 # A segment may be missing because a newer commit has merged it while it was being opened.
-                if not snapshot.damaged or snapshot.generation == self._latest_generation():
-                    yield connection, snapshot
-                    return
+                if snapshot.damaged:
+                    with self._pool.reading() as newer:
+                        if read_stamp(newer) != snapshot.stamp:
+                            continue
+                yield connection, snapshot
+                return
         yield held
 
     @contextmanager
@@ -145,10 +169,6 @@ class Storage:
         with self.view() as (_, snapshot):
             return snapshot
 
-    def _latest_generation(self) -> int:
-        with self._pool.reading() as connection:
-            return int(read_setting(connection, "generation"))
-
     def select(
         self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
     ) -> tuple[Snapshot, np.ndarray]:
@@ -164,8 +184,7 @@ class Storage:
 
             def select() -> np.ndarray:
                 restricted_to = connection.authorizer.restricted_to
-                found = matching_rows(connection, parsed, values, timeout, known_fields(connection), restricted_to)
-                return snapshot.keep_live(found)
+                return matching_rows(connection, parsed, values, timeout, known_fields(connection), restricted_to)
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
@@ -176,15 +195,19 @@ class Storage:
             if snapshot.documents and not has_texts(connection):
                 raise without_texts()
             rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
-            numbers = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)]))
-            if len(snapshot.keep_live(numbers)) < len(numbers):
-                raise keyword_damage("it names documents that the index does not have")
+            found = [np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)]
+            try:
+                snapshot.parts(np.unique(np.concatenate(found)))
+            except CorruptedIndexError as error:
+                if snapshot.damaged:
+                    raise
+                raise keyword_damage("it names documents that the index does not have") from error
         return rankings
 
     def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
         """Return the snapshot of the commit, and the row ids of documents in the order of `ids`, which must exist."""
         with self.view() as (connection, snapshot):
-            found = find_numbers(connection, ids)
+            found = find_row_ids(connection, ids)
         check_known(ids, found)
         return snapshot, np.array([found[id] for id in ids], dtype="int64")
 
@@ -196,12 +219,11 @@ class Storage:
 
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
-        found = self.ask(find_setting, name)
-        return None if found is None else found[0]
+        return self.ask(read_settings).get(name)
 
     def dim(self) -> int | None:
         """Return the dimension of the token vectors; ``None`` if there is no document."""
-        return self.ask(lambda c: read_setting(c, "dim") if count_documents(c) else None)
+        return self.ask(lambda c: read_settings(c)["dim"] if count_documents(c) else None)
 
     def fields(self) -> list[str]:
         """Return the keys of the metadata that filters can name, sorted."""
@@ -209,18 +231,45 @@ class Storage:
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data, each array of which matches its checksum."""
-        state = snapshot.ann_state
-        if state is None or isinstance(state.arrays, CorruptedIndexError):
-            return False
-        try:
-            self._store.compare_checksums(state.arrays, state.row.name, state.row.files)
-        except CorruptedIndexError:
-            return False
-        return True
+        return snapshot.ann_data is not None and not self._store.find_damage(*snapshot.ann_state.row)
 
     def verify(self) -> VerifyReport:
-        """Read all files and compare them with their checksums."""
-        return verify(self._pool, self._store)
+        """Check the catalog, and read all files and compare them with their checksums."""
+        damages: list[Damage] = []
+        rows: list[SegmentRow] = []
+        ann_data, dim = None, 0
+        try:
+            with self._pool.reading() as connection:
+                damages += _catalog_damages(connection)
+                rows, ann_data = read_segments(connection), read_ann_data(connection)
+                dim = read_settings(connection)["dim"]
+        except CorruptedIndexError as error:
+            damages.append(Damage(CATALOG, str(error), ()))
+        for row in rows:
+            found = self._store.find_damage(row.name, row.files)
+            if not found:
+                try:
+                    self._store.open(row, dim)  # compares the arrays with each other and with the catalog
+                except CorruptedIndexError as error:
+                    found = [(f"segments/{row.name}", str(error))]
+            damages += self._still_referenced(row, found)
+        if ann_data is not None:
+            damages += self._still_referenced(ann_data, self._store.find_damage(*ann_data))
+        files = sum(len(row.files) for row in (*rows, *([ann_data] if ann_data else [])))
+        return VerifyReport(files=files + (self.path is not None), damages=tuple(damages))
+
+    def _still_referenced(self, row: SegmentRow | AnnDataRow, found: list[tuple[str, str]]) -> list[Damage]:
+        """Return the damages of a segment or ANN data that no writer has replaced while its files were read."""
+        if not found:
+            return []
+        with self._pool.reading() as connection:
+            if row.name not in referenced_names(connection):
+                return []
+            ids: tuple[Id, ...] = ()  # ANN data can be made again from the documents
+            if isinstance(row, SegmentRow):
+                between = "SELECT id FROM document WHERE number BETWEEN ? AND ? ORDER BY number"
+                ids = tuple(id for (id,) in connection.execute(between, (row.first, row.last)))
+        return [Damage(file, reason, ids) for file, reason in found]
 
     # Writing: one call is one transaction.
 
@@ -259,16 +308,56 @@ class Storage:
         """
         with self.transaction() as transaction:
             damages: list[str] = []
-            merged_ones = merged_segments(self.snapshot(), self._store, max_tokens, self.scratch, damages)
             if keywords is not None or not self.ask(is_merged):
                 transaction.compact_keywords(keywords, tokenizer, progress)
-            for rows, merged in transaction.prepare(merged_ones):
+            for rows, merged in transaction.prepare(self._merged_segments(max_tokens, damages)):
                 transaction.replace(rows, merged)
                 progress(len(merged))
         # If another writer holds the write lock for too long, the next compaction deletes the garbage.
         with suppress(StorageError):
-            delete_garbage(self._pool, self._store)
+            self._delete_garbage()
         return damages
+
+    def _merged_segments(self, max_tokens: int, damages: list[str]) -> Iterator[tuple[list[SegmentRow], Segment]]:
+        """Merge consecutive segments, up to `max_tokens` tokens; yield the rows of those merged, and the merged one.
+
+        A segment stays as it is if it has no removed documents and at least ``max_tokens / 2`` tokens, or if it does
+        not match its checksums; the reason is then appended to `damages`.
+        """
+        run: list[SegmentRow] = []
+        parts: list[Part] = []
+        for state in [*self.snapshot().segments, None]:
+            part = None
+            if state is not None and isinstance(state.part, CorruptedIndexError):
+                damages.append(str(state.part))
+            elif state is not None and (state.row.removed or 2 * state.row.tokens < max_tokens):
+                found = self._store.find_damage(state.row.name, state.row.files)
+                damages += [f"{self.path}/{file} is damaged: {reason}" for file, reason in found]
+                part = None if found else state.part
+            if part is None or sum(each.tokens for each in parts) + part.tokens > max_tokens:
+                if len(run) > 1 or (run and run[0].removed):
+                    yield run, Segment.merge(parts, self.scratch)
+                run, parts = [], []
+            if state is not None and part is not None:
+                run.append(state.row)
+                parts.append(part)
+
+    def _delete_garbage(self) -> None:
+        """Delete the files of killed writers, and give the unused pages of the catalog back to the file system.
+
+        We hold the write lock, so segments that the catalog does not reference are garbage: no other writer is about to
+        commit them.
+        """
+        with self._pool.writing() as begin:
+            connection = begin()
+            garbage = set(self._store.names()) - referenced_names(connection)
+            for _ in range(connection.execute("PRAGMA freelist_count").fetchone()[0]):
+                # Each step of this statement frees one page, and execute() takes one step only.
+                connection.execute("PRAGMA incremental_vacuum")
+            if garbage:  # a commit that failed may be in the log, and reference them: this one takes its place there
+                write_settings(connection, generation=read_settings(connection)["generation"] + 1)
+        if garbage and self._pool.is_in_place():  # otherwise these are the files of another index, moved here
+            self._store.delete(garbage)
 
     def write_ann_data(self, arrays: Arrays | None) -> None:
         """Replace the ANN data, which may have been made from an older commit; ``None`` deletes it."""
@@ -304,10 +393,8 @@ class Storage:
         # Looked for before the catalog is read: another process may be making the index.
         has_segments = self.read_only and bool(self._store.names())
         stored = self.ask(read_configuration, where)
-        if stored is None and has_segments:
-            raise _without_log(where)
-        if stored is None and self.read_only:
-            raise IndexFormatError(f"there is no index in {where}; create one without read_only=True.")
+        if stored is None and self.path is not None and self.read_only:
+            raise _without_log(where) if has_segments else no_index(self.path)
         if stored is None:
             with self._pool.writing() as begin:
                 # Another process may have written its configuration meanwhile.
@@ -318,11 +405,13 @@ class Storage:
                     stored = create(begin(), dict(configuration))
                     if tokenizer is not None:
                         make_keywords(begin(), tokenizer)
-        if stored.get("kind") != configuration["kind"]:
+        if stored.get("kind") != configuration.get("kind", stored.get("kind")):
             raise IndexFormatError(
                 f"the index in {where} is of kind {stored.get('kind')!r}, not {configuration['kind']!r}; "
                 "indexes.open(path) opens both kinds."
             )
+        if isinstance(self._pool, FilePool):
+            self._pool.uid = json.dumps(stored.get("uid"))
         return stored
 
 
@@ -343,19 +432,61 @@ def without_texts() -> LatelierError:
 
 def stored_settings(path: Path) -> dict[str, Any]:
     """Return the configuration of the index in a folder; raise `IndexFormatError` if it holds none."""
-    check_index_folder(path, create=False)
-    has_segments = bool(FileStore(path / "segments", lambda dim: {}).names())
-    pool = FilePool(path / CATALOG, read_only=True)
+    storage = Storage(path, {}, lambda dim: {}, read_only=True)
+    storage.close()
+    return storage.configuration
+
+
+def _catalog_damages(connection: Connection) -> Iterator[Damage]:
+    """Yield the damages of the catalog; raise `CorruptedIndexError` at one that makes further checks impossible."""
+    check_catalog(connection)
+    # SQLite 3.44 and newer also check the keyword index here; `check_keywords` names the cure of its damage.
     try:
-        with pool.reading() as connection:
-            configuration = read_configuration(connection, str(path))
-    finally:
-        pool.close()
-    if configuration is None:
-        raise _without_log(str(path)) if has_segments else no_index(path)
-    return configuration
+        lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+    except sqlite3.OperationalError as error:
+        if "fts5" not in str(error):
+            raise
+        lines = []
+    found = [line for line in lines if "fts5" not in line.lower()]
+    if found and found[0] != "ok":
+        yield Damage(CATALOG, found[0], ())
+        return
+    for table in COLUMNS:
+        rows = connection.execute(f"SELECT * FROM {table}")
+        count = sum(row[-1] != row_checksum(table, row[:-1]) for row in rows)
+        if count:
+            yield Damage(CATALOG, f"{count:,} rows of its table {table!r} do not match their checksums", ())
+    ids = list(dict.fromkeys(_damaged_documents(connection)))
+    if ids:
+        yield Damage(CATALOG, "ids, texts or metadata do not match their checksums", tuple(ids))
+    try:
+        check_keywords(connection)
+    except (CorruptedIndexError, StorageError) as error:  # StorageError: this SQLite has no FTS5
+        yield Damage(CATALOG, str(error), ())
+    counts = connection.execute(
+        "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
+        "(SELECT count(*) FROM document JOIN content USING (number)), "
+        "(SELECT coalesce(sum(documents - removed), 0) FROM segment)"
+    ).fetchone()
+    if len(set(counts)) > 1:
+        text = "its counts differ: {} rows of 'document', {} rows of 'content', {} documents in both, {} in segments"
+        yield Damage(CATALOG, text.format(*counts), ())
+    for row in read_segments(connection):
+        tombstones(connection, row)
 
 
-def _is_unwritable(path: Path) -> bool:
-    files = (path, path / CATALOG)
-    return any(file.exists() and not os.access(file, os.W_OK) for file in files)
+def _damaged_documents(connection: Connection) -> Iterator[Id]:
+    """Yield the ids of documents whose row in ``document`` or ``content`` differs from its checksum."""
+    fields = [field.column for field in known_fields(connection)]
+    documents = connection.execute(f"SELECT {', '.join(['checksum', 'number', 'id', *fields])} FROM document")
+    while block := documents.fetchmany(_CHECKED_ROWS):
+        written, row_ids, ids, *values = zip(*block, strict=True)
+        expected = document_checksums(row_ids, ids, dict(zip(fields, values, strict=True)))
+        yield from (id for id, one, other in zip(ids, written, expected, strict=True) if one != other)
+    contents = connection.execute(
+        "SELECT content.checksum, number, id, metadata, text FROM document JOIN content USING (number)"
+    )
+    while block := contents.fetchmany(_CHECKED_ROWS):
+        written, row_ids, ids, metadata, texts = zip(*block, strict=True)
+        expected = content_checksums(row_ids, ids, metadata, texts)
+        yield from (id for id, one, other in zip(ids, written, expected, strict=True) if one != other)

@@ -18,15 +18,8 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.results import Id, check_known, duplicate_ids
-from latelier.indexes.store import catalog
-from latelier.indexes.store import rows as document_rows
-from latelier.indexes.store.catalog import (
-    AnnDataRow,
-    SegmentRow,
-    read_setting,
-    tombstones,
-    write_setting,
-)
+from latelier.indexes.store import catalog, rows
+from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
 from latelier.indexes.store.connections import Connection
 from latelier.indexes.store.integrity import damaged
 from latelier.indexes.store.keywords import (
@@ -37,7 +30,6 @@ from latelier.indexes.store.keywords import (
     merge_keywords,
     stored_tokenizer,
 )
-from latelier.indexes.store.rows import make_fields
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Scratch, Segment, SegmentStore
 
 T = TypeVar("T")
@@ -58,12 +50,11 @@ class Transaction:
         self.dropped: list[str] = []
         self._begin = begin
         self._store, self._scratch = store, scratch
+        # The connection of the catalog's transaction; the settings, and the segments after the changes so far.
         self._started: Connection | None = None
-        # The segments and the dim after the changes so far.
+        self._settings: dict[str, Any] = {}
         self._rows: list[SegmentRow] = []
-        self._dim: int | None = None
-        # The row id of the first document that this transaction inserts, and of the next one.
-        self._first_number = self._next_number = 0
+        self._first_row_id = 0  # of the documents that this transaction inserts
 
     def prepare(self, items: Iterable[T]) -> Iterator[T]:
         """Return an iterator over items that are slow to compute.
@@ -73,27 +64,32 @@ class Transaction:
         return iter(list(items)) if isinstance(self._store, MemoryStore) else iter(items)
 
     def insert(
-        self, batch: DocumentBatch, *, replace: bool, max_tokens: int, numbers: np.ndarray | None = None
+        self, batch: DocumentBatch, *, replace: bool, max_tokens: int, row_ids: np.ndarray | None = None
     ) -> None:
         """Insert documents, at least one, as a segment, merged with small segments before it.
 
         `replace`: remove documents with the same ids that were in the index before this transaction, which otherwise
-        raise `DuplicateIdError`. `max_tokens`: maximum number of tokens of a merged segment. `numbers`: the row ids,
+        raise `DuplicateIdError`. `max_tokens`: maximum number of tokens of a merged segment. `row_ids`:
         ``(documents,)`` int64, ascending and above those of all documents before; None takes the next ones.
         """
         connection, dropped = self._start(), len(self.dropped)
-        documents = document_rows.DocumentColumns.of(batch.documents)
-        ids = documents.ids
-        self._check_dim(batch.dim, ids[0])
+        documents = rows.DocumentColumns.of(batch.documents)
+        ids, following = documents.ids, self._settings["next_number"]
+        if self._rows and batch.dim != self._settings["dim"]:
+            raise EmbeddingsError(
+                f"document {ids[0]!r} has dim {batch.dim}, but the index has dim {self._settings['dim']}; encode with "
+                "one model."
+            )
+        self._settings["dim"] = batch.dim
         self._remove(self._find_replaced(ids, replace).values())
-        if numbers is None:
-            numbers = np.arange(self._next_number, self._next_number + len(ids))
-        elif numbers[0] < self._next_number or (np.diff(numbers) <= 0).any():
-            raise damaged(f"its next number is {self._next_number}, but the documents to insert have lower numbers")
-        segment = Segment.build(numbers, ids, batch.lengths, batch.arrays)
+        if row_ids is None:
+            row_ids = np.arange(following, following + len(ids))
+        elif row_ids[0] < following or (np.diff(row_ids) <= 0).any():
+            raise damaged(f"its next number is {following}, but the documents to insert have lower row ids")
+        segment = Segment.build(row_ids, ids, batch.lengths, batch.arrays)
         small = self._take_small_segments(segment.tokens, max_tokens)
-        document_rows.insert_documents(connection, numbers.tolist(), documents)
-        self._next_number = int(numbers[-1]) + 1
+        rows.insert_documents(connection, row_ids.tolist(), documents)
+        self._settings["next_number"] = int(row_ids[-1]) + 1
         self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))], self._scratch) if small else segment)
         # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
         self._store.delete(name for name in self.dropped[dropped:] if name in self.written)
@@ -101,7 +97,7 @@ class Transaction:
     def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents, which must exist; segments without live documents are dropped."""
         if ids:
-            found = document_rows.find_numbers(self._start(), ids)
+            found = rows.find_row_ids(self._start(), ids)
             check_known(ids, found)
             self._remove(found.values())
 
@@ -109,22 +105,21 @@ class Transaction:
         """Remove the documents whose ids are strings that begin with one of some prefixes."""
         if prefixes:
             connection = self._start()
-            self._remove({n for prefix in prefixes for n in document_rows.find_prefixed(connection, prefix).values()})
+            self._remove({n for prefix in prefixes for n in rows.find_prefixed(connection, prefix).values()})
 
-    def replace(self, rows: Sequence[SegmentRow], merged: Segment) -> None:
+    def replace(self, replaced: Sequence[SegmentRow], merged: Segment) -> None:
         """Replace segments with one segment that holds their live documents."""
         self._start()
-        self._drop(rows)
+        self._drop(replaced)
         self._write(merged)
         self._rows.sort(key=lambda row: row.first)
 
     def set_ann_data(self, arrays: Arrays | None) -> None:
         """Replace the ANN data; ``None`` deletes it."""
-        connection = self._start()
+        connection, row = self._start(), None
         before = catalog.read_ann_data(connection)
         if before is not None:
             self.dropped.append(before.name)
-        row = None
         if arrays is not None:
             row = AnnDataRow(*self._store.write(arrays))
             self.written.append(row.name)
@@ -132,11 +127,11 @@ class Transaction:
 
     def set_setting(self, name: str, value: Any) -> None:
         """Set one of the index's own settings, a JSON value, in the same commit as all other changes."""
-        write_setting(self._start(), name, value)
+        catalog.write_settings(self._start(), **{name: value})
 
     def make_fields(self, keys: Iterable[str]) -> None:
         """Let filters name metadata keys that no document has yet."""
-        make_fields(self._start(), keys)
+        rows.make_fields(self._start(), keys)
 
     def compact_keywords(self, keywords: bool | None, tokenizer: str | None, progress: Callable[[int], Any]) -> None:
         """Make the keyword index, drop it, or merge its parts.
@@ -154,40 +149,31 @@ class Transaction:
         elif stored_tokenizer(connection) is not None:
             merge_keywords(connection)
 
-    def _start(self) -> Connection:
-        """Return the connection of the catalog's transaction; begin the transaction at the first call."""
-        if self._started is None:
-            connection = self._begin()
-            self._rows = catalog.read_segments(connection)
-            self._dim = read_setting(connection, "dim")
-            self._first_number = self._next_number = read_setting(connection, "next_number")
-            if self._rows and self._next_number <= self._rows[-1].last:
-                raise damaged(f"its next number is {self._next_number}, but a document has this number already")
-            self._started = connection
-        return self._started
-
     def finish(self) -> None:
         """If there are changes, write the keywords, and increase the generation, so that readers notice the changes."""
         if self._started is not None:
             flush_keywords(self._started)
-            write_setting(self._started, "next_number", self._next_number)
-            write_setting(self._started, "generation", int(read_setting(self._started, "generation")) + 1)
+            self._settings["generation"] += 1
+            catalog.write_settings(self._started, **self._settings)
 
-    def _check_dim(self, dim: int, id: Id) -> None:
-        expected = self._dim if self._rows else dim
-        if dim != expected:
-            raise EmbeddingsError(
-                f"document {id!r} has dim {dim}, but the index has dim {expected}; encode with one model."
-            )
-        if dim != self._dim:
-            self._dim = dim
-            write_setting(self._start(), "dim", dim)
+    def _start(self) -> Connection:
+        """Return the connection of the catalog's transaction; begin the transaction at the first call."""
+        if self._started is None:
+            connection = self._begin()
+            stored = catalog.read_settings(connection)
+            self._settings = {name: stored[name] for name in ("dim", "next_number", "generation")}
+            self._first_row_id = stored["next_number"]
+            self._rows = catalog.read_segments(connection)
+            if self._rows and self._first_row_id <= self._rows[-1].last:
+                raise damaged(f"its next number is {self._first_row_id}, but a document has this row id already")
+            self._started = connection
+        return self._started
 
     def _find_replaced(self, ids: list[Id], replace: bool) -> dict[Id, int]:
         """Return the row ids of those documents that are in the index already, by id."""
-        present = document_rows.find_numbers(self._start(), ids)
+        present = rows.find_row_ids(self._start(), ids)
         twice = [id for id, count in Counter(ids).items() if count > 1]
-        twice += [id for id, number in present.items() if number >= self._first_number]
+        twice += [id for id, row_id in present.items() if row_id >= self._first_row_id]
         if twice:
             raise duplicate_ids(twice, "given twice in this call; give every document a different id")
         if present and not replace:
@@ -202,32 +188,31 @@ class Transaction:
             if row.tokens > 2 * tokens or row.tokens + tokens > max_tokens:
                 break
             try:
-                segment = self._store.open(row, self._dim or 0)
-                part = segment.live(tombstones(self._start(), row) if row.removed else [])
-                self._store.compare_checksums(segment.arrays, row.name, row.files)
+                part = self._store.open(row, self._settings["dim"]).live(catalog.tombstones(self._start(), row))
             except CorruptedIndexError:
                 break  # the damaged segment stays, and verify reports it
+            if self._store.find_damage(row.name, row.files):
+                break
             parts.insert(0, part)
             tokens += row.tokens
             taken.append(row)
         self._drop(taken)
         return parts
 
-    def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove documents by row id."""
+    def _remove(self, row_ids: Iterable[int]) -> None:
         firsts = [row.first for row in self._rows]
         by_owner: dict[int, list[int]] = {}
-        for number in sorted(numbers):
-            by_owner.setdefault(bisect.bisect_right(firsts, number) - 1, []).append(number)
+        for row_id in sorted(row_ids):
+            by_owner.setdefault(bisect.bisect_right(firsts, row_id) - 1, []).append(row_id)
         for owner, owned in by_owner.items():
-            row = self._rows[owner]
-            if owner < 0 or owned[-1] > row.last or row.removed + len(owned) > row.documents:
+            row = self._rows[owner] if owner >= 0 else None
+            if row is None or owned[-1] > row.last or row.removed + len(owned) > row.documents:
                 raise damaged("it names documents that are in no segment")
-            self._rows[owner] = document_rows.remove_documents(self._start(), row, owned)
+            self._rows[owner] = rows.remove_documents(self._start(), row, owned)
         self._drop([row for row in self._rows if row.removed == row.documents])
 
-    def _drop(self, rows: Sequence[SegmentRow]) -> None:
-        names = {row.name for row in rows}
+    def _drop(self, dropped: Sequence[SegmentRow]) -> None:
+        names = {row.name for row in dropped}
         catalog.delete_segments(self._start(), names)
         self.dropped += names
         self._rows = [row for row in self._rows if row.name not in names]
@@ -235,7 +220,7 @@ class Transaction:
     def _write(self, segment: Segment) -> None:
         name, files = self._store.write(segment.arrays)
         self.written.append(name)
-        first, last = int(segment.numbers[0]), int(segment.numbers[-1])
+        first, last = int(segment.row_ids[0]), int(segment.row_ids[-1])
         row = SegmentRow(name, first, last, len(segment), removed=0, tokens=segment.tokens, files=files)
         catalog.write_segment(self._start(), row)
         self._rows.append(row)
