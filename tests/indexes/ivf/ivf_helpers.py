@@ -48,7 +48,7 @@ def recall(index, queries, k=10, **options):
 def check_lists(index):
     """Every listed document that is alive is in a list, under its own number."""
     lists, snapshot = lists_of(index), index._storage.snapshot()
-    numbers = np.concatenate([part.segment.numbers[part.positions] for part in snapshot.parts()])
+    numbers = np.concatenate([part.segment.row_ids[part.positions] for part in snapshot.parts()])
     assert (np.diff(lists.numbers) > 0).all()
     living = np.flatnonzero(np.isin(lists.numbers, numbers))
     assert np.isin(living, lists.documents).all()

@@ -406,26 +406,23 @@ class MemoryPool:
         Its first call begins the transaction; from then on readers wait. The transaction commits at the end of the
         context, or is rolled back if an error is raised.
         """
-        if self._closed:
-            raise closed_error(self.where)
         with _one_writer(self._writer, self.where), translate_errors(self.where), ExitStack() as transaction:
-            begun: Connection | None = None
+            begun: list[Connection] = []
 
             def begin() -> Connection:
-                nonlocal begun
-                if begun is None:
+                if not begun:
                     # From here on close() waits. If it was called earlier, reading() raises an error.
-                    begun = transaction.enter_context(self.reading())
-                    begun.execute("BEGIN IMMEDIATE")
-                return begun
+                    begun.append(transaction.enter_context(self.reading()))
+                    begun[0].execute("BEGIN IMMEDIATE")
+                return begun[0]
 
             try:
                 yield begin
-                if begun is not None:
-                    _commit(begun, self.where)
+                for connection in begun:
+                    _commit(connection, self.where)
             except BaseException:
-                if begun is not None:
-                    _rollback(begun)
+                for connection in begun:
+                    _rollback(connection)
                 raise
 
     def is_in_place(self) -> bool:

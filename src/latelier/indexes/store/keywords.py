@@ -15,7 +15,7 @@ import math
 import sqlite3
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -74,12 +74,6 @@ def has_fts5() -> bool:
     return True
 
 
-def check_tokenizer(tokenizer: object) -> str:
-    """Return the name of a tokenizer; the default one for None."""
-    check_choice("tokenizer", tokenizer, TOKENIZERS, optional=True)
-    return plain_str(tokenizer) if isinstance(tokenizer, str) else DEFAULT_TOKENIZER
-
-
 def check_compaction(keywords: object, tokenizer: object) -> None:
     """Check the arguments of `Index.compact` that are about keywords; see `check_options`."""
     if tokenizer is not None and not keywords:
@@ -109,16 +103,14 @@ def check_options(keywords: object, tokenizer: object) -> str | None:
     """
     if not isinstance(keywords, (bool, type(None))):
         raise InvalidArgumentError(f"received keywords={describe(keywords)}; expected True, False or None.")
-    name = check_tokenizer(tokenizer)
-    if keywords is False:
-        if tokenizer is not None:
-            raise InvalidArgumentError("received a tokenizer with keywords=False; omit one of them.")
+    check_choice("tokenizer", tokenizer, TOKENIZERS, optional=True)
+    if keywords is False and tokenizer is not None:
+        raise InvalidArgumentError("received a tokenizer with keywords=False; omit one of them.")
+    if keywords is False or not (has_fts5() or keywords or tokenizer):
         return None
-    if has_fts5():
-        return name
-    if keywords or tokenizer is not None:
+    if not has_fts5():
         raise _missing_fts5()
-    return None
+    return plain_str(tokenizer) if isinstance(tokenizer, str) else DEFAULT_TOKENIZER
 
 
 def stored_tokenizer(connection: sqlite3.Connection) -> str | None:
@@ -154,21 +146,14 @@ def drop_keywords(connection: sqlite3.Connection) -> None:
     tokenizer = stored_tokenizer(connection)
     if tokenizer is None:
         return
-    with suppress(CorruptedIndexError), translate_damage():
+    # FTS5 reads a table before it drops it: what may be damaged is replaced with the tables of an empty index.
+    with closing(sqlite3.connect(":memory:")) as empty, translate_damage():
+        empty.execute(TABLE_STATEMENTS[tokenizer])
+        for table in FTS5_TABLES:
+            connection.execute(f"DELETE FROM {table}")
+            for row in empty.execute(f"SELECT * FROM {table}"):
+                connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
         connection.execute("DROP TABLE keyword")
-        return
-    # FTS5 reads a table before it drops it: replace what cannot be read with the tables of an empty index.
-    empty = sqlite3.connect(":memory:")
-    try:
-        with translate_damage():
-            empty.execute(TABLE_STATEMENTS[tokenizer])
-            for table in FTS5_TABLES:
-                connection.execute(f"DELETE FROM {table}")
-                for row in empty.execute(f"SELECT * FROM {table}"):
-                    connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-            connection.execute("DROP TABLE keyword")
-    finally:
-        empty.close()
 
 
 def insert_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str | None]]) -> None:
@@ -179,7 +164,7 @@ def insert_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str |
         connection.executemany("INSERT INTO keyword (rowid, text) VALUES (?, ?)", given)
 
 
-def delete_texts(connection: sqlite3.Connection, numbers: Sequence[int]) -> None:
+def delete_texts(connection: sqlite3.Connection, row_ids: Sequence[int]) -> None:
     """Remove documents by number, ascending, before their rows of ``content`` are deleted."""
     # FTS5 does not store the texts: this form of its insert gives it the text to remove.
     statement = (
@@ -188,7 +173,7 @@ def delete_texts(connection: sqlite3.Connection, numbers: Sequence[int]) -> None
     )
     with translate_damage():
         check_config(connection)
-        connection.executemany(statement, ((number,) for number in numbers))
+        connection.executemany(statement, ((row_id,) for row_id in row_ids))
 
 
 def flush_keywords(connection: sqlite3.Connection) -> None:
@@ -261,25 +246,14 @@ _LOST_WORDS = (
 
 def check_keywords(connection: sqlite3.Connection) -> None:
     """Compare the keyword index with the texts, in a copy: FTS5's check is a write, which a reader may not do."""
-    tokenizer = stored_tokenizer(connection)
-    if tokenizer is None:
+    if stored_tokenizer(connection) is None:
         return
     with closing(sqlite3.connect("")) as copy, translate_damage():  # a temporary file, which SQLite deletes
-
-        def copy_rows(statement: str, table: str) -> None:
-            rows = connection.execute(statement)
-            copy.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows.description))})", rows)
-
         check_config(connection)
         if connection.execute(_WRONG_TYPES).fetchone()[0]:
             raise keyword_damage("it has values of a wrong type")
-        copy.execute(TABLE_STATEMENTS[tokenizer])
-        for table in FTS5_TABLES:
-            copy.execute(f"DELETE FROM {table}")
-            copy_rows(f"SELECT * FROM {table}", table)
-        # Documents without a text are not in the keyword index.
-        copy.execute("CREATE TABLE content (number INTEGER PRIMARY KEY, text TEXT)")
-        copy_rows("SELECT number, text FROM content WHERE text IS NOT NULL", "content")
+        connection.backup(copy)
+        copy.execute("DELETE FROM content WHERE text IS NULL")  # these documents are not in the keyword index
         # The rank 1 compares with the texts, which older versions of FTS5 always do.
         copy.execute("INSERT INTO keyword (keyword, rank) VALUES ('integrity-check', 1)")
         copy.execute("CREATE VIRTUAL TABLE keyword_terms USING fts5vocab(keyword, row)")
@@ -356,15 +330,15 @@ def _count_texts(connection: sqlite3.Connection) -> int:
     row = connection.execute("SELECT block FROM keyword_data WHERE id = 1").fetchone()
     block = row[0] if row is not None and isinstance(row[0], bytes) else b""
     value = 0
-    for byte in block[: _VARINT_BYTES - 1]:
+    for place, byte in enumerate(block[:_VARINT_BYTES], 1):
+        if place == _VARINT_BYTES:
+            return value << 8 | byte
         value = value << 7 | byte & 0x7F
         if byte < 0x80:
             return value
-    if len(block) < _VARINT_BYTES:
-        if not block:
-            return 0
+    if block:
         raise keyword_damage("its totals are not numbers")
-    return value << 8 | block[_VARINT_BYTES - 1]
+    return 0
 
 
 def _searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
@@ -411,15 +385,15 @@ def _ranked(
     if allowed is None:
         statement += f" LIMIT {int(k)}"
     cursor = connection.execute(statement, values)
-    numbers, scores = np.zeros(0, "int64"), np.zeros(0)
-    while len(numbers) < k and (rows := cursor.fetchmany(_ROWS)):
-        block = np.array(rows, dtype=[("number", "int64"), ("score", "float64")])
+    row_ids, scores = np.zeros(0, "int64"), np.zeros(0)
+    while len(row_ids) < k and (rows := cursor.fetchmany(_ROWS)):
+        block = np.array(rows, dtype=[("row_id", "int64"), ("score", "float64")])
         if not (np.isfinite(block["score"]) & (block["score"] > 0)).all():
             raise keyword_damage("it gives scores that are not positive numbers")
         if allowed is not None:
-            block = block[np.isin(block["number"], allowed)]
-        numbers, scores = np.append(numbers, block["number"])[:k], np.append(scores, block["score"])[:k]
-    return Ranking(numbers, scores)
+            block = block[np.isin(block["row_id"], allowed)]
+        row_ids, scores = np.append(row_ids, block["row_id"])[:k], np.append(scores, block["score"])[:k]
+    return Ranking(row_ids, scores)
 
 
 def _any_of(words: list[str]) -> str:

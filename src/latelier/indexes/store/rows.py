@@ -232,12 +232,12 @@ def insert_documents(
     names = {field.folded: field.column for field in known_fields(connection)}
     for first in range(0, len(row_ids), _ROWS):
         some = slice(first, first + _ROWS)
-        numbers, ids, texts, metadata, fields_given = (column[some] for column in (row_ids, *given.columns))
+        some_ids, ids, texts, metadata, fields_given = (column[some] for column in (row_ids, *given.columns))
         values = zip(*map(_field_values, fields_given, repeat(names)), strict=True) if names else ()
         fields = _without_null(dict(zip(names.values(), values, strict=True)))
-        document = {"number": numbers, "id": ids, **fields, "checksum": document_checksums(numbers, ids, fields)}
-        content = {"number": numbers, "metadata": metadata, **_without_null({"text": texts})}
-        content["checksum"] = content_checksums(numbers, ids, metadata, texts)
+        document = {"number": some_ids, "id": ids, **fields, "checksum": document_checksums(some_ids, ids, fields)}
+        content = {"number": some_ids, "metadata": metadata, **_without_null({"text": texts})}
+        content["checksum"] = content_checksums(some_ids, ids, metadata, texts)
         _insert_columns(connection, "document", document)
         _insert_columns(connection, "content", content)
     if stored_tokenizer(connection) is not None:
