@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 from latelier.errors import LatelierError
 from latelier.indexes.results import as_id, check_text
 from latelier.indexes.store.rows import encode_metadata
-from latelier.retrieve.readers import DocumentFormat, read_document_file
+from latelier.retrieve.folders import DocumentFormat, read_document_file
 
 __all__ = ["Case", "Outcome", "make_case", "run_case"]
 

@@ -37,5 +37,6 @@ def folder(tmp_path_factory, run, records_file):
     folder = tmp_path_factory.mktemp("indexes") / "records"
     result = run("index", records_file, "--index", folder, "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == {"index": str(folder), "before": 0, "documents": 3}
+    counts = {"new": 3, "changed": 0, "removed": 0, "unchanged": 0, "skipped": []}
+    assert json.loads(result.stdout) == {"index": str(folder), "documents": 3, **counts}
     return folder

@@ -81,11 +81,11 @@ def test_info(run, folder, tmp_path):
 
 def test_index_of_a_kind_stays_of_that_kind(run, records_file, tmp_path):
     folder = tmp_path / "index"
-    for update in (("--kind", "ivf"), ("--update", "--kind", "ivf"), ("--update",)):
-        result = run("index", records_file, "--index", folder, *update, "--device", "cpu")
+    for kind in (("--kind", "ivf"), ("--kind", "ivf"), ()):
+        result = run("index", records_file, "--index", folder, *kind, "--device", "cpu")
         assert result.exit_code == 0, result.output
         assert json.loads(run("info", folder, "--json").stdout)["kind"] == "IVF"
-    result = run("index", records_file, "--index", folder, "--update", "--kind", "flat", "--device", "cpu")
+    result = run("index", records_file, "--index", folder, "--kind", "flat", "--device", "cpu")
     assert result.exit_code == 1
     assert "has kind=ivf, not flat" in " ".join(result.stderr.split())
     found = json.loads(run("search", folder, "a fruit", "--explain", "--json", "--device", "cpu").stdout)["results"]
@@ -93,22 +93,20 @@ def test_index_of_a_kind_stays_of_that_kind(run, records_file, tmp_path):
     assert sum(word["contribution"] for word in found[0]["words"]) == pytest.approx(found[0]["score"], abs=0.01)
 
 
-def test_index_adds_rejects_and_updates(run, tmp_path):
+def test_index_adds_and_updates(run, tmp_path):
     folder, texts = tmp_path / "index", "Bananas are healthy.\nThe moon is far away.\n"
     result = run("index", "-", "--index", folder, "--device", "cpu", input=texts)
-    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 0 before.\n")
-    result = run("index", "-", "--index", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
-    assert result.exit_code == 1
-    assert "id 1 is in the index already. --update replaces documents" in result.stderr
-    result = run("index", "-", "--index", folder, "--update", "--device", "cpu", input='{"id": 1, "text": "Apples."}')
-    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents, 2 before.\n")
+    read = "of which the first 350 tokens each are searchable"
+    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents (2 new), {read}.\n")
+    result = run("index", "-", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
+    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents (1 changed), {read}.\n")
     found = json.loads(run("search", folder, "apple", "-k", 1, "--json", "--device", "cpu").stdout)["results"]
     assert [(result["id"], result["text"]) for result in found] == [(1, "Apples.")]
-    more = '{"id": 1, "text": "Pears."}\n{"id": 2, "text": "Plums."}'
-    result = run("index", "-", "--index", folder, "--resume", "--device", "cpu", input=more)
-    assert (result.exit_code, result.stdout) == (0, f"{folder}: 3 documents, 2 before.\n")
-    result = run("index", "-", "--index", folder, "--resume", "--update", "--device", "cpu", input=more)
-    assert (result.exit_code, "give one of them" in result.stderr) == (2, True)
+    more = '{"id": 1, "text": "Apples."}\n{"id": 2, "text": "Plums."}'
+    result = run("index", "-", "--index", folder, "--device", "cpu", input=more)
+    assert (result.exit_code, result.stdout) == (0, f"{folder}: 3 documents (1 new, 1 unchanged), {read}.\n")
+    result = run("index", "-", folder, "--index", folder, input=more)
+    assert (result.exit_code, "name the folder of the index once" in result.stderr) == (2, True)
 
 
 def test_a_model_given_by_hand_goes_with_the_options_of_the_index(run, tmp_path, tiny):
@@ -145,7 +143,7 @@ def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_
         (["search", "./absent", "fruit"], 1, "absent. Create one with latelier index SOURCE --index FOLDER."),
         (["info", "./absent"], 1, "Error: there is no index in"),
         (["index", "./absent.txt", "--index", "x"], 2, "there is no file './absent.txt'."),
-        (["index", "-"], 2, "Missing option '--index'"),
+        (["index", "-"], 2, "latelier index SOURCE INDEX"),
         (["search", "x", "y", "-k", "0"], 2, "Invalid value for '-k'"),
         (["search", "x", "y", "--kk", "3"], 2, "No such option: --kk"),
         (["serch", "x", "y"], 2, "No such command 'serch'"),
@@ -214,6 +212,7 @@ def test_help_names_every_command_with_an_example(run):
         "info",
         "check",
         "copy",
+        "remove",
         "warmup",
         "demo",
     ]

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from latelier.cli.evaluate import compare, evaluate
-from latelier.cli.index import copy, index
+from latelier.cli.index import copy, index, remove
 from latelier.cli.info import check, demo, info, warmup
 from latelier.cli.output import messages, prepare_streams
 from latelier.cli.search import explain, search, why_not
@@ -53,6 +53,7 @@ _COMMANDS = (
     info,
     check,
     copy,
+    remove,
     warmup,
     demo,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -21,15 +20,24 @@ from latelier.cli.locations import (
     open_target,
     parse_folder,
 )
-from latelier.cli.options import DeviceOption, JsonOption, Kind, MemoryOption, refuse_unused
+from latelier.cli.options import (
+    DeviceOption,
+    IndexArgument,
+    JsonOption,
+    Kind,
+    MemoryOption,
+    document_id,
+    refuse_unused,
+)
 from latelier.cli.output import print_json, printable, quiet_loading, show_progress
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
-from latelier.retrieve.readers import DocumentFormat
+from latelier.retrieve.folders import DocumentFormat
+from latelier.retrieve.readers import FileDocuments, OnProblem
 from latelier.utils.checks import short
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
-    from latelier.retrieve import Passages, Retriever
+    from latelier.retrieve import Passages, Retriever, Synchronised
 
 Backend: TypeAlias = Literal["torch", "onnx", "auto"]
 ComputeDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -43,8 +51,11 @@ ShardsOption: TypeAlias = Annotated[
 SourceArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
 ]
+PlaceArgument: TypeAlias = Annotated[
+    Path | None, typer.Argument(parser=parse_folder, metavar="INDEX", help="As --index.", show_default=False)
+]
 FolderOption: TypeAlias = Annotated[
-    Path,
+    Path | None,
     typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
 ]
 ModelOption: TypeAlias = Annotated[
@@ -69,11 +80,14 @@ MetadataOption: TypeAlias = Annotated[
 ]
 GlobOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of text and Markdown; repeatable."),
+    typer.Option(metavar="PATTERN", help="Files of a folder to read, instead of all known formats; repeatable."),
 ]
 PassagesOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="N", help="Cut texts into passages of at most N tokens, or auto: as the model reads."),
+    typer.Option(
+        metavar="N",
+        help="Cut texts into passages of at most N tokens; auto: as the model reads, at most 512; none: whole.",
+    ),
 ]
 OverlapOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
@@ -84,11 +98,17 @@ PoolFactorOption: TypeAlias = Annotated[
 PrecisionOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8.")
 ]
-UpdateOption: TypeAlias = Annotated[
-    bool, typer.Option("--update", help="Replace documents whose id is in the index, if they have changed.")
+RemoveOption: TypeAlias = Annotated[
+    bool, typer.Option("--remove/--no-remove", help="Remove documents of files that the folder does not hold any more.")
 ]
-ResumeOption: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Skip documents whose id is in the index: continue an interrupted run.")
+EncodingOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Encoding of text and CSV files; default: detected.")
+]
+DelimiterOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="CHARACTER", help="Between the cells of a CSV file; default: detected.")
+]
+ProblemOption: TypeAlias = Annotated[
+    OnProblem, typer.Option(help="Faulty lines and rows: stop, or skip them. Those without a text are always skipped.")
 ]
 WorkersOption: TypeAlias = Annotated[
     int | None,
@@ -108,8 +128,9 @@ BatchSizeOption: TypeAlias = Annotated[int, typer.Option(min=1, help="Texts of m
 def index(
     context: typer.Context,
     source: SourceArgument,
-    folder: FolderOption,
+    place: PlaceArgument = None,
     *,
+    folder: FolderOption = None,
     model: ModelOption = None,
     kind: NewKindOption = None,
     format: FormatOption = "auto",
@@ -122,8 +143,10 @@ def index(
     overlap: OverlapOption = None,
     pool_factor: PoolFactorOption = None,
     precision: PrecisionOption = None,
-    update: UpdateOption = False,
-    resume: ResumeOption = False,
+    remove: RemoveOption = True,
+    encoding: EncodingOption = None,
+    delimiter: DelimiterOption = None,
+    on_problem: ProblemOption = "stop",
     device: DeviceOption = None,
     shards: ShardsOption = None,
     workers: WorkersOption = None,
@@ -133,19 +156,22 @@ def index(
     batch_size: BatchSizeOption = 32,
     json_output: JsonOption = False,
 ) -> None:
-    """Encode documents and add them to an index.
+    """Encode documents, and bring an index up to date with them: only what is new or changed is encoded.
 
     \b
-    SOURCE is a folder, of which each text and Markdown file is a document, or a file (.gz is decompressed):
-      jsonl    {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}
-      csv      a header with a column "text"; "id", "title" and metadata as above; tabs in .tsv
+    SOURCE is a folder or a file (.gz is decompressed):
+      whole    one text: Markdown, HTML, PDF (extra: files), Office, EPUB, mail, notebooks, source code; in a folder
+               also .txt, and each file has its path as the id
+      jsonl    {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}; also a JSON array
+      csv      a header with a column "text"; "id", "title" and metadata as above
       parquet  columns as of csv
       txt      one text per line; its id is the integer after the largest one in the index
-      whole    the file is one text (.md); its id is the name of the file
+
+    Of a folder, hidden files and what .gitignore and .latelierignore name are left out.
 
     \b
     Example:
-      latelier index ./notes --index ./notes-index
+      latelier index ./notes ./notes-index
       latelier index papers.csv --index ./papers --id doi --text abstract,body --metadata year
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
@@ -156,94 +182,111 @@ def index(
         refuse_unused(context, ("glob",), "has no effect on standard input, only on a folder")
     if passages is None:
         refuse_unused(context, ("overlap",), "has no effect without --passages")
-    if update and resume:
-        raise typer.BadParameter(
-            "it keeps stored documents, --update replaces them; give one of them.", param_hint="--resume"
-        )
+    if (place is None) == (folder is None):
+        raise typer.BadParameter("name the folder of the index once: latelier index SOURCE INDEX", param_hint="INDEX")
+    target: Any = place or folder
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
-    documents = _read(source, format, fields, glob or [])
-    _check_not_empty(documents, glob or [])
+    reading = {"encoding": encoding, "delimiter": delimiter, "on_problem": on_problem}
+    documents = _read(source, format, glob or [], fields, reading)
+    _check_not_empty(documents)
     quiet_loading()
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
     options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
     computing = {"backend": backend, "compute_dtype": None if compute_dtype == "auto" else compute_dtype}
 
     def open_or_make() -> Retriever:
+        if show_progress():
+            typer.echo("Loading the model ...", err=True)
         return Retriever(
             *open_with_model(
-                folder,
+                target,
                 model,
                 device=device,
                 computing={name: value for name, value in computing.items() if value is not None},
                 max_memory=max_memory,
-                make=partial(_make_index, folder, kind or "flat", shards, max_memory),
-                check=partial(check_existing, folder=folder, kind=kind, shards=shards),
+                make=partial(_make_index, target, kind or "flat", shards, max_memory),
+                check=partial(check_existing, folder=target, kind=kind, shards=shards),
             )
         )
 
-    with discarded_if_unused(folder, open_or_make) as retriever:
-        before = len(retriever)
-        if update:
-            retriever.update(documents, skip_unchanged=True, **options)
-        else:
-            retriever.add(documents, skip_existing=resume, **options)
+    with discarded_if_unused(target, open_or_make) as retriever:
+        report = _synchronise(retriever, documents, remove=remove, **options)
         if not len(retriever):
             name = "standard input" if source == "-" else source
             raise InvalidArgumentError(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )
         _export_encoder(retriever)
-        counts: dict[str, Any] = {"index": str(folder), "before": before, "documents": len(retriever)}
-    skipped = getattr(documents, "skipped", None)  # of a folder
-    if skipped is not None:
-        counts["skipped"] = [{"path": path, "reason": reason} for path, reason in skipped]
+        counts: dict[str, Any] = {"index": str(target), "documents": len(retriever)}
+        searchable = _searchable(retriever)
+    counts |= report._asdict() | {"skipped": [{"path": path, "reason": reason} for path, reason in report.skipped]}
     if json_output:
         print_json(counts)
     else:
         plural = "" if counts["documents"] == 1 else "s"
-        typer.echo(f"{printable(str(folder))}: {counts['documents']:,} document{plural}, {before:,} before.")
+        typer.echo(f"{printable(str(target))}: {counts['documents']:,} document{plural} ({report}), {searchable}.")
 
 
-def _read(source: str, format: DocumentFormat, fields: dict[str, Any], glob: list[str]) -> Iterable[Any]:
-    from latelier.retrieve.readers import as_fields, read_document_file, read_documents
+def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any) -> Synchronised:
+    try:
+        return retriever.synchronise(documents, **options)
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted: {len(retriever):,} documents are stored; the same command goes on.", err=True)
+        raise
+
+
+def _searchable(retriever: Retriever) -> str:
+    """Say which part of the texts of an index searches compare."""
+    from latelier.retrieve.passages import DocumentSettings
+
+    if DocumentSettings.stored_in(retriever.index).passages is not None:
+        return f"in {len(retriever.index):,} passages; all of their text is searchable"
+    length = retriever.query_model.document_limits[1]
+    return "whole" if length is None else f"of which the first {length:,} tokens each are searchable"
+
+
+def _read(
+    source: str, format: DocumentFormat, glob: list[str], fields: dict[str, Any], reading: dict[str, Any]
+) -> FileDocuments:
+    from latelier.retrieve.folders import read_document_file, read_documents
+    from latelier.retrieve.readers import DocumentFields, Reading
 
     try:
-        named = as_fields(**fields)
+        named = DocumentFields.of(**fields)
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error)) from error
     if source != "-":
         if not os.path.lexists(source):
             raise typer.BadParameter(f"there is no file {short(source)}.", param_hint="SOURCE")
-        return read_documents(source, format=format, glob=glob, **fields)
+        return read_documents(source, format=format, glob=glob, **fields, **reading)
     if sys.stdin is None:
         raise StorageError("standard input is closed; name a file, or pipe the documents in.")
     # As bytes: the text layer decodes by the locale, and some locales let invalid bytes through.
-    return read_document_file(sys.stdin.buffer, format, name="standard input", fields=named)
+    return read_document_file(sys.stdin.buffer, format, name="standard input", reading=Reading(named, **reading))
 
 
-def _check_not_empty(documents: Iterable[Any], glob: list[str]) -> None:
+def _check_not_empty(documents: FileDocuments) -> None:
     """Check that a folder has a file that can be read, before a model is loaded and an index is made."""
-    from latelier.retrieve.readers import DocumentFolder
+    from latelier.retrieve.folders import DocumentFolder
 
-    if not isinstance(documents, DocumentFolder) or (len(documents) and next(iter(documents), None) is not None):
-        return
-    wanted = ", ".join(glob) or ".txt, .md and .markdown"
-    found = f"all {len(documents.skipped):,} found were skipped" if documents.skipped else "there is none"
-    raise InvalidArgumentError(
-        f"nothing to index in the folder {str(documents.folder)!r}: looked for files {wanted} in it and its "
-        f"sub-folders, without hidden ones, and {found}. --glob '*.rst' reads others, each as one "
-        "document; give a .jsonl, .csv or .parquet file by its own name."
-    )
+    if isinstance(documents, DocumentFolder) and not len(documents):
+        wanted = ", ".join(documents.glob) or "of known formats"
+        found = f"all {len(documents.skipped):,} found were skipped" if documents.skipped else "there is none"
+        documents.warn()
+        raise InvalidArgumentError(
+            f"nothing to index in the folder {str(documents.folder)!r}: looked for files {wanted} in it and its "
+            f"sub-folders, without hidden and ignored ones, and {found}. --glob '*.xyz' reads others as text."
+        )
 
 
-def _passages(given: str | None, overlap: int | None) -> Passages | None:
+def _passages(given: str | None, overlap: int | None) -> Passages | Literal[False] | None:
     from latelier.retrieve.passages import LEAST_TOKENS, Passages
 
-    if given is None:
-        return None
+    if given is None or given == "none":
+        return None if given is None else False
     if given != "auto" and not (given.isdecimal() and len(given) < 10 and int(given) >= LEAST_TOKENS):
         raise typer.BadParameter(
-            f"received {short(given)}; expected an integer of at least {LEAST_TOKENS}, or auto.",
+            f"received {short(given)}; expected an integer of at least {LEAST_TOKENS}, auto or none.",
             param_hint="--passages",
         )
     try:
@@ -280,6 +323,38 @@ def _make_index(folder: Path, kind: Kind, shards: int | None, max_memory: str | 
     if shards is not None:
         return indexes.Sharded(folder, shards=shards, index=kind, max_memory=max_memory)
     return (indexes.Flat if kind == "flat" else indexes.IVF)(folder, max_memory=max_memory)
+
+
+def remove(
+    index: IndexArgument,
+    documents: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of documents.")] = None,
+    *,
+    prefix: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Ids that begin with it, such as a folder; repeatable.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Remove documents from an index, all or none.
+
+    \b
+    Example:
+      latelier remove ./notes-index drafts/pears.md
+      latelier remove ./notes-index --prefix drafts/
+    """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.retrieve.passages import StoredDocuments
+
+    if not documents and not prefix:
+        raise typer.BadParameter("missing: name documents, or give --prefix.", param_hint="ID")
+    with open_index(index, read_only=False) as opened:
+        stored = StoredDocuments(opened)
+        ids = [document_id(opened, text) for text in documents or ()]
+        ids += [id for id in stored.ids() if prefix and str(id).startswith(tuple(prefix)) and id not in ids]
+        stored.remove(ids)
+        counts = {"index": index, "removed": len(ids), "documents": len(stored)}
+    if json_output:
+        print_json(counts)
+    else:
+        typer.echo(f"{printable(index)}: {len(ids):,} removed, {counts['documents']:,} left.")
 
 
 def copy(

@@ -157,9 +157,9 @@ def _remove_empty(folder: Path, *, keep: bool) -> None:
     from latelier import indexes
 
     # Another process that has opened the index notices that it was moved, and writes nothing to it from then on.
-    folder = folder.resolve()
-    aside = folder.with_name(f".{folder.name}.{uuid4().hex}")
-    with suppress(OSError):  # there is none, it is a mount point, or files are open on Windows
+    with suppress(OSError, ValueError):  # there is none, it is a mount point, or files are open on Windows
+        folder = folder.resolve()
+        aside = folder.with_name(f".{folder.name}.{uuid4().hex}")
         folder.rename(aside)
         with suppress(LatelierError), indexes.open(aside, read_only=True) as index:
             if len(index):  # that process has committed in the meantime

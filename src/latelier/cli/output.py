@@ -124,10 +124,10 @@ _ADVICE: dict[Advice, str] = {
     "read-token": "Give one with --read-token (and --write-token, if they may write), or leave --host out to serve "
     "this machine only.",
     "skip-faulty": "Repair the files, or skip these lines: --on-problem warn.",
-    "skip-needs-ids": "--resume needs documents with ids; --id names their field.",
-    "skip-stored": "Run it again with --resume, which skips those that are stored and needs an id for each.",
-    "update": "--update replaces documents.",
-    "update-or-skip": "--update replaces documents; --resume keeps the stored ones.",
+    "skip-needs-ids": "--id names their field.",
+    "skip-stored": "Run it again, which leaves those that are stored as they are.",
+    "update": "latelier index replaces documents.",
+    "update-or-skip": "latelier index replaces documents that have changed.",
 }
 # Newer versions of typer vendor click: its UsageError is reached through typer.
 _UsageError: Any = typer.BadParameter.__base__

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def search(
     context: typer.Context,
     index: IndexArgument,
-    text: QueryArgument,
+    words: Annotated[list[str], typer.Argument(metavar="TEXT", help="The query.")],
     *,
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents.")] = 10,
     search: SearchKeywords,
@@ -51,12 +51,13 @@ def search(
     \b
     Example:
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
-      latelier search ./fruit "unhealthy fruit" --explain
+      latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.retrieve.model import checked_queries
     from latelier.retrieve.passages import StoredDocuments
     from latelier.utils.checks import check_count
 
+    text = " ".join(words)
     quiet_loading()
     if search.get("mode") == "keywords" and not explain:  # needs no model, which takes most of the time of others
         cure = "has no effect on --mode keywords without --explain, as nothing is encoded"

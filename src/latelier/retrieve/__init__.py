@@ -6,8 +6,8 @@ from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
+    from latelier.retrieve.folders import Synchronised, read_documents
     from latelier.retrieve.passages import Passages, Result, Results
-    from latelier.retrieve.readers import read_documents
     from latelier.retrieve.retriever import Retriever
     from latelier.retrieve.workers import EncodingWorkers
 
@@ -19,6 +19,7 @@ __all__ = [
     "Results",
     "Retriever",
     "Span",
+    "Synchronised",
     "TokenMatch",
     "WordMatch",
     "read_documents",
@@ -27,7 +28,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     passages=("Passages", "Result", "Results"),
-    readers=("read_documents",),
+    folders=("Synchronised", "read_documents"),
     retriever=("Retriever",),
     workers=("EncodingWorkers",),
 )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -21,6 +23,7 @@ from latelier.indexes.store.rows import encode_metadata
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
     PassageId,
+    PassageRange,
     Passages,
     StoredDocuments,
     cut_texts,
@@ -28,14 +31,14 @@ from latelier.retrieve.passages import (
     encode_passage_id,
     passage_prefix,
 )
-from latelier.retrieve.readers import InputDocument, parse_documents
+from latelier.retrieve.readers import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
 from latelier.utils.checks import short
 
 if TYPE_CHECKING:
     from latelier.retrieve.workers import EncodingWorkers
 
-# What to do with a document if its id is in the index.
-OnExisting: TypeAlias = Literal["raise", "replace", "skip"]
+# What to do with a document if its id is in the index; to update, each document needs an id.
+OnExisting: TypeAlias = Literal["raise", "update", "skip", "synchronise"]
 # Documents with the ids that they are to be stored under.
 Chunk: TypeAlias = "list[tuple[Id, InputDocument]]"
 
@@ -58,6 +61,28 @@ def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: 
     activations = 4 * length * (16 * hidden + hidden // 32 * length)
     batch_size = min(batch_size, max(1, memory.working // 2 // activations))
     return batch_size, min(chunk_size, max(1, memory.working // 4 // (4 * length * model.dim)))
+
+
+# Tokens of a passage of files at most, as far as the model reads: longer ones find less.
+_LONGEST_PASSAGE = 512
+
+
+def default_passages(
+    documents: FileDocuments, model: QueryModel, size: int
+) -> tuple[Iterable[InputDocument], Passages | None]:
+    """Return the passages of a new index that is filled from files, and the documents, of which some were looked at.
+
+    Records are stored whole, unless one of the first is longer than the model reads.
+    """
+    overhead, limit = model.document_limits
+    passages = Passages(min(limit or _LONGEST_PASSAGE, _LONGEST_PASSAGE))
+    if documents.are_texts:
+        return documents, passages
+    remaining = iter(documents)
+    first = list(itertools.islice(remaining, size))
+    longer = (text for document in first if limit and len(text := document.with_title()) > limit - overhead)
+    is_longer = any(len(model.token_starts([text])[0]) > (limit or 0) - overhead for text in longer)
+    return itertools.chain(first, remaining), passages if is_longer else None
 
 
 def read_chunks(
@@ -91,7 +116,7 @@ def _with_ids(
     for position, document in enumerate(parse_documents(documents)):
         id_ = document.id
         if id_ is None:
-            if on_existing == "replace":
+            if on_existing == "update":
                 raise InvalidArgumentError(
                     f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
                 )
@@ -120,6 +145,31 @@ def _next_number(ids: Iterable[Id]) -> int:
     return 1 + max((id for id in ids if isinstance(id, int)), default=-1)
 
 
+class Pace:
+    """Rows of a transaction, so many that one takes some seconds, and the documents that were written so far.
+
+    Without `adapts`, transactions have `most` rows.
+    """
+
+    def __init__(self, most: int, *, adapts: bool) -> None:
+        self.most, self.rows, self._adapts = most, min(most, _FIRST_ROWS) if adapts else most, adapts
+        self.new = self.changed = self.unchanged = 0
+        self.numbers: list[Id] = []  # the ids of documents without an id
+        self._begin = time.monotonic()
+
+    def committed(self, rows: Rows) -> None:
+        """Adapt the rows of the next transaction to the time that this one has taken."""
+        self.numbers += rows.numbers
+        seconds, self._begin = time.monotonic() - self._begin, time.monotonic()
+        if self._adapts and len(rows.ids) >= self.rows // 2:
+            factor = min(max(_SECONDS / max(seconds, 0.01), 0.25), 4)
+            self.rows = min(max(int(self.rows * factor), _LEAST_ROWS), self.most)
+
+
+# Rows of the first transaction, and least and most: a model may encode ten passages a second, or ten thousand.
+_FIRST_ROWS, _LEAST_ROWS, _SECONDS = 128, 16, 5.0
+
+
 class Rows(NamedTuple):
     """What one transaction stores: one row per document, or per passage.
 
@@ -137,27 +187,35 @@ def divide(
     chunks: Iterable[Chunk],
     model: QueryModel,
     passages: Passages | None,
-    size: int,
+    pace: Pace,
+    stored: StoredDocuments,
+    bar: Any,
     *,
-    unchanged: StoredDocuments | None = None,
-    bar: Any = None,
+    skip_unchanged: bool,
 ) -> Iterator[Rows]:
-    """Cut documents into passages, and yield transactions of at most `size` rows; a document is never in two.
+    """Cut documents into passages, and yield transactions of the pace's rows; a document is never in two.
 
-    Documents that are stored in `unchanged` with the same text and metadata are left out, and counted on the bar.
+    With `skip_unchanged`, documents that are stored with the same text and metadata are left out, and all are counted.
     """
     for chunk in chunks:
         rows = Rows([], [], [], [], [])
-        for (id, document), (ids, texts) in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
-            if unchanged is not None and _is_stored(unchanged, id, ids, texts, document.metadata):
-                bar.update(1)
-                continue
-            if rows.ids and len(rows.ids) + len(ids) > size:
+        for (id, document), forms in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
+            if skip_unchanged and id in stored:
+                is_stored = _is_stored(stored, document, id, forms)
+                pace.unchanged += is_stored
+                pace.changed += not is_stored
+                if is_stored:
+                    bar.update(1)
+                    continue
+            else:
+                pace.new += 1
+            ids, texts, metadata = forms
+            if rows.ids and len(rows.ids) + len(ids) > pace.rows:
                 yield rows
                 rows = Rows([], [], [], [], [])
             rows.ids.extend(ids)
             rows.texts.extend(texts)
-            rows.metadata.extend([document.metadata] * len(ids))
+            rows.metadata.extend(metadata)
             rows.documents.append(id)
             if document.id is None:
                 rows.numbers.append(id)
@@ -169,10 +227,12 @@ def divide(
 _LEAST_ROOM = 8
 
 
-def _stored_forms(chunk: Chunk, passages: Passages | None, model: QueryModel) -> Iterator[tuple[list[Id], list[str]]]:
-    """Yield the ids and the texts under which each document is stored: its own, or those of its passages."""
+def _stored_forms(
+    chunk: Chunk, passages: Passages | None, model: QueryModel
+) -> Iterator[tuple[list[Id], list[str], list[dict[str, Any]]]]:
+    """Yield the ids, texts and metadata under which each document is stored: its own, or those of its passages."""
     if passages is None:
-        yield from (([id], [document.with_title()]) for id, document in chunk)
+        yield from (([id], [document.with_title()], [document.metadata]) for id, document in chunk)
         return
     tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.document_limits[0]
     room = tokens - overhead
@@ -181,34 +241,61 @@ def _stored_forms(chunk: Chunk, passages: Passages | None, model: QueryModel) ->
             f"received passages of {tokens} tokens, of which special tokens and markers of this model take {overhead}; "
             f"expected at least {overhead + _LEAST_ROOM}."
         )
-    documents, rooms = [], []
-    starts = model.token_starts([document.title for _, document in chunk])
-    for (_, document), title_starts in zip(chunk, starts, strict=True):
-        taken = min(len(title_starts), room // 2)
-        if taken < len(title_starts):  # a title of half a passage, or of more, is cut
-            document = document._replace(title=document.title[: title_starts[taken]].rstrip())
-        documents.append(document)
-        rooms.append(room - taken)
-    ranges = cut_texts([document.text for document in documents], rooms, overlap, model.token_starts)
-    for (id, _), document, places in zip(chunk, documents, ranges, strict=True):
-        ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(places)]
-        yield ids, [document.with_title(document.text[start:end]) for start, end in places]
+    parts = [document.parts or (Part(0),) for _, document in chunk]
+    titles = {_title(document, part): 0 for (_, document), each in zip(chunk, parts, strict=True) for part in each}
+    shown = {}
+    for title, title_starts in zip(titles, model.token_starts(list(titles)), strict=True):
+        titles[title] = taken = min(len(title_starts), room // 2)
+        # A title of half a passage, or of more, is cut.
+        shown[title] = title if taken == len(title_starts) else title[: title_starts[taken]].rstrip()
+    spans, rooms = [], []  # of whole texts, or of their pages
+    for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
+        starts = [part.start for part in each] if each[0].page else [each[0].start]
+        for start, end in zip(starts, [*starts[1:], len(document.text)], strict=True):
+            if document.text[start:end].strip() or len(starts) == 1:
+                spans.append((number, start, end))
+                rooms.append(room - max(titles[_title(document, part)] for part in each))
+    texts = [chunk[number][1].text[start:end] for number, start, end in spans]
+    places: list[list[PassageRange]] = [[] for _ in chunk]
+    for (number, begin, _), ranges in zip(spans, cut_texts(texts, rooms, overlap, model.token_starts), strict=True):
+        places[number] += [PassageRange(begin + start, begin + end) for start, end in ranges]
+    for (id, document), each, ranges in zip(chunk, parts, places, strict=True):
+        ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(ranges)]
+        firsts = [part.start for part in each]
+        own = [each[max(bisect_right(firsts, start) - 1, 0)] for start, _ in ranges]
+        cut = [document.text[start:end] for start, end in ranges]
+        yield (
+            ids,
+            [document.with_title(text, shown[_title(document, part)]) for text, part in zip(cut, own, strict=True)],
+            [document.metadata | ({"page": part.page} if part.page else {}) for part in own],
+        )
 
 
-def _is_stored(stored: StoredDocuments, id: Id, ids: list[Id], texts: list[str], metadata: dict[str, Any]) -> bool:
+def _title(document: InputDocument, part: Part) -> str:
+    """Return what is put before a passage: the title of its document and the headings above it."""
+    return HEADINGS.join(filter(None, (document.title, part.headings)))
+
+
+# Metadata of files that is no reason to encode them again.
+_TIME = "modified"
+
+
+def _is_stored(stored: StoredDocuments, document: InputDocument, id: Id, forms: tuple[list[Any], ...]) -> bool:
     """Whether the index holds a document with the same passages, texts and metadata."""
+    ids, texts, metadata = forms
     if stored.parts(id) != ids:
         return False
-    given = _as_json(metadata, id)
+    ignored = {_TIME} if document.parts else set()
     return all(
-        record.text == text and _as_json(record.metadata, id) == given
-        for record, text in zip(stored.index.get(ids), texts, strict=True)
+        record.text == text and _as_json(record.metadata, id, ignored) == _as_json(given, id, ignored)
+        for record, text, given in zip(stored.index.get(ids), texts, metadata, strict=True)
     )
 
 
-def _as_json(metadata: dict[str, Any], id: Id) -> str:
+def _as_json(metadata: dict[str, Any], id: Id, ignored: set[str]) -> str:
     """Return metadata as JSON with sorted keys, which tells apart 1, 1.0 and true; for ``==`` they are equal."""
-    return json.dumps(json.loads(encode_metadata(metadata, id)[0]), sort_keys=True)
+    kept = {name: value for name, value in metadata.items() if name not in ignored}
+    return json.dumps(json.loads(encode_metadata(kept, id)[0]), sort_keys=True)
 
 
 def encode(
@@ -269,7 +356,7 @@ def store(
     rows: Rows, vectors: TokenEmbeddings | Iterable[TokenEmbeddings], stored: StoredDocuments, on_existing: OnExisting
 ) -> None:
     """Store documents in one commit."""
-    if on_existing == "replace":
+    if on_existing in ("update", "synchronise"):
         prefixes = list(map(passage_prefix, rows.documents)) if stored.has_passages else []
         stored.index.update(rows.ids, vectors, rows.texts, rows.metadata, remove_prefixes=prefixes)
         return

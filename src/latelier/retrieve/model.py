@@ -266,8 +266,8 @@ class ModelIdentity(NamedTuple):
         stored = _read_identity(index)
         if stored is None:
             return None
-        options, unstored = stored.get("options"), stored.get("unstored", [])
-        fault = ""
+        options: Any = stored.get("options")
+        unstored, fault = stored.get("unstored", []), ""
         if not (isinstance(options, dict) and isinstance(unstored, list)):
             fault = f"the options {describe(options)} and {describe(unstored)}"
         elif (name := next((name for name in options if name not in _OPTIONS), None)) is not None:
@@ -569,6 +569,8 @@ def checked_queries(texts: Any, name: str = "queries") -> list[str]:
     """Return one text or several as a list of texts that can be encoded; messages call them `name`."""
     if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
         raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a text or a list of texts.")
+    if hasattr(texts, "columns"):  # an iterable of its names
+        raise InvalidArgumentError(f"received a table as {name}; give the texts of one column: list(table['text']).")
     queries = [texts] if isinstance(texts, str) else list(texts)
     for position, text in enumerate(queries):
         if not isinstance(text, str) or not text.strip():

@@ -1,59 +1,101 @@
-"""Documents in all their forms: Python values, jsonl, csv, parquet, text, folders."""
+"""Documents as records: Python values, tables, JSON, CSV and Parquet, whatever program wrote them.
+
+Files that are one text each are in `latelier.retrieve.files`, folders in `latelier.retrieve.folders`.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import datetime
 import decimal
-import fnmatch
+import gzip
+import io
 import itertools
 import math
-import os
 import re
-import stat
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
 from latelier.indexes import Id
-from latelier.indexes.results import as_id, is_unicode
+from latelier.indexes.results import as_id
 from latelier.indexes.store.rows import encode_metadata
-from latelier.utils.checks import check_choice, cut, describe, short
+from latelier.utils.checks import cut, describe, short
 from latelier.utils.files import (
     LONGEST_LINE,
-    as_path,
     check_unicode,
-    is_folder,
+    is_file,
     number_or_text,
     open_binary,
     parse_json,
-    read_text,
     text_lines,
 )
 from latelier.utils.misc import warn_caller
 
 
+class Part(NamedTuple):
+    """A part of a text from `start` on: the headings above it, and the page that it is on; a passage is on one page."""
+
+    start: int
+    headings: str = ""
+    page: int | None = None
+
+
 class InputDocument(NamedTuple):
-    """One document to store; ``id`` is None if the user gave none, ``title`` is put before the text."""
+    """One document to store; ``id`` is None if the user gave none, ``title`` is put before the text.
+
+    `parts`: of a file, in order; what stands before the first one, such as front matter, is not indexed.
+    """
 
     id: Id | None
     text: str
     metadata: dict[str, Any]
     title: str = ""
+    parts: tuple[Part, ...] = ()
 
-    def with_title(self, part: str | None = None) -> str:
+    def with_title(self, part: str | None = None, title: str | None = None) -> str:
         """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
-        part = self.text if part is None else part
-        if not self.title:
+        title = self.title if title is None else title
+        part = self.text[self.parts[0].start if self.parts else 0 :] if part is None else part
+        if not title:
             return part
-        title = re.escape(self.title)
-        heading = rf"#+\s*{title}[ \t]*#*|{title}[ \t]*(?:\r\n|[\r\n]) {{0,3}}(?:=+|-+)"  # of Markdown
-        if re.match(rf"\s*(?:{heading})[ \t]*(?:[\r\n]|\Z)", part):
+        own = re.escape(title.rpartition(HEADINGS)[2])
+        heading = rf"#+\s*{own}[ \t]*#*|{own}[ \t]*(?:\r\n|[\r\n]) {{0,3}}(?:=+|-+)"  # of Markdown
+        if HEADINGS not in title and re.match(rf"\s*(?:{heading})[ \t]*(?:[\r\n]|\Z)", part):
             return part
-        return f"{self.title} {part}".strip()
+        return f"{title} {part}".strip()
+
+
+# Between the title of a document and the headings above a passage.
+HEADINGS = " > "
+
+
+class FileDocuments:
+    """Documents that are read from files: records, or with `are_texts` files that are one text each.
+
+    `skipped` holds the place and the reason of each file, line or row that was left out so far; `path` is that of a
+    file or folder that can be read again.
+    """
+
+    def __init__(
+        self,
+        documents: Iterator[InputDocument],
+        skipped: list[tuple[str, str]],
+        path: Path | None = None,
+        *,
+        are_texts: bool = False,
+    ) -> None:
+        self._documents, self.skipped, self.path, self.are_texts = documents, skipped, path, are_texts
+
+    def __iter__(self) -> Iterator[InputDocument]:
+        yield from self._documents
+        if self.skipped and self.path:
+            place, reason = self.skipped[0]
+            warn_caller(f"left out {len(self.skipped):,} records; the first is {place}: {reason}")
 
 
 def parse_documents(documents: Any) -> Iterator[InputDocument]:
@@ -66,7 +108,7 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
             f"received documents of type {type(documents).__name__}; expected an iterable of texts, of (id, text) "
             "pairs, or of dicts with 'id' and 'text'. For one document, give a list; for a dict of texts, its .items()."
         )
-    for position, item in enumerate(documents):
+    for position, item in enumerate(_table_rows(documents)):
         try:
             document = parse_document(item)
             # The index makes the same check, but after the chunk is encoded; files are checked while they are read.
@@ -77,6 +119,28 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
         yield document
 
 
+def _table_rows(documents: Any) -> Iterable[Any]:
+    """Return the rows of a table of pandas, polars or pyarrow as records; any other iterable as it is."""
+    rows: Iterable[dict[str, Any]]
+    if hasattr(documents, "itertuples"):
+        names = list(documents.columns)
+        rows = (dict(zip(names, row, strict=True)) for row in documents.itertuples(index=False, name=None))
+    elif hasattr(documents, "iter_rows"):
+        rows = documents.iter_rows(named=True)
+    elif hasattr(documents, "to_batches"):
+        rows = (row for batch in documents.to_batches(max_chunksize=_ROWS) for row in _rows(batch))
+    else:
+        return documents
+    return ({str(name): _json_value(value) for name, value in row.items() if not _is_missing(value)} for row in rows)
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a cell is empty: None, NaN, or what pandas has for a missing time or value."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
 def parse_document(item: Any) -> InputDocument:
     """Return one document of any form; errors do not name its position."""
     if isinstance(item, InputDocument):
@@ -85,25 +149,61 @@ def parse_document(item: Any) -> InputDocument:
         return InputDocument(None, _checked_text(item, None), {})
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return InputDocument(as_id(item[0]), _checked_text(item[1], item[0]), {})
+    record = _as_record(item)
+    if "text" not in record:
+        raise InvalidArgumentError(f"it has no 'text'; its keys are {_listed(record)}.", advice="name-fields")
+    given = [name for name in ("id", "_id") if record.get(name) is not None]
+    if len(given) > 1:
+        raise InvalidArgumentError(
+            f"it has both 'id' {short(record['id'])} and '_id' {short(record['_id'])}; give one."
+        )
+    id_ = as_id(record[given[0]]) if given else None
+    text, title = record.pop("text"), record.pop("title", None)
+    if title is not None and not isinstance(title, str):
+        raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
+    rest = {name: value for name, value in record.items() if name not in ("id", "_id")}
+    document = InputDocument(id_, text, _merged_metadata(rest), title or "")
+    _checked_text(document.with_title() if isinstance(text, str) else text, id_)
+    return document
+
+
+def _as_record(item: Any) -> dict[str, Any]:
+    """Return a dict with ``text``, of a dict or of a document of LangChain, LlamaIndex or Haystack."""
+    if hasattr(item, "page_content"):
+        return {"id": item.id, "text": item.page_content, "metadata": item.metadata}
+    if hasattr(item, "node_id") and hasattr(item, "get_content"):
+        return {"id": item.node_id, "text": item.get_content(), "metadata": item.metadata}
+    if hasattr(item, "content") and hasattr(item, "meta"):
+        return {"id": item.id, "text": item.content, "metadata": item.meta}
     if not isinstance(item, Mapping):
         raise InvalidArgumentError(
             f"received {describe(item)}; expected a text, an (id, text) pair, or a dict with 'text'."
         )
+    return _plain(item)
+
+
+def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record as dumps of other programs have it with its text, its id and its metadata at the top.
+
+    Elasticsearch has them under ``_source``, Vespa under ``fields``, LangChain under ``kwargs`` or ``page_content``.
+    """
     record = dict(item)
-    if "text" not in record:
-        raise InvalidArgumentError(f"it has no 'text'; its keys are {_listed(record)}.")
-    if "id" in record and "_id" in record:
-        raise InvalidArgumentError(
-            f"it has both 'id' {short(record['id'])} and '_id' {short(record['_id'])}; give one."
-        )
-    name = next((name for name in ("id", "_id") if name in record), None)
-    id_ = None if name is None else as_id(record.pop(name))
-    text, title = record.pop("text"), record.pop("title", None)
-    if title is not None and not isinstance(title, str):
-        raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
-    document = InputDocument(id_, text, _merged_metadata(record), title or "")
-    _checked_text(document.with_title() if isinstance(text, str) else text, id_)
-    return document
+    if "text" in record:
+        return record
+    if isinstance(record.get("_source"), Mapping):
+        return {"_id": record.get("_id"), **record["_source"]}
+    if isinstance(record.get("fields"), Mapping) and isinstance(name := record.get("put", record.get("id")), str):
+        return {"id": name.partition("::")[2] or name, **record["fields"]}
+    if record.get("lc") and isinstance(record.get("kwargs"), Mapping):
+        record = dict(record["kwargs"])
+    if "page_content" in record:
+        record["text"] = record.pop("page_content")
+        record.pop("type", None)
+    elif "content" in record and isinstance(record.get("meta"), Mapping):
+        record["text"], record["metadata"] = record.pop("content"), record.pop("meta")
+    elif "contents" in record:
+        record["text"] = record.pop("contents")
+    return record
 
 
 def _merged_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,12 +226,14 @@ def _checked_text(value: Any, id_: Any) -> str:
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{name} is of type {type(value).__name__}; expected str.")
     if not value.strip():
-        raise InvalidArgumentError(f"{name} is empty: nothing to index.")
+        raise EmptyTextError(f"{name} is empty: nothing to index.")
     check_unicode(value, name)
     return value
 
 
-T = TypeVar("T")
+class EmptyTextError(InvalidArgumentError):
+    """A document has no text; of a file of records, it is left out."""
+
 
 # Records in which a field that need not be in each of them has to appear once: enough to tell a field that few records
 # have from a misspelt one, before anything is encoded.
@@ -139,7 +241,7 @@ _FIRST_RECORDS = 100
 
 
 class DocumentFields(NamedTuple):
-    """The names of the fields that documents are made of.
+    """The names of the fields that documents are made of; ``meta.year`` is a field inside of another one.
 
     By default, the id is ``id`` or ``_id``, the text ``text``, the title ``title``, and all others are metadata. The
     fields of a text are joined by line ends.
@@ -149,6 +251,23 @@ class DocumentFields(NamedTuple):
     text: tuple[str, ...] = ()
     title: str | None = None
     metadata: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, id: Any, text: Any, title: Any, metadata: Any) -> DocumentFields:
+        """Return the fields that a user names: single names, or for text and metadata several."""
+        fields = cls(
+            None if id is None else _names("id", id)[0],
+            () if text is None else _names("text", text),
+            None if title is None else _names("title", title)[0],
+            None if metadata is None else _names("metadata", metadata),
+        )
+        roles = [name for name in (id, title, *fields.text) if name is not None]
+        twice = next((name for name in roles if roles.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidArgumentError(
+                f"received the field {short(twice)} for two of id, text and title; name it once."
+            )
+        return fields
 
     @property
     def are_named(self) -> bool:
@@ -179,51 +298,49 @@ class DocumentFields(NamedTuple):
                 f"{where} no field {short(unknown[0])}; the fields are: {listed}.", advice="name-fields"
             )
 
-    def select(self, record: Mapping[str, Any]) -> dict[str, Any]:
+    def select(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record with the keys ``id``, ``title``, ``text`` and ``metadata``, as `parse_document` takes it."""
-        rest = dict(record)
-        selected: dict[str, Any] = {}
+        plain = _plain(item)
+        record = {**_flat(item), **plain}
         for name in (self.id, *self.text):
-            if name is not None and name not in rest:
-                raise InvalidArgumentError(f"it has no field {short(name)}; its fields are {_listed(rest)}.")
-        for key in ("id", "_id") if self.id is None else (self.id,):
-            if key in rest:
-                selected[key if self.id is None else "id"] = rest.pop(key)
-        if (title := rest.pop(self.title or "title", None)) is not None:
-            selected["title"] = title
-        selected["text"] = _joined({name: rest.pop(name, None) for name in self.text_names})
+            if name is not None and name not in record:
+                raise InvalidArgumentError(f"it has no field {short(name)}; its fields are {_listed(item)}.")
+        selected: dict[str, Any] = {"text": _joined({name: record.get(name) for name in self.text_names})}
+        ids = ("id", "_id") if self.id is None else (self.id,)
+        selected |= {name if self.id is None else "id": record[name] for name in ids if name in record}
+        selected["title"] = record.get(self.title or "title")
         if self.metadata is None:
-            selected["metadata"] = _merged_metadata(rest)
+            roles = {*ids, *self.text_names, self.title or "title"}
+            used = roles | {name.split(".")[-1] for name in roles - item.keys()} | ({"id", "text"} - item.keys())
+            selected["metadata"] = _merged_metadata({name: plain[name] for name in plain if name not in used})
         else:
-            selected["metadata"] = {name: record[name] for name in self.metadata if name in record}
+            names = [name for name in self.metadata if name in record]
+            selected["metadata"] = {name if name in item else name.split(".")[-1]: record[name] for name in names}
         return selected
 
-    def checked_records(self, records: Iterable[tuple[int, T]], source: str) -> Iterator[tuple[int, T]]:
+    def checked_records(self, records: Iterable[tuple[int, Any]], source: str) -> Iterator[tuple[int, Any]]:
         """Yield numbered records, after a check that each named field is in one of the first hundred."""
         remaining = iter(records)
         first = list(itertools.islice(remaining, _FIRST_RECORDS))
         if first:
-            keys = [key for _, record in first if isinstance(record, Mapping) for key in record]
+            keys = [key for _, item in first if isinstance(item, Mapping) for key in {**_plain(item), **_flat(item)}]
             self.check_names(keys, f"{source}: its first records have")
         return itertools.chain(first, remaining)
 
 
-def as_fields(id: Any, text: Any, title: Any, metadata: Any) -> DocumentFields:
-    """Return the fields that a user names: single names, or for text and metadata several."""
-    for name, value in (("id", id), ("title", title)):
-        if not (value is None or (isinstance(value, str) and value)):
-            raise InvalidArgumentError(f"received {describe(value)} as {name}; expected the name of a field, or None.")
-    fields = DocumentFields(id, _names("text", text) or (), title, _names("metadata", metadata))
-    roles = [name for name in (id, title, *fields.text) if name is not None]
-    twice = next((name for name in roles if roles.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidArgumentError(f"received the field {short(twice)} for two of id, text and title; name it once.")
-    return fields
+def _inner_fields(item: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields inside of other ones with their whole names: ``_source.body``."""
+    for name, value in item.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", each) for inner, each in _flat(value).items())
 
 
-def _names(option: str, value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+def _flat(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the fields inside of its fields beside them."""
+    return {**item, **dict(_inner_fields(item))}
+
+
+def _names(option: str, value: Any) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (None,)
     if not all(isinstance(name, str) and name for name in names):
         raise InvalidArgumentError(f"received {describe(value)} as {option}; expected the name of a field or several.")
@@ -244,81 +361,9 @@ def _listed(record: Mapping[str, Any]) -> str:
     return cut(", ".join(map(short, record)) or "none", 200)
 
 
-DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "parquet", "txt", "whole"]
-
-
-def read_documents(
-    path: str | os.PathLike[str],
-    *,
-    format: DocumentFormat = "auto",
-    id: str | None = None,
-    text: str | Sequence[str] | None = None,
-    title: str | None = None,
-    metadata: str | Sequence[str] | None = None,
-    glob: str | Sequence[str] = (),
-) -> Iterable[InputDocument]:
-    r"""Return the documents of a file or a folder, which are read one by one while the result is iterated.
-
-    Parameters
-    ----------
-    path
-        A file: JSONL, CSV (tabs in ``.tsv``), Parquet, text or Markdown; ``.gz`` is decompressed, except for Parquet.
-        Or a folder: each of its text and Markdown files is one document. The id is the path of the file relative to
-        the folder, the title the first heading of a Markdown text, and metadata are ``path``, ``title`` and
-        ``modified`` (UTC, ISO 8601). Hidden files and links to folders or out of the folder are left out. Files that
-        cannot be read are skipped; a warning at the end, and the attribute `skipped`, name them.
-    format
-        ``"jsonl"``: a record per line, with ``text``, optionally ``id`` and ``title``, and metadata under any other
-        key. ``"csv"``, ``"parquet"``: columns of these names. ``"txt"``: a text per line. ``"whole"``: the file is one
-        text, its name the id. ``"auto"``: by the file's extension, where ``.md`` is ``"whole"``; if that is unknown,
-        by the first line.
-    id, text, title, metadata
-        Names of the fields of JSONL, CSV and Parquet files to take instead: of the id, of the text (several are joined
-        by line ends), of the title, and of the metadata. Without `metadata`, all other fields are metadata.
-    glob
-        Patterns of the files of a folder, such as ``"*.rst"``; default: text and Markdown files. A pattern with a slash
-        is compared with the path relative to the folder, where ``*`` also matches slashes, and ``**/`` folders of any
-        depth or none; others with the name.
-
-    Returns
-    -------
-    iterable of InputDocument
-        For `Retriever.add` and `Retriever.update`; of a file, it can be iterated once.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such file or folder, or an option does not fit it; while reading, at a faulty line or row.
-    MissingExtraError
-        For a Parquet file, if pyarrow is not installed.
-    StorageError
-        If a file cannot be read.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> _ = Path("films.csv").write_text("no,plot,year\n7,A shark bites.,1975\n")
-    >>> [film] = read_documents("films.csv", id="no", text="plot")
-    >>> film.id, film.text, film.metadata
-    ('7', 'A shark bites.', {'year': 1975})
-    """
-    source, fields = as_path(path), as_fields(id, text, title, metadata)
-    check_choice("format", format, get_args(DocumentFormat))
-    if not is_folder(source):
-        if glob:
-            raise InvalidArgumentError(f"received glob for {str(source)!r}, which is not a folder; name the file only.")
-        return read_document_file(os.fspath(path), format, fields=fields)
-    if fields.are_named or format not in ("auto", "whole"):
-        received = "names of fields" if fields.are_named else f"format={format!r}"
-        raise InvalidArgumentError(
-            f"received {received} for the folder {str(source)!r}, of which each file is one text; give files of "
-            "records one by one."
-        )
-    return DocumentFolder(source, glob)
-
-
-_MARKDOWN = (".md", ".markdown")
-_FORMATS: dict[str, DocumentFormat] = {
+RecordFormat: TypeAlias = Literal["jsonl", "csv", "parquet", "txt"]
+OnProblem: TypeAlias = Literal["stop", "skip"]
+RECORD_FORMATS: dict[str, RecordFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
@@ -326,73 +371,76 @@ _FORMATS: dict[str, DocumentFormat] = {
     ".tsv": "csv",
     ".parquet": "parquet",
     ".txt": "txt",
-    **dict.fromkeys(_MARKDOWN, "whole"),
 }
 _LONGEST_MESSAGE = 500
 _GZIP = b"\x1f\x8b"
-_DEFAULT_FIELDS = DocumentFields()
 
 
-def read_document_file(
-    file: str | Path | BinaryIO,
-    format: DocumentFormat = "auto",
-    *,
-    name: str | None = None,
-    fields: DocumentFields = _DEFAULT_FIELDS,
-) -> Iterator[InputDocument]:
-    """Yield the documents of a path, a pipe, a device, or a file opened for bytes, which messages call `name`.
+class Reading(NamedTuple):
+    """How a file of records is read: names of fields, its encoding and delimiter (None: detected), faulty records."""
+
+    fields: DocumentFields = DocumentFields()
+    encoding: str | None = None
+    delimiter: str | None = None
+    on_problem: OnProblem = "stop"
+
+
+def read_records(
+    file: str | Path | BinaryIO, format: Literal["auto", RecordFormat], source: str, reading: Reading
+) -> FileDocuments:
+    """Return the documents of a path, a pipe, a device, or a file opened for bytes, which messages call `source`.
 
     A file that cannot be opened, or a table without the columns that are named, is an error before the first document.
     """
-    source = str(file) if name is None and isinstance(file, (str, Path)) else name or "the file"
-    if format == "auto":
-        format = _FORMATS.get(Path(source.removesuffix(".gz")).suffix.lower(), "auto")
-    if fields.are_named and format in ("txt", "whole"):
+    if format == "txt" and reading.fields.are_named:
         raise InvalidArgumentError(
             f"received names of fields for {source}, which is plain text; fields are those of jsonl, csv and parquet."
         )
-    if format in ("parquet", "whole"):
+    records: Iterator[tuple[int | str, Any]]
+    if format == "parquet":
         if not isinstance(file, (str, Path)):
             raise InvalidArgumentError(f"the format {format!r} needs a file with a name; received {source}.")
-        if format == "whole":
-            return iter([_whole_file(Path(file))])
-        return _documents(_parquet_records(file, source, fields), source, fields)
-    lines = _lines(open_binary(file) if isinstance(file, (str, Path)) else file, source)
-    return _documents(_line_records(lines, source, format, fields), source, fields)
+        records = _parquet_records(file, source, reading.fields)
+    elif format == "csv":
+        records = _csv_records(file, source, reading)
+    else:
+        opened = open_binary(file) if isinstance(file, (str, Path)) else file
+        records = _line_records(_lines(opened, source, reading.encoding), source, format, reading)
+    skipped: list[tuple[str, str]] = []
+    path = Path(file) if isinstance(file, (str, Path)) and is_file(Path(file)) else None
+    return FileDocuments(_documents(records, source, reading, skipped), skipped, path)
 
 
 def _documents(
-    records: Iterator[tuple[int | str, Any]], source: str, fields: DocumentFields
+    records: Iterator[tuple[int | str, Any]], source: str, reading: Reading, skipped: list[tuple[str, str]]
 ) -> Iterator[InputDocument]:
     """Yield the documents of numbered lines or rows, checked; errors name the file and the line."""
     for number, item in records:
-        with _located(source, number):
-            if fields.are_named:
+        try:
+            if isinstance(item, InvalidArgumentError):
+                raise item
+            if reading.fields.are_named:
                 if not isinstance(item, dict):
                     raise InvalidArgumentError("it is not a record, but fields are named; expected a JSON object.")
-                item = fields.select(item)
+                item = reading.fields.select(item)
             document = parse_document(item)
             # The index makes the same check, but after the chunk is encoded, and its error does not name the line.
             if document.metadata:
                 encode_metadata(document.metadata, number if document.id is None else document.id)
-        yield document
+        except InvalidArgumentError as error:
+            if reading.on_problem == "stop" and not isinstance(error, EmptyTextError):
+                fact = f"{source}:{number}: {cut(error.fact, _LONGEST_MESSAGE)}"
+                raise InvalidArgumentError(fact, advice=error.advice) from error
+            skipped.append((f"{source}:{number}", cut(error.fact, _LONGEST_MESSAGE)))
+        else:
+            yield document
 
 
-@contextmanager
-def _located(source: str, number: int | str) -> Iterator[None]:
-    """Put the file, and the line or row, before the message of an error."""
-    try:
-        yield
-    except InvalidArgumentError as error:
-        fact = f"{source}:{number}: {cut(error.fact, _LONGEST_MESSAGE)}"
-        raise InvalidArgumentError(fact, advice=error.advice) from error
-
-
-def _lines(opened: BinaryIO, source: str) -> Iterator[str]:
+def _lines(opened: BinaryIO, source: str, encoding: str | None) -> Iterator[str]:
     """Yield the lines of a file; the error for one that is gzip but has another name says so."""
     is_first = True
     try:
-        for line in text_lines(opened, source, compressed=source.endswith(".gz")):
+        for line in text_lines(opened, source, compressed=source.endswith(".gz"), encoding=encoding or "utf-8-sig"):
             is_first = False
             yield line
     except InvalidArgumentError as error:
@@ -405,61 +453,161 @@ def _lines(opened: BinaryIO, source: str) -> Iterator[str]:
         raise
 
 
-def _line_records(
-    lines: Iterator[str], source: str, format: DocumentFormat, fields: DocumentFields
-) -> Iterator[tuple[int, Any]]:
+def _line_records(lines: Iterator[str], source: str, format: str, reading: Reading) -> Iterator[tuple[int, Any]]:
     """Yield line numbers, and texts or what `parse_document` takes; `auto` looks at the first line with a text."""
-    if format == "auto":
-        head: list[str] = []
-        for line in lines:
-            head.append(line)
-            if line.strip():
-                break
-        format = "jsonl" if head and head[-1].lstrip().startswith("{") else "txt"
-        lines = itertools.chain(head, lines)
-    if format == "csv":
-        yield from _csv_records(lines, source, fields)
-    elif format == "txt":
+    head: list[str] = []
+    for line in lines:
+        head.append(line)
+        if line.strip():
+            break
+    lines = itertools.chain(head, lines)
+    if format == "txt" or (format == "auto" and not (head and head[-1].lstrip().startswith(("{", "[")))):
         yield from ((number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip())
-    else:
-        values = _json_lines(lines, source)
-        yield from fields.checked_records(values, source) if fields.are_named else values
+        return
+    values = _bulk(_json_values(lines, head[-1].strip() if head else ""))
+    yield from reading.fields.checked_records(values, source) if reading.fields.are_named else values
 
 
-def _json_lines(lines: Iterable[str], source: str) -> Iterator[tuple[int, Any]]:
+def _json_values(lines: Iterator[str], first: str) -> Iterator[tuple[int, Any]]:
+    """Yield the values of JSON lines, or those of one array or object over several lines; errors as values too."""
+    try:
+        value = parse_json(first) if first else None
+        is_whole = isinstance(value, list) and len(value) > 0 and all(isinstance(each, dict) for each in value)
+    except InvalidArgumentError:
+        is_whole = first.startswith(("[", "{"))
+    read: list[str] = []
+    if is_whole:
+        read.extend(lines)
+        try:
+            value = parse_json("".join(read))
+        except InvalidArgumentError:  # JSON lines of which the first is faulty
+            lines = iter(read)
+        else:
+            values = value if isinstance(value, list) else [value]
+            yield from enumerate(values, start=1)
+            return
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            with _located(source, number):
-                if line.strip() == "[" or line.lstrip().startswith("[{"):
-                    raise InvalidArgumentError("a JSON array; expected one record per line (JSON Lines).")
-                value = parse_json(line)
+            try:
+                yield number, parse_json(line)
+            except InvalidArgumentError as error:
+                yield number, error
+
+
+def _bulk(values: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Put the ids of Elasticsearch's bulk actions, which stand on lines of their own, into the records after them."""
+    for number, value in values:
+        action = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+        if isinstance(action, dict) and next(iter(value)) in ("index", "create") and {*action} <= _BULK:
+            number, record = next(values, (number, {}))
+            yield number, {"_id": action.get("_id"), **record} if isinstance(record, dict) else record
+        else:
             yield number, value
 
 
-def _csv_records(lines: Iterable[str], source: str, fields: DocumentFields) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rows as dicts: empty cells are left out, and metadata that looks like a number becomes one."""
-    rows = _csv_rows(lines, source, delimiter="\t" if ".tsv" in Path(source).suffixes else ",")
-    names = next(rows, (1, []))[1]
-    with _located(source, 1):
-        _check_columns(names, fields)
-    # Ids, titles and texts stay texts, whatever they look like.
-    ids = {"id", "_id"} if fields.id is None else {fields.id}
-    as_text = {*ids, fields.title or "title", *fields.text_names}
+_BULK = {"_id", "_index", "_type", "routing", "version", "version_type", "pipeline", "require_alias"}
+_DELIMITERS = (",", ";", "\t", "|")
+
+
+def _csv_records(file: str | Path | BinaryIO, source: str, reading: Reading) -> Iterator[tuple[int, Any]]:
+    """Return an iterator over rows as dicts; the file is read twice, as the type of a column is that of all its cells.
+
+    Empty cells are left out. Metadata is a number only where each cell of its column is one that keeps its text.
+    """
+    path = file if isinstance(file, (str, Path)) and is_file(Path(file)) else None
+    contents = b"" if path else (open_binary(file) if isinstance(file, (str, Path)) else file).read()
+
+    def binary() -> BinaryIO:
+        return open_binary(path) if path else io.BytesIO(contents)
+
+    encoding = reading.encoding or _detected_encoding(binary(), compressed=source.endswith(".gz"))
+
+    def lines(start: int = 0) -> Iterator[str]:
+        return itertools.islice(_lines(binary(), source, encoding), start, None)
+
+    named = _SEPARATOR.fullmatch(next(lines(), "").strip())
+    before = 1 if named else 0  # lines before the header
+    is_tabs = ".tsv" in Path(source).suffixes
+    delimiter = reading.delimiter or (named[1] if named else "\t" if is_tabs else _sniffed(next(lines(before), "")))
+    # MySQL and others write a quote within quotes as \\" rather than twice.
+    escaped = re.compile(rf'\\"(?=[^"\r\n{re.escape(delimiter)}])')
+    dialect = {"delimiter": delimiter, "escapechar": "\\" if any(map(escaped.search, lines())) else None}
+    fields = reading.fields
+    rows = _csv_rows(lines(before), source, dialect, before)
+    number, names = next(rows, (1, []))
+    _check_columns(names, fields, f"{source}:{number}: ")
+    as_texts = {*(("id", "_id") if fields.id is None else (fields.id,)), fields.title or "title", *fields.text_names}
+    numeric = {i for i, name in enumerate(names) if name not in as_texts}
+    for _, row in rows:
+        numeric = {i for i in numeric if i >= len(row) or not row[i] or _is_number(row[i])}
+    rows = itertools.islice(_csv_rows(lines(before), source, dialect, before), 1, None)
+    return _typed_rows(rows, names, {names[i] for i in numeric}, fields)
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell is a number that has the same text when it is written again: 1.5, but neither 1.50 nor 7e10."""
+    value = number_or_text(cell)
+    return not isinstance(value, str) and str(value) == cell
+
+
+def _typed_rows(
+    rows: Iterator[tuple[int, list[str]]], names: list[str], numeric: set[str], fields: DocumentFields
+) -> Iterator[tuple[int, Any]]:
     for number, row in rows:
-        if len(row) > len(names):
-            raise InvalidArgumentError(f"{source}:{number}: more cells than the header has columns.")
         cells = {name: cell for name, cell in zip(names, row, strict=False) if cell}
-        if "" in cells and fields.metadata is None:
-            raise InvalidArgumentError(
-                f"{source}:{number}: column {names.index('') + 1} has no name in the header, so its value "
-                f"{short(cells[''])} cannot be stored; name the column, choose others with metadata, or "
-                "leave it out (pandas: to_csv(index=False))."
+        if len(row) > len(names):
+            yield number, InvalidArgumentError("more cells than the header has columns.")
+        elif "" in cells and fields.metadata is None:
+            fact = (
+                f"column {names.index('') + 1} has no name in the header, so its value {short(cells[''])} cannot be "
+                "stored; name the column, choose others with metadata, or leave it out (pandas: to_csv(index=False))."
             )
-        values = {name: cell if name in as_text else number_or_text(cell) for name, cell in cells.items()}
-        yield number, dict.fromkeys(fields.text_names, "") | values
+            yield number, InvalidArgumentError(fact)
+        else:
+            values = {name: number_or_text(cell) if name in numeric else cell for name, cell in cells.items()}
+            yield number, dict.fromkeys(fields.text_names, "") | values
 
 
-def _csv_rows(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+# Excel names the delimiter on a first line of its own.
+_SEPARATOR = re.compile(r"sep=(.)")
+
+
+def _detected_encoding(file: BinaryIO, *, compressed: bool) -> str:
+    """Return the encoding of a text: UTF-16 with its mark, UTF-8, or else cp1252, that of spreadsheets on Windows."""
+    binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    block = b""
+    with file:
+        try:
+            block = binary.read(1 << 20)
+            if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                return "utf-16"
+            while block:
+                decoder.decode(block)
+                block = binary.read(1 << 20)
+        except UnicodeDecodeError:
+            return "utf-8-sig" if b"\0" in block or block.startswith(_GZIP) else "cp1252"
+        except (OSError, EOFError, zlib.error):  # named when it is read
+            pass
+    return "utf-8-sig"
+
+
+def _sniffed(header: str) -> str:
+    """Return the delimiter of a header: the one that gives most columns."""
+    return max(_DELIMITERS, key=lambda each: len(next(csv.reader([header[:100_000]], delimiter=each), [])))
+
+
+def check_encoding(name: str | None) -> None:
+    """Raise `InvalidArgumentError` if Python knows no encoding of a name."""
+    try:
+        codecs.lookup(name or "utf-8")
+    except LookupError as error:
+        raise InvalidArgumentError(f"received encoding={name!r}; expected one that Python knows, as cp1252.") from error
+
+
+def _csv_rows(
+    lines: Iterable[str], source: str, dialect: Mapping[str, Any], before: int
+) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows that are not blank, the header first, each with the number of its first line."""
     own: list[str] = []  # the lines of the current row
 
@@ -468,12 +616,12 @@ def _csv_rows(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tup
             own.append(line)
             yield line
 
-    reader = csv.reader(kept(), delimiter=delimiter)
+    reader = csv.reader(kept(), **dialect)
     while True:
         own.clear()
-        first = reader.line_num + 1
+        first = before + reader.line_num + 1
         # The csv module's limit on the length of a cell is global, so it is raised only while a row is read.
-        before = csv.field_size_limit(LONGEST_LINE)
+        limit = csv.field_size_limit(LONGEST_LINE)
         try:
             row = next(reader, None)
             if row is None:
@@ -481,31 +629,31 @@ def _csv_rows(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tup
             # A quote that is not closed takes in the rows up to the next quote, which only a strict reader reports.
             # Strict on all rows, it would also reject stray quotes within a line, which do no harm.
             if len(own) > 1 or own[0].count('"') % 2:
-                list(csv.reader(own, delimiter=delimiter, strict=True))
+                list(csv.reader(own, strict=True, **dialect))
         except csv.Error as error:
             raise InvalidArgumentError(
                 f"{source}:{first}: malformed CSV: {error}; in the row that begins here a quote is not closed, or "
                 f"stands within a cell (write it twice), or a cell has more than {LONGEST_LINE:,} characters."
             ) from error
         finally:
-            csv.field_size_limit(before)
+            csv.field_size_limit(limit)
         if row:
             yield first, row
 
 
-def _check_columns(names: list[str], fields: DocumentFields) -> None:
+def _check_columns(names: list[str], fields: DocumentFields, place: str) -> None:
     """Check that no column is repeated, and that there is a column of the text and those that are named."""
     name, count = next(iter(Counter(names).most_common(1)), ("", 0))
     if count > 1:
-        raise InvalidArgumentError(f"the header has the column {short(name)} {count:,} times.")
-    fields.check_names(names, "it has")
+        raise InvalidArgumentError(f"{place}the header has the column {short(name)} {count:,} times.")
+    fields.check_names(names, f"{place}it has")
 
 
 # Rows converted to Python objects at once; a row group is read page by page.
 _ROWS = 1024
 
 
-def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> Iterator[tuple[str, Any]]:
     """Return an iterator over the rows of a file; its columns are checked before the first row is read."""
     try:
         import pyarrow
@@ -519,13 +667,10 @@ def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> I
     except (pyarrow.ArrowException, OSError) as error:
         file.close()
         raise InvalidArgumentError(f"{path} is not a Parquet file: {_reason(error)}.") from error
-    try:
-        _check_columns(names, fields)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{source}: {cut(error.fact, _LONGEST_MESSAGE)}", advice=error.advice) from error
+    _check_columns(names, fields, f"{source}: ")
     wanted = None if fields.columns is None else [name for name in names if name in fields.columns]
 
-    def records() -> Iterator[tuple[str, dict[str, Any]]]:
+    def records() -> Iterator[tuple[str, Any]]:
         number = 0
         with file:
             batches = opened.iter_batches(batch_size=_ROWS, columns=wanted)
@@ -539,10 +684,13 @@ def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> I
                     return
                 for row in rows:
                     number += 1
-                    with _located(source, f"row {number}"):
+                    try:
                         # As in CSV: an empty cell is no value, so it is left out.
                         record = {key: _json_value(value) for key, value in row.items() if value is not None}
-                    yield f"row {number}", dict.fromkeys(fields.text_names, "") | record
+                    except InvalidArgumentError as error:
+                        yield f"row {number}", error
+                    else:
+                        yield f"row {number}", dict.fromkeys(fields.text_names, "") | record
 
     return records()
 
@@ -560,12 +708,14 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
     return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: Any) -> Any:  # noqa: C901 (one line for each type)
     """Return a value of a table as JSON has it: times as ISO 8601, decimals as numbers, NaN as None, bytes as UTF-8."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):
         return value
+    if hasattr(value, "tolist"):  # an array or a number of numpy
+        return _json_value(value.tolist())
     if isinstance(value, dict):
         return {str(key): _json_value(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -587,153 +737,3 @@ def _json_value(value: Any) -> Any:
 def _reason(error: Exception) -> str:
     """Return the message of pyarrow, which may end with a full stop or a line end."""
     return cut(str(error).strip().rstrip("."), 200)
-
-
-_SUFFIXES = (".txt", *_MARKDOWN)
-_MOST_NAMED = 10  # skipped files in a warning
-_FOLDERS = re.compile(r"(?:^|(?<=/))(?:\*\*/)+")
-
-
-class DocumentFolder:
-    """The files of a folder and its sub-folders, each as one document; see `read_documents`.
-
-    The list of files is made once; `skipped` holds the path and the reason of each file that was skipped so far.
-    """
-
-    def __init__(self, folder: Path, glob: str | Sequence[str] = ()) -> None:
-        patterns = [glob] if isinstance(glob, str) else glob
-        if not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) and each for each in patterns):
-            raise InvalidArgumentError(f"received {describe(glob)} as glob; expected patterns such as '*.rst'.")
-        self.folder, self._glob = folder, tuple(patterns)
-        # No path holds the character that stands for **/. The shortest match comes first, since `fnmatch` tries no
-        # other one of what is between two asterisks.
-        translated = [fnmatch.translate(_FOLDERS.sub("\0", each)).replace("\0", "(?:.*?/)??") for each in patterns]
-        self._patterns = [("/" in each, re.compile(regex)) for each, regex in zip(patterns, translated, strict=True)]
-        self._found: list[Path] = []
-        self.skipped: list[tuple[str, str]] = []
-        self._list()
-        self._listed = len(self.skipped)
-        self._found.sort(key=lambda path: path.relative_to(folder).parts)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __iter__(self) -> Iterator[InputDocument]:
-        del self.skipped[self._listed :]  # those of an earlier iteration
-        for path in self._found:
-            try:
-                document = _whole_file(path, self.folder)
-            except LatelierError as error:  # one file that cannot be read does not stop the reading of thousands
-                self._skip(path, cut(str(error).removeprefix(f"{path} "), 200))
-            else:
-                yield document
-        if not self._found:
-            wanted = ", ".join(map(short, self._glob)) or ".txt, .md and .markdown"
-            warn_caller(f"no file of {self.folder} is read: looked for {wanted} in it and its sub-folders.")
-        if self.skipped:
-            # A line end in the name of a file must not look like another file.
-            shown = [(name if name.isprintable() else short(name), why) for name, why in self.skipped[:_MOST_NAMED]]
-            more = f"\n  and {len(self.skipped) - _MOST_NAMED:,} more" if len(self.skipped) > _MOST_NAMED else ""
-            named = "".join(f"\n  {name}: {why}" for name, why in shown)
-            warn_caller(f"skipped {len(self.skipped):,} files of {self.folder}:{named}{more}")
-
-    def _list(self) -> None:
-        """List the files below the folder; an error of the folder itself is raised, not recorded."""
-        try:
-            waiting = [[*os.scandir(self.folder)]]
-        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-            raise InvalidArgumentError(f"there is no folder {str(self.folder)!r}.") from error
-        except OSError as error:
-            raise StorageError(f"cannot list {self.folder}: {error}.") from error
-        while waiting:
-            for entry in waiting.pop():
-                path = Path(entry.path)
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    try:
-                        waiting.append([*os.scandir(path)])
-                    except OSError as error:
-                        self._skip(path, str(error))
-                elif self._is_wanted(path) or (entry.is_symlink() and path.is_dir()):
-                    reason = self._why_not(path, entry.is_symlink())
-                    if reason is None:
-                        self._found.append(path)
-                    else:
-                        self._skip(path, reason)
-
-    def _why_not(self, path: Path, is_link: bool) -> str | None:
-        """Return why a path is not read; None for a regular file, or a link to one within the folder."""
-        try:
-            target = path.resolve(strict=True) if is_link else path
-            kind = path.stat().st_mode
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-            return f"a link that leads nowhere: {error}" if is_link else str(error)
-        if is_link and stat.S_ISDIR(kind):
-            return "a link to a folder"
-        if is_link and not target.is_relative_to(self.folder.resolve()):
-            return "a link to a file outside of the folder"
-        return None if stat.S_ISREG(kind) else "not a regular file"
-
-    def _is_wanted(self, path: Path) -> bool:
-        if not self._patterns:
-            return path.suffix.lower() in _SUFFIXES
-        relative = path.relative_to(self.folder).as_posix()
-        return any(pattern.match(relative if has_slash else path.name) for has_slash, pattern in self._patterns)
-
-    def _skip(self, path: Path, reason: str) -> None:
-        self.skipped.append((path.relative_to(self.folder).as_posix(), reason))
-
-
-def _whole_file(path: Path, folder: Path | None = None) -> InputDocument:
-    """Return the document that a file is; its id is the path relative to `folder`, or to its own folder."""
-    name = path.relative_to(folder or path.parent).as_posix()
-    if not is_unicode(name):
-        raise InvalidArgumentError(f"the name of {str(path)!r} is not valid Unicode, so it cannot be an id; rename it.")
-    text = read_text(path)
-    if not text.strip():
-        raise InvalidArgumentError(f"{path} is empty: nothing to index.")
-    try:
-        changed = datetime.datetime.fromtimestamp(int(path.stat().st_mtime), datetime.timezone.utc)
-    except (OSError, ValueError, OverflowError) as error:
-        raise StorageError(f"cannot read {path}: {error}.") from error
-    metadata: dict[str, Any] = {"path": name, "modified": changed.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    is_markdown = Path(path.name.removesuffix(".gz")).suffix.lower() in _MARKDOWN
-    title = markdown_title(text) if is_markdown else ""
-    return InputDocument(name, text, metadata | ({"title": title} if title else {}), title)
-
-
-_FENCE = re.compile(r" {0,3}(```+|~~~+)")
-_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*")
-_UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")
-# Code, items of a list, quotes, tables and HTML: dashes below are no underline.
-_NO_PARAGRAPH = re.compile(r"    |\t| {0,3}(?:[-*+][ \t]|\d+[.)][ \t]|[>|<])")
-
-
-def markdown_title(text: str) -> str:
-    """Return the first heading of a Markdown text, of ``#`` or underlined; empty if there is none.
-
-    Code blocks and YAML front matter are skipped. A paragraph of several lines is no title, even if it is underlined.
-    """
-    lines = text.splitlines()
-    if lines and lines[0].rstrip() == "---":
-        end = next((i for i, line in enumerate(lines) if i and line.rstrip() in ("---", "...")), -1)
-        lines = lines[end + 1 :]
-    fence = ""
-    block: list[str] = []  # the lines since the last blank one
-    for line in lines:
-        opened = _FENCE.match(line)
-        if opened and not fence:
-            fence = opened[1]
-        elif opened and opened[1].startswith(fence):
-            fence = ""
-        elif not fence and (heading := _HEADING.fullmatch(line)) and heading[1]:
-            return heading[1]
-        elif not fence and len(block) == 1 and _UNDERLINE.fullmatch(line) and _is_paragraph(block[0]):
-            return block[0].strip()
-        block = [*block[:1], line] if line.strip() and not fence and not opened else []
-    return ""
-
-
-def _is_paragraph(line: str) -> bool:
-    return any(map(str.isalnum, line)) and not _NO_PARAGRAPH.match(line)

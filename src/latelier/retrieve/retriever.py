@@ -6,6 +6,7 @@ result comes out by `Retriever.search`: the query is encoded, the index searched
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
@@ -21,9 +22,12 @@ from latelier.indexes.base import PathLike
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.results import as_id
 from latelier.retrieve.explanation import Explanation, explain_documents
+from latelier.retrieve.folders import DocumentFolder, Synchronisation, Synchronised, read_documents
 from latelier.retrieve.indexing import (
     OnExisting,
+    Pace,
     bounded_sizes,
+    default_passages,
     divide,
     encode,
     encode_by_workers,
@@ -32,6 +36,7 @@ from latelier.retrieve.indexing import (
 )
 from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
 from latelier.retrieve.passages import DocumentSettings, Passages, Result, StoredDocuments
+from latelier.retrieve.readers import FileDocuments
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, describe
 from latelier.utils.misc import NotCopied, progress_bar
@@ -47,7 +52,7 @@ class WriteKeywords(TypedDict, total=False):
     """The options that `Retriever.add` and `Retriever.update` share, see there."""
 
     batch_size: int
-    chunk_size: int
+    chunk_size: int | None
     show_progress: bool
     passages: Passages | int | bool | None
     pool_factor: int | None
@@ -227,19 +232,23 @@ class Retriever(NotCopied):
         documents
             Any iterable, read lazily: of texts (which get the integer ids after the largest one in the index, or 0, 1,
             2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally ``"id"`` or
-            ``"_id"`` and ``"title"`` (put before the text); all other keys are metadata.
+            ``"_id"`` and ``"title"`` (put before the text); all other keys are metadata. Or a table of pandas, polars
+            or pyarrow with these columns, documents of LangChain, LlamaIndex or Haystack, or the path of a file or a
+            folder, of which what is new or changed is encoded (`synchronise` also removes).
         skip_existing
             Skip documents with an id that is in the index. Repeating an interrupted call continues it.
         batch_size
             Texts of maximum length per batch; batches of shorter texts hold more.
         chunk_size
-            Documents, or passages, per transaction, and in memory at once.
+            Documents, or passages, per transaction, and in memory at once; None: so many that a commit comes every
+            few seconds.
         show_progress
             Show a progress bar on standard error.
         passages
             Cut long texts into overlapping passages: their maximum number of tokens, `Passages(max_tokens, overlap)`,
             or True for as many tokens as the model reads. False: whole documents, of which the model reads the
-            beginning. None: as the index has them; a new one has whole documents.
+            beginning. None: as the index has them; a new one has whole documents, or passages if it is filled from
+            files that are one text each, or from records of which the model does not read one of the first whole.
         pool_factor
             Pool about this many token vectors into one, see `latelier.models.pool_tokens`. None: as the index has them.
         precision
@@ -278,7 +287,73 @@ class Retriever(NotCopied):
         InvalidArgumentError
             As in `add`, and if a document has no id.
         """
-        self._write(documents, "replace", skip_unchanged, **options)
+        self._write(documents, "update", skip_unchanged, **options)
+
+    def synchronise(
+        self,
+        source: str | os.PathLike[str] | FileDocuments,
+        *,
+        remove: bool = True,
+        **options: Unpack[WriteKeywords],
+    ) -> Synchronised:
+        """Bring the index up to date with a folder or a file: only what is new or changed is encoded.
+
+        Files are compared by time and size, and by a hash of what they hold if these have changed or the last look was
+        too soon after the change to tell. An index keeps this for each folder and file that it was filled from.
+
+        Parameters
+        ----------
+        source
+            A path, or what `read_documents` returns for it with other options.
+        remove
+            Remove documents of files that the folder does not hold any more, and lines that a text file does not hold.
+        **options
+            As in `add`.
+
+        Returns
+        -------
+        Synchronised
+            How many documents were new, changed, removed and unchanged, and what was skipped for which reason.
+
+        Raises
+        ------
+        InvalidArgumentError
+            As in `add`, and if no file of a folder can be read: a drive that is not mounted removes nothing.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> Path("notes").mkdir()
+        >>> _ = Path("notes/fruit.md").write_text("Bananas are healthy.")
+        >>> retriever = Retriever(device="cpu")
+        >>> print(retriever.synchronise("notes"), "/", retriever.synchronise("notes"))
+        1 new / 1 unchanged
+        """
+        documents = source if isinstance(source, FileDocuments) else read_documents(source)
+        folder = documents if isinstance(documents, DocumentFolder) else None
+        if documents.path is None:
+            pace = self._write(documents, "synchronise", True, **options)
+            return Synchronised(pace.new, pace.changed, 0, pace.unchanged, documents.skipped)
+        if folder is not None and not len(folder):
+            raise InvalidArgumentError(f"no file of {documents.path} can be read, so nothing is removed.")
+        state = Synchronisation(self.index, documents.path)
+        read = state.records(documents.path, documents) if folder is None else state.documents(folder)
+        complete, gone, numbers = False, [], []
+        given = FileDocuments(read, documents.skipped, are_texts=documents.are_texts)
+        try:
+            pace = self._write(given, "synchronise", True, **options)
+            stored = StoredDocuments(self.index)
+            numbers = pace.numbers
+            gone = [id for id in state.gone(folder) if id in stored] if remove else []
+            if gone:
+                stored.remove(gone)
+            complete = True
+        finally:
+            if self.index.dim is not None:
+                state.store(is_complete=complete, numbers=numbers)
+        if folder is not None:
+            folder.warn()
+        return Synchronised(pace.new, pace.changed, len(gone), pace.unchanged + state.unchanged, documents.skipped)
 
     def _write(
         self,
@@ -287,20 +362,25 @@ class Retriever(NotCopied):
         skip_unchanged: bool = False,
         *,
         batch_size: int = 32,
-        chunk_size: int = 2048,
+        chunk_size: int | None = None,
         show_progress: bool = False,
         passages: Passages | int | bool | None = None,
         pool_factor: int | None = None,
         precision: str | None = None,
         workers: EncodingWorkers | int | None = None,
-    ) -> None:
+    ) -> Pace:
         """Read documents in chunks, give them ids, cut them into passages, encode them, and commit each transaction."""
+        if isinstance(documents, os.PathLike) or (isinstance(documents, str) and Path(documents).exists()):
+            documents, on_existing, skip_unchanged = read_documents(documents), "synchronise", True
         check_count("batch_size", batch_size)
-        check_count("chunk_size", chunk_size)
+        check_count("chunk_size", chunk_size, optional=True)
         check_choice("precision", precision, DTYPES, optional=True)
         model, index = self._model, self.index
         model.identity.check(index)
-        batch_size, size = bounded_sizes(index, model, batch_size, chunk_size)
+        batch_size, size = bounded_sizes(index, model, batch_size, chunk_size or _CHUNK_SIZE)
+        pace = Pace(size, adapts=chunk_size is None and workers is None)
+        if passages is None and index.dim is None and isinstance(documents, FileDocuments):
+            documents, passages = default_passages(documents, model, size)
         settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.document_limits[1])
         stored = StoredDocuments(index, has_passages=settings.passages is not None)
         factor = settings.pool_factor
@@ -308,8 +388,7 @@ class Retriever(NotCopied):
         total = len(documents) if isinstance(documents, Sized) else None
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chunks = read_chunks(documents, stored, size, on_existing, bar)
-            unchanged = stored if skip_unchanged else None
-            transactions = divide(chunks, model, settings.passages, size, unchanged=unchanged, bar=bar)
+            transactions = divide(chunks, model, settings.passages, pace, stored, bar, skip_unchanged=skip_unchanged)
             if workers is None:
                 encoded = encode(model, transactions, size, bar, **options)
             else:
@@ -319,6 +398,8 @@ class Retriever(NotCopied):
                     model.identity.store_in(index)
                     settings.store_in(index)
                 store(rows, vectors, stored, on_existing)
+                pace.committed(rows)
+        return pace
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents with all their passages, all or none.
@@ -544,6 +625,7 @@ class Retriever(NotCopied):
         return f"Retriever({model}, {self.index!r})"
 
 
+_CHUNK_SIZE = 2048  # documents that are read and checked at once
 _BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
 
 

@@ -67,8 +67,8 @@ def open_binary(path: str | Path) -> BinaryIO:
         raise StorageError(f"cannot read {path}: {error}.") from error
 
 
-def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iterator[str]:
-    """Yield the lines of UTF-8 text with their line ends, without a byte order mark.
+def text_lines(file: BinaryIO, source: str, *, compressed: bool = False, encoding: str = "utf-8-sig") -> Iterator[str]:
+    """Yield the lines of a text, UTF-8 by default, with their line ends, without a byte order mark.
 
     `file`: opened for reading bytes; closed at the end. `compressed`: whether it is compressed with gzip. Raises
     `InvalidArgumentError` if it is not UTF-8, or a line is longer than `LONGEST_LINE`. Raises `StorageError` if it
@@ -77,7 +77,7 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iter
     number = 0
     binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
     # With newline="", csv sees the line ends inside quotes.
-    with file, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+    with file, io.TextIOWrapper(binary, encoding=encoding, newline="") as text:
         try:
             while line := text.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
@@ -87,7 +87,8 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False) -> Iter
         except UnicodeDecodeError as error:
             # All lines of what was decoded before this block have been returned.
             byte = f"byte {error.object[error.start]:#04x} after line {number + _line_ends(error)}"
-            raise InvalidArgumentError(f"{source} is not UTF-8 text ({byte}); convert it to UTF-8.") from error
+            named = encoding.upper().removesuffix("-SIG")
+            raise InvalidArgumentError(f"{source} is not {named} text ({byte}); convert it to UTF-8.") from error
         except (EOFError, zlib.error) as error:
             raise StorageError(f"cannot read {source}: damaged gzip after line {number}: {error}.") from error
         except OSError as error:

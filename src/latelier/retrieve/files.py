@@ -1,0 +1,497 @@
+"""The text of a file, whatever its format, as Markdown, with what it says about itself: title, headings, pages.
+
+Office files, EPUB, mail and HTML are read by the standard library, PDF by pypdfium2 (the extra ``files``). Nothing in a
+file is executed or fetched, and what is taken of an archive is limited.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import io
+import re
+import zipfile
+import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Iterable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
+from latelier.indexes.results import is_unicode
+from latelier.retrieve.readers import HEADINGS, InputDocument, Part
+from latelier.utils.checks import cut
+from latelier.utils.files import LONGEST_LINE, open_binary, parse_json
+
+_MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst")
+_PLAIN = (".txt", ".text", ".log", ".org", ".adoc", ".asciidoc", ".tex", ".textile", ".csv", ".tsv")
+_CODE_SUFFIXES = """
+.py .pyi .pyx .js .jsx .mjs .cjs .ts .tsx .vue .svelte .java .kt .kts .scala .groovy .clj .go .rs .c .h .cc .cpp .cxx
+.hh .hpp .cs .fs .vb .swift .m .mm .rb .php .pl .pm .lua .r .jl .hs .ml .mli .ex .exs .erl .elm .dart .nim .zig .sh
+.bash .zsh .fish .ps1 .bat .sql .proto .graphql .toml .yaml .yml .ini .cfg .conf .cmake .gradle .tf .nix .el .lisp
+.scm .asm .s .f .f90 .pas .d .v .sv .vhd
+"""
+_CODE = frozenset(_CODE_SUFFIXES.split())
+_NAMES = frozenset({"readme", "license", "copying", "authors", "changelog", "changes", "news", "todo", "makefile"})
+_MOST_BYTES = 1 << 28  # of a file, and of what is taken of an archive
+
+
+class Content(NamedTuple):
+    """A text as Markdown; `pages` are the positions where pages begin, `own` the part of the id within the file."""
+
+    text: str
+    title: str = ""
+    metadata: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+    pages: tuple[int, ...] = ()
+    own: str = ""
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a file is of a kind that `read_file` reads, by its name."""
+    name = path.name.removesuffix(".gz").lower()
+    suffix = PurePosixPath(name).suffix
+    return suffix in _READERS or suffix in _CODE or suffix in (*_MARKDOWN, *_PLAIN) or name in _NAMES
+
+
+def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputDocument]:
+    """Return the document that a file is, or those in it: the messages of a mailbox.
+
+    Its id is `name`, its title that of its front matter, else its first heading, else its name.
+    """
+    if not is_unicode(name):
+        raise InvalidArgumentError(f"the name of {str(path)!r} is not valid Unicode, so it cannot be an id; rename it.")
+    plain = PurePosixPath(name.removesuffix(".gz"))
+    suffix = plain.suffix.lower()
+    data = _contents(path)
+    try:
+        changed = datetime.datetime.fromtimestamp(int(path.stat().st_mtime), datetime.timezone.utc)
+        reader = _READERS.get(suffix)
+        contents = list(reader(data)) if reader else [Content(_decoded(data, encoding))]
+    except (OSError, ValueError, OverflowError, LookupError, RecursionError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, (InvalidArgumentError, StorageError, MissingExtraError)):
+            raise
+        raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {cut(str(error), 200)}.") from error
+    except (ElementTree.ParseError, NotImplementedError) as error:
+        raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {cut(str(error), 200)}.") from error
+    modified = changed.strftime("%Y-%m-%dT%H:%M:%SZ")
+    is_markdown = reader is not None or suffix in _MARKDOWN
+    documents = []
+    for content in contents:
+        if not content.text.strip():
+            if len(contents) > 1:
+                continue
+            raise InvalidArgumentError(
+                f"{path} is empty: nothing to index."
+                if suffix != ".pdf"
+                else "it holds pictures of pages, and no text."
+            )
+        matter, begin = _front_matter(content.text) if suffix in _MARKDOWN else ({}, 0)
+        heading, parts = _outline(content.text, begin) if is_markdown else ("", (Part(0),))
+        own = content.title or str(matter.get("title") or "") or heading
+        parts = tuple(part._replace(headings=_without(own, part.headings)) for part in parts)
+        if content.pages:
+            parts = tuple(Part(start, _headings_at(parts, start), page + 1) for page, start in enumerate(content.pages))
+        metadata = {**matter, **content.metadata, "path": name, "modified": modified}
+        title = own or (name if suffix in _CODE else plain.stem)
+        id = f"{name}#{content.own}" if content.own else name
+        documents.append(InputDocument(id, content.text, metadata | ({"title": own} if own else {}), title, parts))
+    return documents
+
+
+def _contents(path: Path) -> bytes:
+    file = open_binary(path)
+    binary: Any = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
+    with file:
+        try:
+            data: bytes = binary.read(_MOST_BYTES + 1)
+        except (EOFError, zlib.error) as error:
+            raise StorageError(f"cannot read {path}: damaged gzip: {error}.") from error
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error}.") from error
+    if len(data) > _MOST_BYTES:
+        raise InvalidArgumentError(f"{path} is longer than {_MOST_BYTES:,} bytes; split it.")
+    return data
+
+
+def _decoded(data: bytes, encoding: str | None = None) -> str:
+    """Return a text in the encoding that is given, or in UTF-16 with its mark, UTF-8, or else cp1252."""
+    if encoding is None:
+        encoding = "utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except (UnicodeDecodeError, LookupError) as error:
+        if encoding != "utf-8-sig" or b"\0" in data:
+            raise InvalidArgumentError(f"it is no text in {encoding.upper().removesuffix('-SIG')}.") from error
+        text = data.decode("cp1252", errors="replace")
+    if len(text) > LONGEST_LINE:
+        raise InvalidArgumentError(f"it is longer than {LONGEST_LINE:,} characters; split it.")
+    return text
+
+
+_MATTER = re.compile(r"---[ \t]*\r?\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_ENTRY = re.compile(r"([\w-]+):(?:[ \t]+(.*))?")
+
+
+def _front_matter(text: str) -> tuple[dict[str, Any], int]:
+    """Return the plain values and lists of the YAML before a Markdown text, and where the text begins."""
+    found = _MATTER.match(text)
+    if not found:
+        return {}, 0
+    matter: dict[str, Any] = {}
+    name = ""
+    for line in found[1].splitlines():
+        if entry := _ENTRY.fullmatch(line.rstrip()):
+            name, value = entry[1], (entry[2] or "").strip()
+            inner = value[1:-1].split(",") if value.startswith("[") and value.endswith("]") else None
+            matter[name] = (
+                [_unquoted(each) for each in inner if each.strip()] if inner is not None else _unquoted(value)
+            )
+        elif name and line.lstrip().startswith("- "):
+            listed = matter[name] if isinstance(matter[name], list) else []
+            matter[name] = [*listed, _unquoted(line.lstrip()[2:])]
+    return {name: value for name, value in matter.items() if value not in ("", [])}, found.end()
+
+
+def _unquoted(value: str) -> str:
+    value = value.strip()
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+_FENCE = re.compile(r" {0,3}(```+|~~~+)")
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*")
+_UNDERLINE = re.compile(r" {0,3}(=+|-+|~{3,}|\^{3,})[ \t]*")
+# Code, items of a list, quotes, tables and HTML: dashes below are no underline.
+_NO_PARAGRAPH = re.compile(r"    |\t| {0,3}(?:[-*+][ \t]|\d+[.)][ \t]|[>|<])")
+
+
+def _outline(text: str, begin: int) -> tuple[str, tuple[Part, ...]]:
+    """Return the first heading of a Markdown text, of ``#`` or underlined, and its parts with the headings above them.
+
+    Code blocks are skipped. A paragraph of several lines is no heading, even if it is underlined.
+    """
+    above: list[tuple[int, str]] = []
+    parts, first, fence, at = [Part(begin)], "", "", begin
+    block: list[tuple[int, str]] = []  # the lines since the last blank one, with their positions
+    for line in text[begin:].splitlines(keepends=True):
+        start, at = at, at + len(line)
+        line = line.rstrip("\r\n")
+        opened, heading = _FENCE.match(line), None
+        if opened and not fence:
+            fence = opened[1]
+        elif opened and opened[1].startswith(fence):
+            fence = ""
+        elif not fence and (found := _HEADING.fullmatch(line)) and found[2]:
+            heading = len(found[1]), found[2]
+        elif not fence and len(block) == 1 and (found := _UNDERLINE.fullmatch(line)) and _is_paragraph(block[0][1]):
+            heading = "=-~^".index(found[1][0]) + 1, block[0][1].strip()
+            start = block[0][0]
+        if heading:
+            first = first or heading[1]
+            above = [each for each in above if each[0] < heading[0]]
+            parts.append(Part(start, HEADINGS.join(name for _, name in above)))
+            above.append(heading)
+            parts.append(Part(at, HEADINGS.join(name for _, name in above)))
+        block = [*block[:1], (start, line)] if line.strip() and not (fence or opened or heading) else []
+    return first, tuple(parts)
+
+
+def _is_paragraph(line: str) -> bool:
+    return any(map(str.isalnum, line)) and not _NO_PARAGRAPH.match(line)
+
+
+def _without(title: str, headings: str) -> str:
+    """Return the headings above a part without the title, which is put before them."""
+    return headings.removeprefix(title).removeprefix(HEADINGS) if title else headings
+
+
+def _headings_at(parts: tuple[Part, ...], position: int) -> str:
+    return next((part.headings for part in reversed(parts) if part.start <= position), "")
+
+
+_NO_TEXT = "script style nav footer aside form template noscript svg button select iframe object math audio video"
+_NAVIGATION = "nav navbar navigation sidebar sphinxsidebar menu footer breadcrumb breadcrumbs docnav headerlink"
+_BLOCK_TAGS = """
+p div section article main header ul ol li dl dt dd table tr pre blockquote figure figcaption h1 h2 h3 h4 h5 h6 hr
+details summary address body title
+"""
+_SKIPPED, _CLASSES, _BLOCKS = (frozenset(names.split()) for names in (_NO_TEXT, _NAVIGATION, _BLOCK_TAGS))
+_ROLES = frozenset({"navigation", "banner", "contentinfo", "search", "complementary"})
+_VOID = frozenset(
+    {"br", "hr", "img", "input", "meta", "link", "area", "base", "col", "embed", "source", "track", "wbr"}
+)
+
+
+class _Page(HTMLParser):
+    """The text of a page as Markdown, without scripts and navigation; of its main part alone, if it names one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[tuple[bool, str]] = []  # whether each is of the main part
+        self.title = ""
+        self._skipping, self._main_tag, self._depth, self._main, self._pre, self._in_title = "", "", 0, 0, 0, False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._skipping:
+            self._depth += tag == self._skipping
+            return
+        given = dict(attrs)
+        role, classes = given.get("role"), set((given.get("class") or "").split())
+        if tag not in _VOID and (tag in _SKIPPED or role in _ROLES or classes & _CLASSES):
+            self._skipping, self._depth = tag, 1
+            return
+        if self._main:
+            self._main += tag == self._main_tag
+        elif tag in ("main", "article") or role == "main":
+            self._main, self._main_tag = 1, tag
+        self._in_title = self._in_title or tag == "title"
+        self._pre += tag == "pre"
+        mark = {"br": "\n", "li": "\n- ", "td": " | ", "th": " | ", "tr": "\n", "dt": "\n\n", "dd": "\n"}.get(tag)
+        self._add(mark or ("\n\n" if tag in _BLOCKS else ""))
+        if tag[0] == "h" and tag[1:].isdigit():
+            self._add("#" * min(int(tag[1:]), 6) + " ")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._skipping:
+            self._depth -= tag == self._skipping
+            if not self._depth:
+                self._skipping = ""
+            return
+        self._in_title = self._in_title and tag != "title"
+        self._pre -= tag == "pre" and self._pre > 0
+        if tag in _BLOCKS and tag not in ("li", "tr", "dt", "dd"):
+            self._add("\n\n")
+        if self._main:
+            self._main -= tag == self._main_tag
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title += data
+        elif not self._skipping:
+            self._add(data if self._pre else re.sub(r"\s+", " ", data))
+
+    def _add(self, text: str) -> None:
+        if text:
+            self.pieces.append((self._main > 0, text))
+
+    def text(self) -> str:
+        """Return the text, with blank lines between blocks."""
+        main = "".join(text for is_main, text in self.pieces if is_main)
+        whole = main if len(main.split()) > 20 else "".join(text for _, text in self.pieces)
+        lines = (line.rstrip() for line in re.sub(r"(?m)^ (?=\S)", "", whole).split("\n"))
+        whole = "\n".join(lines)
+        return re.sub(r"\n{3,}", "\n\n", whole).strip()
+
+
+def _html(data: bytes | str) -> Iterator[Content]:
+    if isinstance(data, str):
+        markup = data
+    else:
+        named = re.search(rb"<meta[^>]+charset=[\"']?([\w-]+)", data[:2048], re.IGNORECASE)
+        try:
+            markup = _decoded(data, named[1].decode() if named else None)
+        except InvalidArgumentError:
+            markup = _decoded(data)
+    page = _Page()
+    page.feed(markup)
+    page.close()
+    text = page.text()
+    title = " ".join(page.title.split())
+    heading = _outline(text, 0)[0] if re.search(r"^# ", text, re.MULTILINE) else ""
+    yield Content(text or title, heading or title)
+
+
+def _pdf(data: bytes) -> Iterator[Content]:
+    try:
+        import pypdfium2
+    except ImportError as error:
+        raise MissingExtraError("Reading PDF", "files") from error
+    try:
+        file = pypdfium2.PdfDocument(data)
+        texts = [page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip() for page in file]
+        title = str(file.get_metadata_dict().get("Title") or "").strip()
+    except pypdfium2.PdfiumError as error:
+        raise InvalidArgumentError(f"it is damaged, encrypted, or no PDF: {error}.") from error
+    starts, at = [], 0
+    for text in texts:
+        starts.append(at)
+        at += len(text) + 2
+    yield Content("\n\n".join(texts), title, {"pages": len(texts)}, tuple(starts))
+
+
+class _Archive:
+    """The members of a zip file, of which a limited number of bytes is read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._zip, self._left = zipfile.ZipFile(io.BytesIO(data)), _MOST_BYTES
+
+    def names(self, pattern: str) -> list[str]:
+        """Return the names of members that match, in the order of the numbers in them."""
+        found = [name for name in self._zip.namelist() if re.fullmatch(pattern, name)]
+        return sorted(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+
+    def read(self, name: str) -> bytes:
+        with self._zip.open(name) as member:
+            data = member.read(self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise InvalidArgumentError(f"it unpacks to more than {_MOST_BYTES:,} bytes.")
+        return data
+
+    def xml(self, name: str) -> ElementTree.Element:
+        return ElementTree.fromstring(self.read(name))
+
+
+def _tag(element: ElementTree.Element) -> str:
+    """Return the name of an element or an attribute without its namespace."""
+    return str(element.tag).rpartition("}")[2]
+
+
+def _attribute(element: ElementTree.Element | None, name: str) -> str:
+    items = () if element is None else element.attrib.items()
+    return next((value for key, value in items if key.rpartition("}")[2] == name), "")
+
+
+def _inside(element: ElementTree.Element, *tags: str) -> Iterator[ElementTree.Element]:
+    return (each for each in element.iter() if _tag(each) in tags)
+
+
+def _run_text(paragraph: ElementTree.Element) -> str:
+    marks = {"tab": "\t", "br": "\n", "line-break": "\n"}
+    return "".join(marks.get(_tag(each)) or each.text or "" for each in _inside(paragraph, "t", *marks))
+
+
+def _docx(data: bytes) -> Iterator[Content]:
+    archive = _Archive(data)
+    styles: dict[str, str] = {}
+    if "word/styles.xml" in archive.names(".*"):
+        for style in _inside(archive.xml("word/styles.xml"), "style"):
+            styles[_attribute(style, "styleId")] = _attribute(next(_inside(style, "name"), None), "val").lower()
+    lines = []
+    for paragraph in _inside(archive.xml("word/document.xml"), "p"):
+        named = styles.get(_attribute(next(_inside(paragraph, "pStyle"), None), "val"), "")
+        level = re.fullmatch(r"heading (\d)|(title)", named)
+        text = _run_text(paragraph).strip()
+        if text:
+            lines.append(f"{'#' * int(level[1] or 1)} {text}" if level else text)
+    yield Content("\n\n".join(lines))
+
+
+def _pptx(data: bytes) -> Iterator[Content]:
+    archive = _Archive(data)
+    slides = []
+    for name in archive.names(r"ppt/slides/slide\d+\.xml"):
+        slides.append("\n".join(filter(None, (_run_text(each).strip() for each in _inside(archive.xml(name), "p")))))
+    starts = [sum(len(slide) + 2 for slide in slides[:i]) for i in range(len(slides))]
+    yield Content("\n\n".join(slides), pages=tuple(starts))
+
+
+def _xlsx(data: bytes) -> Iterator[Content]:
+    archive = _Archive(data)
+    shared: list[str] = []
+    if archive.names("xl/sharedStrings.xml"):
+        shared = [
+            "".join(each.text or "" for each in _inside(item, "t")) for item in archive.xml("xl/sharedStrings.xml")
+        ]
+    titles = [_attribute(sheet, "name") for sheet in _inside(archive.xml("xl/workbook.xml"), "sheet")]
+    lines = []
+    for number, name in enumerate(archive.names(r"xl/worksheets/sheet\d+\.xml")):
+        lines.append(f"## {titles[number] if number < len(titles) else number + 1}\n")
+        for row in _inside(archive.xml(name), "row"):
+            cells = []
+            for cell in _inside(row, "c"):
+                value = "".join(each.text or "" for each in _inside(cell, "v", "t"))
+                cells.append(shared[int(value)] if _attribute(cell, "t") == "s" and value else value)
+            lines.append(" | ".join(cells) if any(cells) else "")
+        lines.append("")
+    yield Content("\n".join(lines) if any(line and not line.startswith("## ") for line in lines) else "")
+
+
+def _odt(data: bytes) -> Iterator[Content]:
+    lines = []
+    for each in _inside(_Archive(data).xml("content.xml"), "h", "p"):
+        text = "".join(each.itertext()).strip()
+        level = int(_attribute(each, "outline-level") or 1)
+        lines.append(f"{'#' * min(level, 6)} {text}" if _tag(each) == "h" and text else text)
+    yield Content("\n\n".join(filter(None, lines)))
+
+
+def _epub(data: bytes) -> Iterator[Content]:
+    archive = _Archive(data)
+    place = _attribute(next(_inside(archive.xml("META-INF/container.xml"), "rootfile"), None), "full-path")
+    package = archive.xml(place)
+    files = {_attribute(item, "id"): _attribute(item, "href") for item in _inside(package, "item")}
+    texts = []
+    for item in _inside(package, "itemref"):
+        href = files.get(_attribute(item, "idref"), "")
+        if href.endswith(("html", "htm", "xml")):
+            texts += [content.text for content in _html(archive.read(str(PurePosixPath(place).parent / href)))]
+    title = next(_inside(package, "title"), None)
+    author = next(_inside(package, "creator"), None)
+    metadata = {} if author is None or not author.text else {"author": author.text}
+    yield Content("\n\n".join(texts), "" if title is None else title.text or "", metadata)
+
+
+def _notebook(data: bytes) -> Iterator[Content]:
+    cells = parse_json(_decoded(data)).get("cells", [])
+    texts = []
+    for cell in cells:
+        text = "".join(cell.get("source") or [])
+        texts.append(f"```\n{text}\n```" if cell.get("cell_type") == "code" and text else text)
+    yield Content("\n\n".join(filter(None, texts)))
+
+
+def _subtitles(data: bytes) -> Iterator[Content]:
+    lines = [re.sub(r"<[^>]*>|\{\\[^}]*\}", "", line).strip() for line in _decoded(data).splitlines()]
+    kept = (line for line in lines if not ("-->" in line or line.isdecimal() or line.startswith(("WEBVTT", "NOTE"))))
+    yield Content(re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip())
+
+
+def _mail(data: bytes) -> Iterator[Content]:
+    from email import message_from_bytes, policy
+
+    yield _message(message_from_bytes(data, policy=policy.default))
+
+
+def _message(message: Any, own: str = "") -> Content:
+    """Return the text of a mail, with sender, receivers and date as metadata, and the names of attachments."""
+    body = message.get_body(("plain", "html"))
+    text = ""
+    if body is not None:
+        payload = body.get_payload(decode=True) or b""
+        try:
+            text = payload.decode(body.get_content_charset() or "utf-8")
+        except (LookupError, UnicodeDecodeError):
+            text = payload.decode("cp1252", errors="replace")
+        if body.get_content_type() == "text/html":
+            text = "\n".join(content.text for content in _html(text))
+    names = [name for part in message.iter_attachments() if (name := part.get_filename())]
+    text += f"\n\nAttachments: {', '.join(names)}" if names else ""
+    metadata = {name: str(message[name]) for name in ("from", "to") if message[name]}
+    if (date := getattr(message["date"], "datetime", None)) is not None:
+        metadata["date"] = date.isoformat()
+    return Content(text.strip() and text, str(message["subject"] or ""), metadata, own=own)
+
+
+def _mailbox(data: bytes) -> Iterator[Content]:
+    from email import message_from_bytes, policy
+
+    for number, part in enumerate(re.split(rb"^From [^\n]*\n", data, flags=re.MULTILINE)[1:]):
+        message = message_from_bytes(part, policy=policy.default)
+        yield _message(message, own=str(message["message-id"] or number).strip("<> "))
+
+
+_READERS: dict[str, Callable[[bytes], Iterable[Content]]] = {
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
+    ".pdf": _pdf,
+    ".docx": _docx,
+    ".pptx": _pptx,
+    ".xlsx": _xlsx,
+    **dict.fromkeys((".odt", ".odp", ".ods"), _odt),
+    ".epub": _epub,
+    ".ipynb": _notebook,
+    **dict.fromkeys((".srt", ".vtt"), _subtitles),
+    ".eml": _mail,
+    ".mbox": _mailbox,
+}

@@ -1,0 +1,329 @@
+"""Files of many formats as texts: what is read of each, with its title, its headings and its pages."""
+
+import json
+import os
+import zipfile
+
+import pytest
+
+from latelier.errors import InvalidArgumentError
+from latelier.retrieve import Passages, Retriever, read_documents
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+
+
+def pack(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def read_one(path):
+    [document] = read_documents(path)
+    return document
+
+
+def sections(document):
+    """Return the headings above each part of a document, by what the part begins with."""
+    ends = [part.start for part in document.parts[1:]] + [len(document.text)]
+    pairs = zip(document.parts, ends, strict=True)
+    return {
+        text.split("\n")[0]: part.headings for part, end in pairs if (text := document.text[part.start : end].strip())
+    }
+
+
+def test_html(tmp_path):
+    (tmp_path / "a.html").write_text(
+        """<html><head><title>Pears - Site</title><style>p {}</style><script>var a = "<p>";</script></head><body>
+        <nav><ul><li>Home</li></ul></nav><div role="main"><h1>Pears<a class="headerlink">¶</a></h1><p>They <b>ripen</b>
+        in&nbsp;autumn.<p>Unclosed.<h2>Storage</h2><ul><li>cold<li>dry</ul><table><tr><td>a</td><td>1</td></tr></table>
+        <pre>x = 1
+  y</pre><h2>Uses</h2>Perry, cider, and some more words, so that this is the main part of it.</div>
+        <footer>Imprint</footer></body></html>"""
+    )
+    document = read_one(tmp_path / "a.html")
+    assert (document.title, document.metadata["title"]) == ("Pears", "Pears")
+    assert document.text.startswith("# Pears\n\nThey ripen in autumn.\n\nUnclosed.\n\n## Storage\n\n- cold\n- dry\n")
+    assert "x = 1\n  y" in document.text
+    assert [word for word in ("Home", "Imprint", "var a", "p {}", "¶") if word in document.text] == []
+    assert sections(document)["- cold"] == "Storage"
+    (tmp_path / "b.htm").write_text("<title>Moon</title><p>far away", encoding="utf-16")
+    assert read_one(tmp_path / "b.htm")[1::2] == ("far away", "Moon")
+
+
+def test_markdown_with_front_matter(tmp_path):
+    (tmp_path / "a.md").write_text(
+        '---\ntitle: "Pear trees"\ntags: [fruit, "trees"]\naliases:\n  - perry\nrating: 7\n---\nIntro\n\n# One\n\na\n\n'
+        "## Two\n\nb\n\nThree\n=====\n\nc\n"
+    )
+    document = read_one(tmp_path / "a.md")
+    expected = {"title": "Pear trees", "tags": ["fruit", "trees"], "aliases": ["perry"], "rating": "7", "path": "a.md"}
+    assert {name: document.metadata[name] for name in expected} == expected
+    assert document.title == "Pear trees"
+    assert document.with_title().startswith("Pear trees Intro")  # the front matter is not searched
+    assert sections(document) == {
+        "Intro": "", "# One": "", "a": "One", "## Two": "One", "b": "One > Two", "Three": "", "c": "Three",
+    }  # fmt: skip
+
+
+def test_office_files_and_books(tmp_path):
+    def paragraph(text, style=""):
+        style = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+        return f"<w:p>{style}<w:r><w:t>{text}</w:t></w:r></w:p>"
+
+    body = (
+        paragraph("Pears", "berschrift1") + paragraph("They ripen.") + paragraph("Storage", "h2") + paragraph("Cold.")
+    )
+    styles = '<w:style w:styleId="berschrift1"><w:name w:val="heading 1"/></w:style>'
+    styles += '<w:style w:styleId="h2"><w:name w:val="Heading 2"/></w:style>'
+    pack(
+        tmp_path / "a.docx",
+        **{
+            "word/document.xml": f'<w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>',
+            "word/styles.xml": f'<w:styles xmlns:w="{WORD}">{styles}</w:styles>',
+        },
+    )
+    document = read_one(tmp_path / "a.docx")
+    assert (document.text, document.title) == ("# Pears\n\nThey ripen.\n\n## Storage\n\nCold.", "Pears")
+    slide = '<sld xmlns:a="x"><a:p><a:r><a:t>{}</a:t></a:r></a:p></sld>'
+    pack(tmp_path / "a.pptx", **{f"ppt/slides/slide{i}.xml": slide.format(f"slide {i}") for i in (10, 2, 1)})
+    document = read_one(tmp_path / "a.pptx")
+    assert document.text == "slide 1\n\nslide 2\n\nslide 10"
+    assert [(part.start, part.page) for part in document.parts] == [(0, 1), (9, 2), (18, 3)]
+    pack(
+        tmp_path / "a.xlsx",
+        **{
+            "xl/workbook.xml": '<w><sheets><sheet name="Fruit"/></sheets></w>',
+            "xl/sharedStrings.xml": "<sst><si><t>pears</t></si></sst>",
+            "xl/worksheets/sheet1.xml": '<w><row><c t="s"><v>0</v></c><c><v>3</v></c></row></w>',
+        },
+    )
+    assert read_one(tmp_path / "a.xlsx").text.strip() == "## Fruit\n\npears | 3"
+    pack(
+        tmp_path / "a.epub",
+        **{
+            "META-INF/container.xml": '<c><rootfile full-path="in/a.opf"/></c>',
+            "in/a.opf": '<p><title>Book</title><creator>Ann</creator><item id="b" href="b.xhtml"/>'
+            '<itemref idref="b"/></p>',
+            "in/b.xhtml": "<h1>One</h1><p>Pears.</p>",
+        },
+    )
+    document = read_one(tmp_path / "a.epub")
+    assert (document.title, document.text, document.metadata["author"]) == ("Book", "# One\n\nPears.", "Ann")
+    for name in ("b.docx", "b.epub", "b.xlsx"):
+        (tmp_path / name).write_bytes(b"PK no archive")
+        with pytest.raises(InvalidArgumentError, match="it is damaged"):
+            read_documents(tmp_path / name)
+
+
+def test_notebooks_subtitles_mail_and_code(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# Pears\n", "text"]},
+        {"cell_type": "code", "source": "# no heading"},
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    document = read_one(tmp_path / "a.ipynb")
+    assert (document.text, document.title) == ("# Pears\ntext\n\n```\n# no heading\n```", "Pears")
+    (tmp_path / "a.srt").write_text(
+        "1\n00:00:01,000 --> 00:00:02,000\n<i>Pears</i> ripen.\n\n2\n00:00 --> 00:01\nNow.\n"
+    )
+    assert read_one(tmp_path / "a.srt").text == "Pears ripen.\n\nNow."
+    mail = "From: ann@example.org\nSubject: {}\nMessage-ID: <{}@x>\nDate: Thu, 1 Feb 2024 10:00:00 +0000\n"
+    coded = "Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: base64\n\nVGhlIGludm9pY2U=\n\n"
+    (tmp_path / "a.eml").write_text(mail.format("=?utf-8?q?R=C3=A9union?=", "a") + coded)
+    document = read_one(tmp_path / "a.eml")
+    assert (document.text.strip(), document.title, document.metadata["from"]) == (
+        "The invoice",
+        "Réunion",
+        "ann@example.org",
+    )
+    assert document.metadata["date"] == "2024-02-01T10:00:00+00:00"
+    one = "From ann Thu Feb  1\n" + mail
+    (tmp_path / "a.mbox").write_text(one.format("One", "a") + coded + one.format("Two", "b") + "\nThe moon.\n")
+    found = [(each.id, each.title, each.text.strip()) for each in read_documents(tmp_path / "a.mbox")]
+    assert found == [("a.mbox#a@x", "One", "The invoice"), ("a.mbox#b@x", "Two", "The moon.")]
+    (tmp_path / "parse.py").write_text("# a comment\ndef parse():\n    pass\n")
+    document = read_one(tmp_path / "parse.py")
+    assert (document.title, [part.headings for part in document.parts]) == ("parse.py", [""])
+
+
+def test_pages_of_a_pdf_are_named_in_results(tmp_path, tiny):
+    pdfium = pytest.importorskip("pypdfium2", reason="needs the extra files")
+    (tmp_path / "a.pdf").write_bytes(minimal_pdf("Pears ripen.", "The moon is far."))
+    document = read_one(tmp_path / "a.pdf")
+    assert document.text == "Pears ripen.\n\nThe moon is far."
+    retriever = Retriever(tiny, device="cpu")
+    retriever.add(tmp_path / "a.pdf")
+    found = {result.text: result.metadata["page"] for result in retriever.search("moon", mode="keywords")}
+    assert found == {"a The moon is far.": 2}
+    (tmp_path / "b.pdf").write_bytes(b"%PDF-1.4 damaged")
+    with pytest.raises(InvalidArgumentError, match="damaged, encrypted, or no PDF"):
+        read_documents(tmp_path / "b.pdf")
+    assert pdfium.PdfDocument is not None
+
+
+def minimal_pdf(*pages):
+    """Return a PDF with a line of text on each page."""
+    count = len(pages)
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(count))
+    bodies = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{kids}]/Count {count}>>"]
+    bodies.append("<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>")
+    for i, text in enumerate(pages):
+        drawn = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET"
+        resources = "/Resources<</Font<</F1 3 0 R>>>>"
+        bodies.append(f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 300 200]{resources}/Contents {5 + 2 * i} 0 R>>")
+        bodies.append(f"<</Length {len(drawn)}>>stream\n{drawn}\nendstream")
+    file, places = "%PDF-1.4\n", []
+    for number, body in enumerate(bodies, start=1):
+        places.append(len(file))
+        file += f"{number} 0 obj{body}endobj\n"
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    size = len(bodies) + 1
+    file += (
+        f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer<</Size {size}/Root 1 0 R>>\nstartxref\n{len(file)}\n%%EOF"
+    )
+    return file.encode("latin-1")
+
+
+def test_the_headings_above_a_passage_stand_before_it(tmp_path, tiny):
+    text = "# Pears\n\n" + "They ripen in autumn. " * 20 + "\n\n## Storage\n\n" + "Keep them cold and dry. " * 20
+    (tmp_path / "a.md").write_text(text)
+    retriever = Retriever(tiny, device="cpu")
+    retriever.add(tmp_path / "a.md", passages=Passages(60, 0))
+    results = retriever.search("storage", k=1, mode="keywords")
+    records = retriever.index.get(retriever.index.ids())
+    headings = {record.text.split("They" if "They" in record.text else "Keep")[0] for record in records}
+    assert {"# Pears\n\n", "Pears ", "Pears > Storage "} <= headings
+    assert "Storage" in results[0].text
+
+
+def test_ignored_files(tmp_path):
+    for name in (
+        "a.py",
+        "build/b.py",
+        "src/build/c.py",
+        "src/d.log",
+        "src/keep.log",
+        "node_modules/e.js",
+        ".git/f.md",
+        "x/y/z.md",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / ".gitignore").write_text("# comment\n/build/\n*.log\n!keep.log\n")
+    (tmp_path / "x" / ".latelierignore").write_text("y/**\n")
+    assert [document.id for document in read_documents(tmp_path)] == ["a.py", "src/build/c.py", "src/keep.log"]
+
+
+def test_records_in_a_folder(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": name, "text": f"text {name}"}))
+    assert [document.id for document in read_documents(tmp_path)] == ["a", "b"]  # a data set in parts
+    (tmp_path / "note.md").write_text("note")
+    (tmp_path / "table.csv").write_text("fruit;price\npears;3\n")
+    found = {document.id: document.text for document in read_documents(tmp_path)}
+    assert [*found] == ["a.jsonl#a", "b.jsonl#b", "note.md", "table.csv"]
+    assert found["table.csv"] == "fruit;price\npears;3\n"  # without a column of texts, it is one text
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    with pytest.warns(UserWarning, match="package.json: none of its records has a field 'text'"):
+        assert len(list(read_documents(tmp_path))) == 4
+
+
+@pytest.fixture
+def notes(tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name in ("pears", "moon", "stone"):
+        (folder / f"{name}.md").write_text(f"About {name}.")
+    return folder
+
+
+def counts(report):
+    return {name: count for name, count in report._asdict().items() if count}
+
+
+def test_a_second_run_reads_and_encodes_what_has_changed(notes, tiny, monkeypatch):
+    retriever = Retriever(tiny, device="cpu")
+    assert counts(retriever.synchronise(notes)) == {"new": 3}
+    past = (notes / "moon.md").stat().st_mtime_ns - 10**11
+    for path in notes.iterdir():
+        os.utime(path, ns=(past, past))  # touched: read again, but not encoded
+    assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
+    reads = []
+    monkeypatch.setattr("latelier.retrieve.folders.read_file", lambda path, *_: reads.append(path) or [])
+    assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
+    assert reads == []
+    monkeypatch.undo()
+    (notes / "moon.md").write_text("About noon.")  # as long as before
+    (notes / "stone.md").unlink()
+    (notes / "new.md").write_text("About plums.")
+    assert counts(retriever.synchronise(notes)) == {"new": 1, "changed": 1, "removed": 1, "unchanged": 1}
+    status = (notes / "moon.md").stat()
+    (notes / "moon.md").write_text("About doom.")
+    os.utime(notes / "moon.md", ns=(status.st_mtime_ns, status.st_mtime_ns))  # in the same instant
+    assert counts(retriever.synchronise(notes)) == {"changed": 1, "unchanged": 2}
+    (notes / "new.md").unlink()
+    assert counts(retriever.synchronise(notes, remove=False)) == {"unchanged": 2}
+    retriever.add(notes)
+    assert len(retriever) == 3
+
+
+def test_moved_folders_other_folders_and_lost_states(notes, tiny, tmp_path):
+    retriever = Retriever(tiny, device="cpu")
+    retriever.synchronise(notes)
+    moved = notes.rename(tmp_path / "moved")
+    assert counts(retriever.synchronise(moved)) == {"unchanged": 3}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "moon.md").write_text("Another moon.")
+    (other / "sun.md").write_text("The sun.")
+    with pytest.warns(UserWarning, match=r"moon.md: a file of .*moved has its id"):
+        report = retriever.synchronise(other)
+    assert (report.new, [name for name, _ in report.skipped]) == (1, ["moon.md"])
+    del retriever.index.settings["files"]
+    assert counts(retriever.synchronise(moved)) == {"unchanged": 3}
+    for path in moved.iterdir():
+        path.unlink()
+    with pytest.raises(InvalidArgumentError, match="nothing is removed"):
+        retriever.synchronise(moved)
+    assert len(retriever) == 4
+
+
+def test_lines_of_a_text_file_are_not_added_twice(tmp_path, tiny):
+    path = tmp_path / "lines.txt"
+    path.write_text("pears\nmoon\n")
+    retriever = Retriever(tiny, device="cpu")
+    assert counts(retriever.synchronise(path)) == {"new": 2}
+    assert counts(retriever.synchronise(path)) == {"unchanged": 2}
+    path.write_text("moon\nplums\n")
+    assert counts(retriever.synchronise(path)) == {"new": 1, "removed": 1, "unchanged": 1}
+    assert sorted(record.text for record in retriever.index.get(retriever.index.ids())) == ["moon", "plums"]
+
+
+def test_an_interrupted_run_goes_on(notes, tiny, monkeypatch):
+    retriever = Retriever(tiny, device="cpu")
+    encode = retriever.query_model.encode_documents
+
+    def interrupted(texts, **options):
+        if any("stone" in text for text in texts):
+            raise KeyboardInterrupt
+        return encode(texts, **options)
+
+    monkeypatch.setattr(retriever.query_model, "encode_documents", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        retriever.synchronise(notes, chunk_size=1)
+    assert len(retriever) == 2
+    monkeypatch.undo()
+    assert counts(retriever.synchronise(notes)) == {"new": 1, "unchanged": 2}
+
+
+def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):
+    (tmp_path / "long.md").write_text("word " * 3000 + "\n\nquince")
+    (tmp_path / "records.jsonl").write_text(json.dumps({"id": "a", "text": "word " * 3000 + "quince"}))
+    (tmp_path / "short.jsonl").write_text(json.dumps({"id": "a", "text": "quince"}))
+    for name, is_cut in (("long.md", True), ("records.jsonl", True), ("short.jsonl", False)):
+        retriever = Retriever(tiny, device="cpu", model_options={"max_length_document": 64})
+        retriever.add(tmp_path / name)
+        assert (len(retriever.index) > 1) is is_cut
+        [result] = retriever.search("quince", mode="keywords")
+        assert (result.start is not None) is is_cut
