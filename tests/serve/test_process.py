@@ -168,6 +168,9 @@ with Retriever.open({str(folder)!r}, device="cpu", read_only=True) as retriever:
         assert answer.startswith(b"HTTP/1.1 408 ")
         message = "the body did not arrive within 2 seconds; send less at once, or faster."
         assert json.dumps({"error": {"type": "RequestTimeoutError", "message": message}}).encode() in answer
+        with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30) as half:
+            half.sendall(b"GET / HTTP/1.1\r\nHost: local")
+            assert half.recv(4096) == b""  # closed, as its head did not arrive
         with upload_and_stall(url) as second:
             httpx.get(f"{url}/health/live")  # the upload has begun
             process.terminate()

@@ -437,6 +437,33 @@ def test_a_part_of_none_of_several_types_is_answered_with_all_of_them(client, pa
     assert message in error(client.post(INDEX + path, json=body), 422)["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/search", {"vectors": [[[{}] * 100_000]]}, "body.vectors.0.0.0: Input should be a valid number."),
+        (
+            "/search",
+            {"query": "a", "parameters": [[]] * 100_000},
+            "body.parameters.0: Input should be a valid string or",
+        ),
+        ("/search", {"query": "a", "parameters": {f"{i}": [] for i in range(2000)}}, "body.parameters: "),
+        ("/documents/get", {"ids": [{}] * 100_000}, "body.ids.0: Input should be a valid string or a valid integer."),
+        ("/documents/get", {"ids": [1] * 100_001}, "at most 100000 items"),
+        ("/documents", {"documents": [0] * 100_000}, "body.documents.0: "),
+        (
+            "/search",
+            {"query": "a", **{f"{i}": 0 for i in range(100_000)}},
+            "body: it has 100,001 names; accepted are k,",
+        ),
+    ],
+    ids=["vectors", "parameters", "named", "ids", "too many", "documents", "names"],
+)
+def test_of_many_wrong_parts_only_the_first_is_an_error(client, path, body, message):
+    answer = error(client.post(INDEX + path, json=body), 422)["message"]
+    assert message in answer
+    assert answer.count("body") == 1  # the place of one error
+
+
 def test_the_title_counts_as_part_of_the_text(retriever):
     with TestClient(
         create_app({"records": retriever}, limits=Limits(characters=50)), base_url="http://localhost"

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from latelier.errors import LatelierError
+from latelier.retrieve.retriever import Search
 from latelier.serve import Limits, service
 from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError
 from latelier.serve.service import Batcher, Metrics, Service, begin_request
@@ -67,6 +69,46 @@ def test_an_exception_of_the_batch_is_raised_in_all_of_its_calls_and_the_next_ba
         return [str(error) for error in failed], await batcher.submit(7)
 
     assert run(many, answer) == (["no threes", "no threes"], 7)
+
+
+class Panic(BaseException):
+    """As that of libraries in Rust, which is no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [Panic("regex"), StopIteration("regex"), SystemExit("regex")])
+def test_whatever_a_batch_raises_the_next_is_answered(error):
+    def answer(items):
+        if 3 in items:
+            raise error
+        return items
+
+    async def many(batcher):
+        with pytest.raises(LatelierError, match="regex"):
+            await batcher.submit(3)
+        return await asyncio.wait_for(batcher.submit(7), 10)
+
+    assert run(many, answer) == 7
+
+
+def test_a_panic_fails_its_own_search_only(retriever, monkeypatch):
+    encode = retriever.query_model.encode_queries
+
+    def panic(texts):
+        if "panic" in texts:
+            raise Panic("retry-limit-in-match over")
+        return encode(texts)
+
+    monkeypatch.setattr(retriever.query_model, "encode_queries", panic)
+
+    async def main():
+        async with Service("x", retriever, Limits(), Metrics()) as service:
+            searches = (Search([text], 1, {}) for text in ("apples", "panic", "planets"))
+            answers = await asyncio.gather(*map(service.search, searches), return_exceptions=True)
+        return [str(each) if isinstance(each, Exception) else each.results[0][0].id for each in answers]
+
+    first, second, third = asyncio.run(main())
+    assert (first, third) == ("fruit", "moon")
+    assert "retry-limit-in-match" in second
 
 
 def test_more_than_may_wait_are_rejected_and_the_others_answered():

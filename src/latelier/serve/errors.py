@@ -8,11 +8,12 @@ import logging
 import sqlite3
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from latelier.errors import (
@@ -29,6 +30,8 @@ from latelier.utils.checks import cut
 _LOG = logging.getLogger("latelier.serve")
 _LONGEST_MESSAGE = 2000
 _MOST_PROBLEMS = 5
+# Those that are looked at: each of a place's alternatives is one.
+_MOST_ERRORS = 100
 # Names by which pydantic tells alternatives apart.
 _TYPES = frozenset(("str", "int", "float", "bool", "DocumentText"))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -54,6 +57,12 @@ class UnknownIndexError(_ServerError):
     """The server has no such index."""
 
     status = 404
+
+
+class FailedError(_ServerError):
+    """Something else than an `Exception` ended the work on a request."""
+
+    status = 500
 
 
 class TooLargeError(_ServerError):
@@ -147,22 +156,37 @@ def _answer(error: Exception, message: str, status: int) -> JSONResponse:
     return JSONResponse(error_body(type(error).__name__, message), status, headers)
 
 
+class FaultyBody(NamedTuple):
+    """Stands for a body that could not be read, or is not what an address takes."""
+
+    message: str
+    status: int = 422
+
+
+def checked_body(model: type[BaseModel], body: bytes) -> BaseModel | FaultyBody:
+    """Return a body of JSON as a model, or what is wrong with it."""
+    try:
+        return model.model_validate(json.loads(body))
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        return FaultyBody(_problems([{**each, "loc": ("body", *each["loc"])} for each in problems[:_MOST_ERRORS]]))
+    except (ValueError, RecursionError) as error:
+        return FaultyBody(_json_problem(error), 422 if isinstance(error, json.JSONDecodeError) else 400)
+
+
 async def _of_request(request: Request, error: Any) -> JSONResponse:
+    if isinstance(error.body, FaultyBody):
+        return JSONResponse(error_body("InvalidRequest", error.body.message), error.body.status)
     if isinstance(error.body, bytes):  # it is parsed if the header says that it is JSON
         sent = request.headers.get("content-type")
         given = "no Content-Type" if sent is None else f"Content-Type: {cut(sent, 100)}"
         message = f"received {given}; send Content-Type: application/json, and a body of JSON."
         return JSONResponse(error_body("InvalidRequest", message), 415)
-    if isinstance(error.__cause__, json.JSONDecodeError):
-        return JSONResponse(error_body("InvalidRequest", _json_problem(error.__cause__)), 422)
-    return JSONResponse(error_body("InvalidRequest", _problems(error.errors())), 422)
+    return JSONResponse(error_body("InvalidRequest", _problems(error.errors()[:_MOST_ERRORS])), 422)
 
 
 async def _of_http(request: Request, error: Any) -> JSONResponse:
-    # Other errors of the parser of JSON come with a message that does not name them.
-    reason = error.__cause__ if error.status_code == 400 else None
-    message = str(error.detail) if reason is None else _json_problem(reason)
-    return JSONResponse(error_body("InvalidRequest", message), error.status_code, error.headers)
+    return JSONResponse(error_body("InvalidRequest", str(error.detail)), error.status_code, error.headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
@@ -170,7 +194,7 @@ async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error_body("InternalError", message), 500)
 
 
-def _json_problem(error: BaseException) -> str:
+def _json_problem(error: ValueError | RecursionError) -> str:
     """Return why a body is no JSON that can be read, and where."""
     if isinstance(error, json.JSONDecodeError):
         return f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}."
@@ -178,9 +202,8 @@ def _json_problem(error: BaseException) -> str:
         return f"the body is no text in UTF-8: {error.reason} at byte {error.start}."
     if isinstance(error, RecursionError):
         return "the body has too many lists and objects in one another; flatten it."
-    if isinstance(error, ValueError):  # of int(), which limits the digits
-        return f"the body has an integer of more than {sys.get_int_max_str_digits():,} digits; send it as a text."
-    return "the body could not be read."
+    # Of int(), which limits the digits.
+    return f"the body has an integer of more than {sys.get_int_max_str_digits():,} digits; send it as a text."
 
 
 def _problems(errors: Sequence[Any]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.convertors import PathConvertor, register_url_convertor
 
@@ -19,7 +20,7 @@ from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import Search
-from latelier.serve.errors import UnknownIndexError, storage_problem
+from latelier.serve.errors import UnknownIndexError, checked_body, storage_problem
 from latelier.serve.schemas import (
     ChangeResponse,
     DocumentsRequest,
@@ -53,8 +54,27 @@ class _AnyId(PathConvertor):
     regex = "(?s:.*)"
 
 
+class _BodyInThread(APIRoute):
+    """Reads and checks a body in a thread, so that a large one does not delay other requests."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle, field = super().get_route_handler(), self.body_field
+        if field is None:
+            return handle
+
+        class _Checked(Request):
+            async def json(self) -> Any:
+                """Return the model, which FastAPI takes as it is, or the fault, which it refuses after the access."""
+                return await asyncio.to_thread(checked_body, field.field_info.annotation, await self.body())
+
+        async def checked(request: Request) -> Response:
+            return await handle(_Checked(request.scope, request.receive))
+
+        return checked
+
+
 register_url_convertor("any_id", _AnyId())
-router = APIRouter(prefix="/v1", responses=_ERRORS)
+router = APIRouter(prefix="/v1", responses=_ERRORS, route_class=_BodyInThread)
 
 
 # A coroutine, as FastAPI would call it in another thread otherwise, which takes longer than the look-up.
@@ -83,7 +103,7 @@ async def search(request: Request, service: Index, body: SearchRequest) -> Respo
     limits = _limits(request)
     queries: list[Any]
     if body.vectors is not None:
-        queries = [_matrix(rows, i) for i, rows in enumerate(body.vectors)]
+        queries = await asyncio.to_thread(_matrices, body.vectors)
     else:
         queries = [body.query] if isinstance(body.query, str) else list(body.query or ())
     limits.check_batch(len(queries))
@@ -200,13 +220,14 @@ def _service(request: Request, name: str) -> Service:
     return services[name]
 
 
-def _matrix(rows: list[list[float]], position: int) -> np.ndarray:
-    lengths = sorted({len(row) for row in rows})
-    if len(lengths) > 1:
-        raise EmbeddingsError(
-            f"vectors[{position}] has rows of {lengths[0]} and {lengths[-1]} numbers; expected one dim."
-        )
-    return np.array(rows, dtype="float32")
+def _matrices(vectors: list[list[list[float]]]) -> list[np.ndarray]:
+    for position, rows in enumerate(vectors):
+        lengths = sorted({len(row) for row in rows})
+        if len(lengths) > 1:
+            raise EmbeddingsError(
+                f"vectors[{position}] has rows of {lengths[0]} and {lengths[-1]} numbers; expected one dim."
+            )
+    return [np.array(rows, dtype="float32") for rows in vectors]
 
 
 def _documents(request: Request, body: DocumentsRequest) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
@@ -38,12 +38,27 @@ NewId: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=1000), Af
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[Number, Field(ge=0)]
 Count = Annotated[StrictInt, Field(ge=1)]
-Matrix = Annotated[list[Annotated[list[Number], Field(min_length=1)]], Field(min_length=1)]
 Value: TypeAlias = Name | StrictInt | Number | bool | None
+
+# Each wrong part of a body is an error of about a kilobyte: lists end at their first, and names are bounded.
+_MOST_ITEMS = 100_000
+_MOST_NAMES = 1000
+T = TypeVar("T")
+Many = Annotated[list[T], Field(fail_fast=True, max_length=_MOST_ITEMS)]
+Some = Annotated[list[T], Field(fail_fast=True, min_length=1, max_length=_MOST_ITEMS)]
+Named = Annotated[dict[Name, T], Field(max_length=_MOST_NAMES)]
+Matrix: TypeAlias = Some[Some[Number]]
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_not_too_many_names(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > len(cls.model_fields):
+            raise ValueError(f"it has {len(given):,} names; accepted are {', '.join(cls.model_fields)}")
+        return given
 
 
 class ErrorBody(_Body):
@@ -77,9 +92,9 @@ class _Options(_Body):
     """Weights of token vectors and of keywords in hybrid search."""
     depth: Count | None = _DEFAULT.depth
     """How many documents of each side hybrid search combines, and how many `rerank` orders by token vectors."""
-    filter: Name | list[Name] | None = None
+    filter: Name | Many[Name] | None = None
     """An SQL expression over metadata, or several that must all hold."""
-    parameters: list[Value] | dict[Name, Value] = []
+    parameters: Many[Value] | Named[Value] = []
     """The values of the filter's ``?`` or ``:name``."""
     effort: EffortName | Annotated[Number, Field(gt=0)] | None = _DEFAULT.effort
     """How much an approximate index searches; more effort, more recall."""
@@ -103,11 +118,11 @@ class _Options(_Body):
 class SearchRequest(_Options):
     """One query or several, as texts or as token vectors, with the same options."""
 
-    query: Text | list[Text] | None = None
+    query: Text | Many[Text] | None = None
     """A text, or a list of texts."""
-    vectors: list[Matrix] | None = None
+    vectors: Many[Matrix] | None = None
     """Instead of texts: one matrix of token vectors per query."""
-    include: list[Literal["text", "metadata"]] = ["text", "metadata"]
+    include: Many[Literal["text", "metadata"]] = ["text", "metadata"]
     """What each result holds besides id and score."""
 
     @model_validator(mode="after")
@@ -180,20 +195,20 @@ class DocumentBody(_Body):
     text: Text
     title: Name | None = None
     """Put before the text."""
-    metadata: dict[Name, Any] = {}
+    metadata: Named[Any] = {}
     """JSON values; filters can name the keys."""
 
 
 class DocumentsRequest(_Body):
     """Documents that are stored in one transaction."""
 
-    documents: Annotated[list[DocumentBody], Field(min_length=1)]
+    documents: Some[DocumentBody]
 
 
 class IdsRequest(_Body):
     """Documents by id."""
 
-    ids: Annotated[list[Id], Field(min_length=1)]
+    ids: Some[Id]
 
 
 class ChangeResponse(_Body):
@@ -219,7 +234,7 @@ class ExplainRequest(_Body):
     """A query and documents."""
 
     query: Text
-    ids: Annotated[list[Id], Field(min_length=1)]
+    ids: Some[Id]
     similarities: bool = False
     """Return the similarity of each query token with each document token as well."""
 
@@ -293,7 +308,7 @@ class RerankRequest(_Body):
     """The request of the common rerank interfaces."""
 
     query: Text
-    documents: Annotated[list[Text | DocumentText], Field(min_length=1)]
+    documents: Some[Text | DocumentText]
     model: Name | None = None
     """Name of the index whose model ranks; default: the first index."""
     top_n: Count | None = None

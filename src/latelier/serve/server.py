@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import signal
@@ -9,8 +10,10 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from latelier.retrieve import Retriever
 from latelier.serve.app import create_app
@@ -83,10 +86,42 @@ def serve(
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=limits.seconds + _STOP_MARGIN,
+        http=_protocol(limits.seconds),
     )
     name = f"[{host}]" if ":" in host else host
     with exits_on_signals():
         _Server(config, f"http://{name}:{listening.getsockname()[1]}", on_start).run(sockets=[listening])
+
+
+def _protocol(seconds: int) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with a time limit for the head of a request, from its first byte or the connection."""
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        _end: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._await_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self._end is not None:
+                self._end.cancel()
+
+        def _await_head(self) -> None:
+            """Close the connection in time, unless a request has come; then uvicorn limits the time until the next."""
+            is_waiting = self.cycle is None or self.cycle.response_complete
+            if is_waiting and self._end is None:
+                self._end = asyncio.get_running_loop().call_later(seconds, self.transport.close)
+            elif not is_waiting and self._end is not None:
+                self._end.cancel()
+                self._end = None
+
+    return Protocol
 
 
 class _Server(uvicorn.Server):

@@ -21,8 +21,8 @@ from latelier.indexes import Hit
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.retriever import Search, search_batch
-from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError, TooLargeError
-from latelier.utils.checks import check_count
+from latelier.serve.errors import FailedError, QueueFullError, RequestTimeoutError, StoppingError, TooLargeError
+from latelier.utils.checks import check_count, cut
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Limits:
     body_bytes
         Size of the body of a request.
     batch
-        Number of queries, documents or ids in a request.
+        Number of queries, documents or ids in a request, 100,000 at most.
     characters
         Length of one text.
     hits
@@ -43,8 +43,8 @@ class Limits:
         How many queries and other reads of an index, and how many of its writes, wait for their turn; further ones are
         answered with 429.
     seconds
-        How long a request may take, its body included; then it is answered with 503, or with 408 if its body has not
-        arrived. A write that has begun is still finished.
+        How long a request may take, its head and its body included; then it is answered with 503, or with 408 if its
+        body has not arrived, or its connection is closed if its head has not. A write that has begun is still finished.
 
     Examples
     --------
@@ -222,8 +222,8 @@ class Service:
         try:
             with limited_threads(thread_count() // max(1, self._reads.batches)):
                 found = search_batch(self.retriever, [call.search for call in calls], measured)
-        except Exception as error:  # noqa: BLE001 (what one call of a batch makes fail must not fail the others)
-            return [error] if len(calls) == 1 else [self._search([call])[0] for call in calls]
+        except BaseException as error:  # noqa: BLE001 (what one call of a batch makes fail must not fail the others)
+            return [_answerable(error)] if len(calls) == 1 else [self._search([call])[0] for call in calls]
         return [
             each
             if isinstance(each, Exception)
@@ -255,7 +255,7 @@ class Batcher(Generic[Item, Answer]):
     about the same to do. If its last batch held several calls and fewer wait now, it waits `gather_seconds` first:
     clients that were answered together ask again at about the same time. A single client never waits for others.
     `answer` is called in a thread with the items of a batch and returns an answer for each, or an exception to raise;
-    one that it raises itself is raised in every call of the batch.
+    whatever it raises itself is raised in every call of the batch, and the next batch is answered.
     """
 
     def __init__(
@@ -341,11 +341,8 @@ class Batcher(Generic[Item, Answer]):
                     self._idle.set()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, batch: list[_QueuedCall[Item, Answer]]) -> None:
-        answers: Sequence[Any]
-        try:
-            answers = await loop.run_in_executor(self._threads, self._answer, [call.item for call in batch])
-        except Exception as error:  # noqa: BLE001 (each call raises it)
-            answers = [error] * len(batch)
+        items = [call.item for call in batch]
+        answers = await loop.run_in_executor(self._threads, self._answered_or_failed, items)
         for call, answer in zip(batch, answers, strict=True):
             if call.future.done():
                 continue  # its client has gone, or its time is over
@@ -353,6 +350,12 @@ class Batcher(Generic[Item, Answer]):
                 call.future.set_exception(answer)
             else:
                 call.future.set_result(answer)
+
+    def _answered_or_failed(self, items: list[Item]) -> Sequence[Answer | Exception]:
+        try:
+            return self._answer(items)
+        except BaseException as error:  # noqa: BLE001 (each call raises it)
+            return [_answerable(error)] * len(items)
 
     def _take(self) -> list[_QueuedCall[Item, Answer]]:
         """Remove the calls of the next batch; those that nobody waits for any more are left out."""
@@ -368,6 +371,18 @@ class Batcher(Generic[Item, Answer]):
                 batch.append(call)
                 size += call.size
         return batch
+
+
+def _answerable(error: BaseException) -> Exception:
+    """Return an error that a future takes, and that ends no task: a panic of a library in Rust is no `Exception`."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    failed = FailedError(
+        f"the server failed at this request with {type(error).__name__}: {cut(str(error), 300)}. Others are answered; "
+        "this is a bug: please report it."
+    )
+    failed.__cause__ = error
+    return failed
 
 
 def _size(calls: Iterable[_QueuedCall[Any, Any]]) -> int:
