@@ -12,8 +12,8 @@ that embedded a document, scaled such that their mean over processes is the grad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -82,10 +82,41 @@ def _pass(model: nn.Module, features: dict[str, Any], recompute: bool) -> list[T
 
 
 def _forward(model: nn.Module, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    out = model(dict(features), task=features.get("task"))  # a copy, since the model's modules write into the dict
+    with _own_buffers(model):
+        out = model(dict(features), task=features.get("task"))  # a copy, since the model's modules write into the dict
     mask = out["attention_mask"].bool()
     vectors = out["token_embeddings"].flatten(0, 1).index_select(0, mask.flatten().nonzero().squeeze(1))
     return at_least_float32(vectors), mask.sum(dim=1)
+
+
+@contextmanager
+def _own_buffers(model: nn.Module) -> Iterator[None]:
+    """Let each process use its own buffers, constants such as ``position_ids``.
+
+    The wrapper would broadcast them in each forward pass, and wait forever where processes need other numbers of them.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    given, model.broadcast_buffers = model.broadcast_buffers, False
+    try:
+        yield
+    finally:
+        model.broadcast_buffers = given
+
+
+def _check_parallel(model: nn.Module) -> None:
+    """Raise an error where processes would wait for the gradient of a pooler, which late interaction does not use."""
+    if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
+        names = [
+            name for name, weight in model.module.named_parameters() if ".pooler." in name and weight.requires_grad
+        ]
+        if names:
+            raise InvalidArgumentError(
+                f"the model has weights without a gradient, such as {names[0]}, so DistributedDataParallel would give "
+                "wrong gradients of others; pass it find_unused_parameters=True, or freeze them before you wrap the "
+                "model: requires_grad_(False)."
+            )
 
 
 def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Tensor, Tensor]]:
@@ -281,6 +312,7 @@ class Loss(nn.Module, ABC):
         rows, as the trainer passes them; one dict of ``b * n`` rows, the documents of one query next to each other; or
         both. `labels`: see the class. Wrong shapes raise `InvalidArgumentError`.
         """
+        _check_parallel(self.model)
         batch = embed_batch(self.model, sentence_features, self._warn_once, self.options.mini_batches)
         dims = self.options.dims
         if dims is None:

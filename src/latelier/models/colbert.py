@@ -135,6 +135,9 @@ class ColBERT(MultiVectorEncoder):
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
         with location.loading(name, kwargs) as found:
             super().__init__(found, device=location.load_device(device, kwargs), **kwargs)
+        for parameter_name, parameter in self.named_parameters():
+            if ".pooler." in parameter_name:  # unused: processes that train together would wait for its gradient
+                parameter.requires_grad_(False)
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
         self.truncate_dim = arguments.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
