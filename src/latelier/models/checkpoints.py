@@ -132,7 +132,7 @@ def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
     encoder: Any = model[0]
     mask: Any = model[-2]
     markers = {task: _marker(model, task) for task in ("query", "document")}
-    problems = [reason for _, reason in markers.values() if reason] + [*_problems(model, encoder, mask)]
+    problems = [reason for *_, reason in markers.values() if reason] + [*_problems(model, encoder, mask)]
     if problems:
         raise InvalidArgumentError(
             f"PyLate's layout cannot hold this model: {'; '.join(problems)}. Save it in the default layout."
@@ -141,7 +141,7 @@ def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
     return {
         "__version__": {"transformers": transformers.__version__, "pytorch": torch.__version__},
         "model_type": "ColBERT",
-        "prompts": {"query": "", "document": ""},
+        "prompts": {task: prompt for task, (_, prompt, _) in markers.items()},
         "default_prompt_name": None,
         "similarity_fn_name": "MaxSim",
         "query_prefix": markers["query"][0],
@@ -172,23 +172,22 @@ def _problems(model: MultiVectorEncoder, encoder: Any, mask: Any) -> Iterator[st
         yield "it has an adapter, which has to be merged into the encoder first"
 
 
-def _marker(model: MultiVectorEncoder, task: str) -> tuple[str, str]:
-    """Return the token that the prompt of a task consists of, and why PyLate cannot use it (empty if it can)."""
+def _marker(model: Any, task: str) -> tuple[str, str, str]:
+    """Return the marker token of a task, the text of its prompt behind it, and why PyLate cannot insert the marker."""
     prompt = model.prompts.get(task) or ""
-    if not prompt:
-        return "", ""
-    tokenizer = model.tokenizer
+    tokenizer: Any = model.tokenizer
     with tokenizer_lock(tokenizer):
-        pieces = tokenizer.tokenize(prompt)
-        if len(pieces) != 1 or tokenizer.tokenize(pieces[0]) != pieces:
-            return "", f"its {task} prompt {prompt!r} is {len(pieces)} tokens, not one"
-        marker = pieces[0]
+        piece = next(iter(tokenizer.tokenize(prompt)), "")
+        if piece not in tokenizer.added_tokens_encoder:
+            return "", prompt, ""
+        marker, rest = piece, prompt[len(piece) :].lstrip()
+        inserted = tokenizer.convert_tokens_to_ids(piece)
         for text in _TEXTS:
-            first, *rest = tokenizer(text)["input_ids"]
-            inserted = [first, tokenizer.convert_tokens_to_ids(marker), *rest]
-            if not tokenizer(prompt + text)["input_ids"] == tokenizer(marker + text)["input_ids"] == inserted:
-                return "", f"its {task} marker {marker!r} changes how the text behind it is split into tokens"
-        return marker, ""
+            first, *others = tokenizer(rest + text)["input_ids"] or [inserted]
+            behind = [inserted, first] if task in model.inserted_markers else [first, inserted]
+            if tokenizer(prompt + text)["input_ids"] != [*behind, *others] and (rest + text):
+                return "", "", f"its {task} marker {marker!r} changes how the text behind it is split into tokens"
+        return marker, rest, ""
 
 
 def _known_words(tokenizer: Any, words: list[str]) -> list[str]:

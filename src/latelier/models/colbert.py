@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from sentence_transformers import MultiVectorEncoder
-from sentence_transformers.base.modules import Module
+from sentence_transformers.base.modules import Dense, Module, Transformer
 from sentence_transformers.util import fullname
 from torch import Tensor, nn
 from tqdm import trange
@@ -22,6 +22,19 @@ from latelier.models.checkpoints import LayoutName, check_modules, damage_errors
 from latelier.models.construction import Construction, check_lengths, max_length, set_max_lengths
 from latelier.models.encoding import OutputForm
 from latelier.models.frozen import FrozenCopies
+from latelier.models.layouts import (
+    BEHIND_FIRST,
+    Checkpoint,
+    choose_head,
+    complete_settings,
+    insert_markers,
+    inserted_markers,
+    no_head,
+    prepare,
+    report_unused,
+    stanford_skiplist,
+    token_head_of_dense,
+)
 from latelier.models.onnx import check_backend, export
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.text_encoder import TextEncoder
@@ -43,6 +56,17 @@ def _take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(output, TokenEmbeddings):
         output = TokenEmbeddings(output.vectors.clone(), output.offsets)
     return [chunk, output]
+
+
+def _stripped(text: Any) -> Any:
+    """Return a text, or a pair of texts, without outer white space; other inputs unchanged.
+
+    As the models were trained: sentence-transformers before version 6, and PyLate, stripped their texts, and tokenizers
+    of bytes make tokens of white space.
+    """
+    if isinstance(text, tuple):
+        return tuple(map(_stripped, text))
+    return text.strip() if isinstance(text, str) else text
 
 
 def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,6 +136,7 @@ class ColBERT(MultiVectorEncoder):
 
     _construction: Construction
     _frozen: FrozenCopies
+    inserted_markers: dict[str, int]
     _module_classes = _OWN_MODULES
 
     def __init__(
@@ -131,6 +156,7 @@ class ColBERT(MultiVectorEncoder):
         device = check_backend(backend, device)
         self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
         self._frozen = FrozenCopies()
+        self.inserted_markers = {}
         name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
         with location.loading(name, kwargs) as found:
@@ -138,6 +164,11 @@ class ColBERT(MultiVectorEncoder):
         for parameter_name, parameter in self.named_parameters():
             if ".pooler." in parameter_name:  # unused: processes that train together would wait for its gradient
                 parameter.requires_grad_(False)
+        if self.tokenizer is not None and self.tokenizer.pad_token is None:  # any token, as padding is masked
+            tokenizer = self.tokenizer
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.mask_token
+        if self._construction.inserts_markers or self._legacy.prefixes:
+            self.inserted_markers = inserted_markers(self)
         set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
         self.truncate_dim = arguments.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self, self.embedding_size)
@@ -505,12 +536,16 @@ class ColBERT(MultiVectorEncoder):
         """
         check_preprocessing(self, inputs, kwargs)
         task = kwargs.get("task")
+        if isinstance(inputs, (list, tuple)):
+            inputs = [_stripped(each) for each in inputs]
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
         with tokenizing(self):
             features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if features and task is not None:
             features["task"] = task
+            if (marker := self.inserted_markers.get(task)) is not None:
+                insert_markers(features, marker)
         return features
 
     def tokens(self, text: str, is_query: bool = True) -> list[str]:
@@ -618,15 +653,50 @@ class ColBERT(MultiVectorEncoder):
     def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         with damage_errors(model_name_or_path, kwargs):
             modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
-            check_modules(model_name_or_path, list(modules.values() if isinstance(modules, dict) else modules))
+            loaded = list(modules.values() if isinstance(modules, dict) else modules)
+            check_modules(model_name_or_path, loaded)
+            if isinstance(loaded[0], Transformer):
+                heads = Checkpoint(model_name_or_path, kwargs).heads(
+                    loaded[0].model, loaded[0].get_embedding_dimension()
+                )
+                report_unused(heads, loaded, model_name_or_path)
         return modules, module_kwargs
 
+    def _parse_model_config(self, model_config: dict[str, Any]) -> None:
+        settings = complete_settings(model_config)
+        self._construction.inserts_markers = bool(settings.pop(BEHIND_FIRST, False))
+        super()._parse_model_config(settings)
+
+    def _get_model_config(self) -> dict[str, Any]:
+        config = super()._get_model_config()
+        return {**config, BEHIND_FIRST: True} if self.inserted_markers else config
+
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        loaded = super()._load_default_modules(model_name_or_path, *args, **kwargs)
-        return self._construction.complete(model_name_or_path, loaded, False, self._legacy.prefixes, self.prompts)
+        checkpoint = Checkpoint(model_name_or_path, kwargs)
+        prepare(self, checkpoint)
+        (first, *others), options = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        heads = checkpoint.heads(first.model, first.get_embedding_dimension()) if others[:-2] else []
+        if heads:
+            others[0] = choose_head(heads, model_name_or_path, self._construction.embedding_size).to_dense()
+        elif self._legacy.prefixes:
+            raise no_head(model_name_or_path)
+        loaded = [first, *others], options
+        return self._construction.complete(model_name_or_path, loaded, False, bool(heads), self.prompts)
+
+    def _maybe_load_stanford_metadata(self, model_name_or_path: str, **kwargs: Any) -> None:
+        super()._maybe_load_stanford_metadata(model_name_or_path, **kwargs)
+        self._legacy.skiplist_words = stanford_skiplist(Checkpoint(model_name_or_path, kwargs))
+
+    @staticmethod
+    def _build_stanford_projection(*args: Any, **kwargs: Any) -> Dense:
+        return Dense(1, 1)  # `_load_default_modules` puts the head in its place
 
     def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
+        trained = token_head_of_dense(Checkpoint(model_name_or_path, kwargs), loaded[0][0])
+        if trained is not None:
+            self.similarity_fn_name = "meanmaxsim"
+            return trained, loaded[1]
         return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
 
     def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:

@@ -136,6 +136,7 @@ class Construction:
     needs_fit: bool = False
     has_saved_head: bool = False
     has_new_tokens: bool = False
+    inserts_markers: bool = False
 
     @classmethod
     def of(cls, recipe: Any, embedding_size: Any, prompts: Any) -> Construction:

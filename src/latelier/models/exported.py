@@ -34,11 +34,11 @@ from latelier.utils.files import as_path, check_unicode, parse_json
 def text_ranges(offsets: Iterable[tuple[int, int]], prompt: str, text: str) -> list[tuple[int, int] | None]:
     """Return the characters of a text (first, one after the last) that each token stands for, None for special tokens.
 
-    `offsets` are in ``prompt + text``, as tokenizers count; ranges have no white space at their ends, and include the
-    combining marks that follow.
+    `offsets` are in the prompt and the text without outer white space, as tokenizers count; ranges have no white space
+    at their ends, and include the combining marks that follow.
     """
-    first = len(prompt)
-    return [_range(max(start - first, 0), end - first, text) for start, end in offsets]
+    first = len(prompt) - (len(text) - len(text.lstrip()))
+    return [_range(max(start, len(prompt)) - first, end - first, text) for start, end in offsets]
 
 
 def _range(start: int, end: int, text: str) -> tuple[int, int] | None:
@@ -357,6 +357,13 @@ _LEAST_NORM = 1e-12  # that of torch.nn.functional.normalize
 _MAX_PADDING = 16
 
 
+def put_behind_first(ids: list[int], marker: int | None, offsets: list[tuple[int, int]] | None = None) -> None:
+    """Exchange the first two tokens of a text, and their offsets, if it begins with the marker."""
+    if marker is not None and len(ids) > 1 and ids[0] == marker:
+        for each in (ids, offsets) if offsets else (ids,):
+            each[0], each[1] = each[1], each[0]  # type: ignore[index]
+
+
 class _Task(NamedTuple):
     """How queries, or documents, are tokenised and which of their tokens have a vector."""
 
@@ -365,13 +372,15 @@ class _Task(NamedTuple):
     expansion: Mapping[str, Any] | None
     skipped: np.ndarray
     kept: np.ndarray | None
+    inserted: int | None
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> _Task:
         """Return the settings that an export describes."""
         skipped, kept = np.array(described["skipped"], "int64"), described["kept"]
         kept = None if kept is None else np.array(kept, "int64")
-        return cls(described["prompt"], described["max_length"], described["expansion"], skipped, kept)
+        inserted = described.get("inserted")  # a marker behind the first token
+        return cls(described["prompt"], described["max_length"], described["expansion"], skipped, kept, inserted)
 
 
 class _Tokens(NamedTuple):
@@ -573,10 +582,12 @@ class ExportedEncoder:
             check_unicode(text, f"texts[{i}]")
         settings = self._tasks[task]
         with tokenizer_lock(None):
-            encodings = self._tokenizer(task).encode_batch([settings.prompt + text for text in given])
+            encodings = self._tokenizer(task).encode_batch([settings.prompt + text.strip() for text in given])
         rows: list[_Tokens] = []
         for encoding in encodings:
-            ids, types = (np.array(each, dtype="int64") for each in (encoding.ids, encoding.type_ids))
+            tokens, offsets = encoding.ids, encoding.offsets
+            put_behind_first(tokens, settings.inserted, offsets)
+            ids, types = (np.array(each, dtype="int64") for each in (tokens, encoding.type_ids))
             attended = np.ones_like(ids)
             expansion = settings.expansion
             if expansion is not None and len(ids) < expansion["length"]:
@@ -586,7 +597,7 @@ class ExportedEncoder:
             scored = ~np.isin(ids, settings.skipped)
             if settings.kept is not None:
                 scored &= np.isin(ids, settings.kept)
-            rows.append(_Tokens(ids, types, attended, scored, encoding.offsets))
+            rows.append(_Tokens(ids, types, attended, scored, offsets))
         return rows
 
     def _tokenizer(self, task: str) -> Any:

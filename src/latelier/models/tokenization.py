@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.arguments import check, is_group
 from latelier.models.construction import encoder_module, length_limit
-from latelier.models.exported import text_ranges, tokenizer_lock
+from latelier.models.exported import put_behind_first, text_ranges, tokenizer_lock
 from latelier.models.pooling import has_pooling
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import resolve_length
@@ -103,7 +103,9 @@ def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str
     if getattr(tokenizer, "is_fast", False):
         # At most as many tokens as the text has after truncation, so that it is truncated in the same place.
         with tokenizer_lock(tokenizer):
-            encoded = tokenizer(prompt + text, truncation=True, max_length=count, return_offsets_mapping=True)
+            encoded = tokenizer(prompt + text.strip(), truncation=True, max_length=count, return_offsets_mapping=True)
+        marker = model.inserted_markers.get(features["task"])  # type: ignore[operator,union-attr]
+        put_behind_first(encoded["input_ids"], marker, encoded["offset_mapping"])
         if encoded["input_ids"] == ids[real].tolist():
             offsets = encoded["offset_mapping"]
     found = iter(text_ranges(offsets, prompt, text))
@@ -182,7 +184,7 @@ def _tokenize_one(model: Any, text: str, prompt: str | None, task: str) -> dict[
     with tokenizer_lock(tokenizer):
         if backend.encode_special_tokens != tokenizer.split_special_tokens:
             return None
-        tokens = backend.encode(text)  # truncated and padded as in the last call
+        tokens = backend.encode(text.strip())  # truncated and padded as in the last call
     cap = (encoder.query_length if task == "query" else encoder.document_length) or tokenizer.model_max_length
     if len(tokens) > cap or tokens.overflowing or not all(tokens.attention_mask):
         return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.arguments import UNTRAINED
 from latelier.models.exported import tokenizer_lock
-from latelier.models.location import DEFAULT_MODEL, HUB_NAME, check_name, resolve_name
+from latelier.models.location import DEFAULT_MODEL, HEAD_FILES, HUB_NAME, check_name, resolve_name
 from latelier.utils.checks import short
 from latelier.utils.files import parse_json
 
@@ -63,7 +63,7 @@ def load(model_name_or_path: str = DEFAULT_MODEL, device: str | torch.device | N
 
 
 # Files of plain models; a repository also has pickles, other formats and pictures.
-_FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata"]
+_FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata", *HEAD_FILES]
 
 
 def load_untrusted(name: str, device: str | torch.device | None = None, **options: Any) -> ColBERT:
@@ -167,6 +167,8 @@ def _reasons(folder: Path) -> Iterator[str]:
 def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
     """Yield what is wrong with the weights and the settings of a module, by the name of its class."""
     settings = {}
+    if any((folder / file).exists() for file in HEAD_FILES):
+        yield f"its head is in {' or '.join(HEAD_FILES)}, a pickle; load it yourself and save it to a folder."
     for path in (*folder.glob("*.json"), *folder.glob("artifact.metadata")):
         if path.name in _REFUSED:
             yield f"it has a {path.name}: an adapter or a processor, which names other models."

@@ -52,8 +52,11 @@ MODELS = {
     "trained heads": lambda tiny, folder: ColBERT(
         dense_with_head(tiny, folder / "dense", 48, activation="activation.Tanh", bias=True),
         device="cpu",
-        prompts={"query": "", "document": ""},
     ),
+    "marker and prompt": lambda tiny, folder: ColBERT(
+        tiny, 16, "cpu", prompts={"query": "[Q] find: ", "document": "[D] "}
+    ),
+    "prompt alone": lambda tiny, folder: ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", prompts={"query": "find: "}),
     "a pylate folder": lambda tiny, folder: ColBERT(pylate(tiny, folder / "theirs"), device="cpu"),
 }
 
@@ -104,12 +107,9 @@ def test_the_files_are_those_of_pylate(tiny, tmp_path):
 
 REFUSED = {
     "this model consists of Transformer, Dense, Multi": lambda m: m.append(HierarchicalTokenPooling(2)),
-    "its query prompt 'query: ' is 2 tokens": lambda m: m.prompts.update(query="query: "),
-    "its document marker 'passage' changes how": lambda m: m.prompts.update(document="passage"),
     "expanded by the strategy 'min'": lambda m: setattr(m[0], "query_expansion", {"strategy": "min", "length": 8}),
     "skiplist is for": lambda m: setattr(m[2], "skiplist_tasks", ["query", "document"]),
     "its similarity is 'meanmaxsim'": lambda m: setattr(m, "similarity_fn_name", "meanmaxsim"),
-    "query prompt 'find a' is 2.*; its document prompt": lambda m: m.prompts.update(query="find a", document="text of"),
 }
 
 
@@ -124,8 +124,8 @@ def test_what_pylate_cannot_express_is_refused_before_anything_is_written(tiny, 
 
 @pytest.mark.skipif(not PYTHON, reason="LATELIER_PYLATE_PYTHON names no interpreter that has PyLate 1.6")
 @pytest.mark.parametrize("name", MODELS)
-def test_pylate_reads_it_and_we_read_what_pylate_saves(name, minilm, tmp_path):
-    model = MODELS[name](minilm, tmp_path)
+def test_pylate_reads_it_and_we_read_what_pylate_saves(name, tiny, tmp_path):
+    model = MODELS[name](tiny, tmp_path)
     model.save(tmp_path / "saved", layout="pylate")
     script = """
 import json, sys
@@ -133,7 +133,8 @@ import numpy as np
 from pylate import models
 folder, texts = sys.argv[1], json.loads(sys.argv[2])
 model = models.ColBERT(folder + "/saved", device="cpu")
-sides = [model.encode(texts, is_query=is_query) for is_query in (True, False)]
+prompts = [model.prompts.get(task) or None for task in ("query", "document")]
+sides = [model.encode(texts, is_query=i == 0, prompt=prompts[i]) for i in (0, 1)]
 np.savez(folder + "/theirs.npz", *(matrix for side in sides for matrix in side))
 model.save(folder + "/theirs_saved")
 """
