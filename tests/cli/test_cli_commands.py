@@ -147,6 +147,7 @@ def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_
         (["search", "x", "y", "-k", "0"], 2, "Invalid value for '-k'"),
         (["search", "x", "y", "--kk", "3"], 2, "No such option: --kk"),
         (["serch", "x", "y"], 2, "No such command 'serch'"),
+        (["search", "x", "y", "--mode", "keyword"], 2, "Did you mean 'keywords'?"),
     ],
 )
 def test_failures_have_a_message_and_a_status(run, tmp_path, monkeypatch, arguments, code, message):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 import zipfile
 
 import pytest
@@ -44,7 +45,7 @@ def test_html(tmp_path):
     document = read_one(tmp_path / "a.html")
     assert (document.title, document.metadata["title"]) == ("Pears", "Pears")
     assert document.text.startswith("# Pears\n\nThey ripen in autumn.\n\nUnclosed.\n\n## Storage\n\n- cold\n- dry\n")
-    assert "x = 1\n  y" in document.text
+    assert "```\nx = 1\n  y\n```" in document.text
     assert [word for word in ("Home", "Imprint", "var a", "p {}", "¶") if word in document.text] == []
     assert sections(document)["- cold"] == "Storage"
     (tmp_path / "b.htm").write_text("<title>Moon</title><p>far away", encoding="utf-16")
@@ -327,3 +328,37 @@ def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):
         assert (len(retriever.index) > 1) is is_cut
         [result] = retriever.search("quince", mode="keywords")
         assert (result.start is not None) is is_cut
+
+
+def test_long_records_of_python_are_warned_of(tiny):
+    retriever = Retriever(tiny, device="cpu", model_options={"max_length_document": 16})
+    with pytest.warns(UserWarning, match=r"1 documents are longer than the model reads \(16 tokens\)"):
+        retriever.add(["word " * 100, "word"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        retriever.add(["word " * 100], passages=False)
+
+
+def test_tables_and_documents_of_frameworks(tiny):
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    rows = {"id": ["a", "b"], "text": ["pears", "moon"], "n": [1.5, None]}
+    for table in (pandas.DataFrame(rows), pyarrow.table(rows)):
+        retriever = Retriever(tiny, device="cpu")
+        retriever.add(table)
+        assert [tuple(record) for record in retriever.index.get(["a", "b"])] == [
+            ("a", "pears", {"n": 1.5}),
+            ("b", "moon", {}),
+        ]
+        with pytest.raises(InvalidArgumentError, match="give the texts of one column"):
+            retriever.rerank("pears", table)
+    langchain, haystack = pytest.importorskip("langchain_core.documents"), pytest.importorskip("haystack")
+    schema = pytest.importorskip("llama_index.core.schema")
+    documents = [
+        langchain.Document("pears", id="a", metadata={"n": 1}),
+        haystack.Document(id="b", content="moon", meta={"n": 2}),
+        schema.TextNode(text="stone", id_="c", metadata={"n": 3}),
+    ]
+    retriever = Retriever(tiny, device="cpu")
+    retriever.add(documents)
+    found = [tuple(record) for record in retriever.index.get(["a", "b", "c"])]
+    assert found == [("a", "pears", {"n": 1}), ("b", "moon", {"n": 2}), ("c", "stone", {"n": 3})]

@@ -71,7 +71,7 @@ def test_formats(tmp_path, name, content, documents, compressed):
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a.jsonl:3: malformed JSON"),
         ("a.jsonl", '{"text": "x"}\n{"id": "b"}\n', r"a.jsonl:2: it has no 'text'"),
         ("a.jsonl", '{"text": "x"}\n' + "[" * 100_000, r"a.jsonl:2: malformed JSON: .* nested too deeply"),
-        ("a.jsonl", '{"text": "x", "n": NaN}', r"a.jsonl:1: .* holds nan"),
+        ("a.jsonl", '{"text": "x", "n": NaN}', r"a.jsonl:1: .*(nan|float)"),
         ("a.jsonl", '{"text": "a \\ud800"}', r"a.jsonl:1: the text is not valid Unicode"),
         ("a.csv", "id,body\n1,x\n", r"a.csv:1: it has no field 'text'; the fields are: id, body"),
         ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: more cells"),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
@@ -141,7 +143,7 @@ def messages(debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except _UsageError as error:
-        error.message = printable(error.message, lines=True)  # it quotes arguments as they were typed
+        error.message = printable(error.message + _near_choice(error), lines=True)  # it quotes arguments as typed
         raise
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -150,6 +152,15 @@ def messages(debug: bool) -> Iterator[None]:
             raise  # on EPIPE, a closed pipe, typer exits without a message
         typer.echo(cut(printable(_message(error), lines=True), _LONGEST), err=True)
         raise typer.Exit(1) from error
+
+
+def _near_choice(error: Any) -> str:
+    """Return a hint if what was typed is nearly one of the choices of an option."""
+    if "is not one of" not in error.message:
+        return ""
+    typed, *choices = re.findall(r"'([^']*)'", error.message) or [""]
+    near = get_close_matches(typed, choices, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def exit_now(status: int) -> NoReturn:

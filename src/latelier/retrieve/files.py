@@ -246,9 +246,11 @@ class _Page(HTMLParser):
         elif tag in ("main", "article") or role == "main":
             self._main, self._main_tag = 1, tag
         self._in_title = self._in_title or tag == "title"
-        self._pre += tag == "pre"
         mark = {"br": "\n", "li": "\n- ", "td": " | ", "th": " | ", "tr": "\n", "dt": "\n\n", "dd": "\n"}.get(tag)
         self._add(mark or ("\n\n" if tag in _BLOCKS else ""))
+        if tag == "pre":
+            self._pre += 1
+            self._add("```\n")
         if tag[0] == "h" and tag[1:].isdigit():
             self._add("#" * min(int(tag[1:]), 6) + " ")
 
@@ -259,7 +261,9 @@ class _Page(HTMLParser):
                 self._skipping = ""
             return
         self._in_title = self._in_title and tag != "title"
-        self._pre -= tag == "pre" and self._pre > 0
+        if tag == "pre" and self._pre:
+            self._pre -= 1
+            self._add("\n```")
         if tag in _BLOCKS and tag not in ("li", "tr", "dt", "dd"):
             self._add("\n\n")
         if self._main:

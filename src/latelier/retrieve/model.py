@@ -567,10 +567,10 @@ class QueryModel:
 
 def checked_queries(texts: Any, name: str = "queries") -> list[str]:
     """Return one text or several as a list of texts that can be encoded; messages call them `name`."""
-    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
-        raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a text or a list of texts.")
     if hasattr(texts, "columns"):  # an iterable of its names
         raise InvalidArgumentError(f"received a table as {name}; give the texts of one column: list(table['text']).")
+    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
+        raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a text or a list of texts.")
     queries = [texts] if isinstance(texts, str) else list(texts)
     for position, text in enumerate(queries):
         if not isinstance(text, str) or not text.strip():

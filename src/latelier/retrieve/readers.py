@@ -103,12 +103,13 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
 
     Of a record, a dict under ``"metadata"`` is merged with the other keys.
     """
-    if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
+    rows = _table_rows(documents)
+    if isinstance(documents, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
         raise InvalidArgumentError(
             f"received documents of type {type(documents).__name__}; expected an iterable of texts, of (id, text) "
             "pairs, or of dicts with 'id' and 'text'. For one document, give a list; for a dict of texts, its .items()."
         )
-    for position, item in enumerate(_table_rows(documents)):
+    for position, item in enumerate(rows):
         try:
             document = parse_document(item)
             # The index makes the same check, but after the chunk is encoded; files are checked while they are read.
@@ -119,7 +120,7 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
         yield document
 
 
-def _table_rows(documents: Any) -> Iterable[Any]:
+def _table_rows(documents: Any) -> Any:
     """Return the rows of a table of pandas, polars or pyarrow as records; any other iterable as it is."""
     rows: Iterable[dict[str, Any]]
     if hasattr(documents, "itertuples"):

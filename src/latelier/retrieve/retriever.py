@@ -7,6 +7,7 @@ result comes out by `Retriever.search`: the query is encoded, the index searched
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
@@ -39,7 +40,7 @@ from latelier.retrieve.passages import DocumentSettings, Passages, Result, Store
 from latelier.retrieve.readers import FileDocuments
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, describe
-from latelier.utils.misc import NotCopied, progress_bar
+from latelier.utils.misc import NotCopied, progress_bar, warn_caller
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -386,6 +387,7 @@ class Retriever(NotCopied):
         factor = settings.pool_factor
         options: dict[str, Any] = {"batch_size": batch_size, "pool_factor": factor, "precision": precision}
         total = len(documents) if isinstance(documents, Sized) else None
+        longer, limit = 0, model.document_limits[1]
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chunks = read_chunks(documents, stored, size, on_existing, bar)
             transactions = divide(chunks, model, settings.passages, pace, stored, bar, skip_unchanged=skip_unchanged)
@@ -399,6 +401,13 @@ class Retriever(NotCopied):
                     settings.store_in(index)
                 store(rows, vectors, stored, on_existing)
                 pace.committed(rows)
+                if passages is None and settings.passages is None:
+                    longer += sum(len(text) > _CHARACTERS * (limit or sys.maxsize) for text in rows.texts)
+        if longer:
+            warn_caller(
+                f"{longer:,} documents are longer than the model reads ({limit} tokens), and the rest of each is not "
+                "searched; fill a new index with passages=True, or say passages=False."
+            )
         return pace
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
@@ -626,6 +635,7 @@ class Retriever(NotCopied):
 
 
 _CHUNK_SIZE = 2048  # documents that are read and checked at once
+_CHARACTERS = 8  # of a token, more than texts have on average: what is longer than that is longer than the model reads
 _BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
 
 
