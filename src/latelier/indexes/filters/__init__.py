@@ -12,6 +12,6 @@ Expressions may come from untrusted users. The parser accepts a part of SQL: com
 IS NULL, LIKE and GLOB, arithmetic, ``||``, ``->`` and ``->>``, queries over json_each, CAST, CASE, COLLATE NOCASE, and
 the functions abs, coalesce, date, datetime, ifnull, iif, instr, json_extract, json_valid, julianday, length, lower,
 max, min, nullif, replace, round, substr, trim, typeof, unixepoch and upper. Literals are written anew and parameters
-are bound. The evaluation has a time limit, a value may have up to 16 MiB (on Python 3.10, SQLite's own 1 GB), and
-SQLite denies everything except reading documents.
+are bound. The evaluation has a time limit, a value may have up to 16 MiB, and less where one step would take long (on
+Python 3.10, SQLite's own 1 GB), and SQLite denies everything except reading documents.
 """

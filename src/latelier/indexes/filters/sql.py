@@ -7,6 +7,7 @@ may not; their selections are not cached.
 from __future__ import annotations
 
 import difflib
+import math
 import sqlite3
 import threading
 import time
@@ -21,13 +22,9 @@ import numpy as np
 from latelier.errors import FilterTimeoutError
 from latelier.indexes.filters import parse as nodes
 from latelier.indexes.filters.parse import (
-    COMPARISON,
     FUNCTIONS,
-    LEVEL,
     MOST_FIELDS,
-    NOT_LEVEL,
     RESERVED,
-    TIME_FUNCTIONS,
     Filter,
     Node,
     failed,
@@ -37,16 +34,11 @@ from latelier.indexes.filters.parse import (
     walk,
 )
 
-# Maximum length of one value, in bytes; Python 3.10 cannot set it, and SQLite's own is 1 GB.
-_MOST_BYTES = 16 << 20
-# Patterns are limited further, since LIKE and GLOB may take time proportional to len(pattern) * len(text).
-_LIMITS = {"SQLITE_LIMIT_LENGTH": _MOST_BYTES, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": 1000}
-# Steps of SQLite's virtual machine between two checks of the clock: about 20 microseconds.
-_STEPS = 1000
 # SQLite reports LIKE and GLOB as functions.
 _CALLED = {*FUNCTIONS, "like", "glob"}
 # SQLite's messages about the file of the catalog begin with these; all others are about the filter.
 _FILE_ERRORS = ("database ", "disk I/O", "file is not", "unable to open")
+_NEST_LESS = "; nest less, and write many alternatives as x IN (...)"
 _DOCUMENT_COLUMNS = {
     "id": "document.id",
     "text": "(SELECT text FROM content WHERE content.number = document.number)",
@@ -54,64 +46,34 @@ _DOCUMENT_COLUMNS = {
 }
 
 
-# From a tree to SQL.
-
-_COLLATE = LEVEL["||"] + 1
-_SIGN = _COLLATE + 1
-_PRIMARY = _SIGN + 1
-
-
-def to_sql(node: Node, column: Callable[[nodes.Field], str], weakest: int = 0) -> str:  # noqa: C901 (one case a node)
-    """Return the SQL of a tree, in parentheses if its operator binds weaker than `weakest`.
-
-    `column` returns the SQL of a field.
-    """
-
-    def sql(part: Node, weakest: int = 0) -> str:
-        return to_sql(part, column, weakest)
-
-    level = _PRIMARY
+def to_sql(node: Node, column: Callable[[nodes.Field], str]) -> str:
+    """Return the SQL of a tree, in which `column` gives the SQL of a field."""
     match node:
         case nodes.Literal():
-            written = node.sql
+            return node.sql
         case nodes.Parameter():
-            written = f"?{node.index + 1}"
+            return f"?{node.index + 1}"
         case nodes.Field():
-            written = column(node)
+            return column(node)
         case nodes.ListColumn():
-            written = f"list{node.number}.{node.column}"
-        case nodes.Operation():
-            level = LEVEL[node.operators[0].split()[0].lower()]
-            written = sql(node.operands[0], level)
-            for operator, operand in zip(node.operators, node.operands[1:], strict=True):
-                written += f" {operator} {sql(operand, level + 1)}"
-        case nodes.Prefix():
-            level = NOT_LEVEL if node.operator == "NOT" else _SIGN
-            written = f"{node.operator} {sql(node.operand, level)}"
-        case nodes.NoCase():
-            level, written = _COLLATE, f"{sql(node.operand, _COLLATE)} COLLATE NOCASE"
-        case nodes.In():
-            level = COMPARISON
-            values = (
-                sql(node.values)[len("EXISTS") :]
-                if isinstance(node.values, nodes.Elements)
-                else f"({', '.join(map(sql, node.values))})"
-            )
-            written = f"{sql(node.operand, level)} IN {values}"
+            return f"list{node.number}.{node.column}"
         case nodes.Elements():
-            where = "" if node.where is None else f" WHERE {sql(node.where)}"
-            arguments = ", ".join(map(sql, node.arguments))
+            arguments = ", ".join(to_sql(each, column) for each in node.operands)
+            where = "" if node.where is None else f" WHERE {to_sql(node.where, column)}"
             name = f"list{node.number}"
-            written = f"EXISTS (SELECT {name}.{node.column} FROM json_each({arguments}) AS {name}{where})"
-        case nodes.Case():
-            parts = [sql(node.base)] if node.base else []
-            parts += [f"WHEN {sql(condition)} THEN {sql(value)}" for condition, value in node.cases]
-            parts += [f"ELSE {sql(node.otherwise)}"] if node.otherwise else []
-            written = f"CASE {' '.join(parts)} END"
-        case nodes.Call():
-            type = f" AS {node.type}" if node.type else ""
-            written = f"{node.name}({', '.join(map(sql, node.arguments))}{type})"
-    return f"({written})" if level < weakest else written
+            return f"(SELECT {name}.{node.column} FROM json_each({arguments}) AS {name}{where})"
+    written = node.words[0]
+    for operand, word in zip(node.operands, node.words[1:], strict=True):
+        sql = to_sql(operand, column)
+        written += "" if not written or written.endswith("(") else " "
+        written += f"({sql})" if _is_open(node) and _is_open(operand) else sql
+        written += word if word in ("", ",", ")") else f" {word}"
+    return written
+
+
+def _is_open(node: Node) -> bool:
+    """Whether a tree begins or ends with an operand, which an operator beside it could take."""
+    return isinstance(node, nodes.Operation) and not (node.words[0] and node.words[-1])
 
 
 # Evaluation.
@@ -136,27 +98,9 @@ def matching_rows(
         found = columns.get(field.name)
         return found or reject_field(field, [spelling for _, spelling, _ in fields])
 
-    def late() -> FilterTimeoutError:
-        return FilterTimeoutError(
-            f"the filter {shorten(filter.expression, 200)!r} has not finished within {timeout:g} seconds.",
-            advice="filter-timeout",
-        )
-
     query = f"SELECT number FROM document WHERE {to_sql(filter.tree, column)}"
-    end = None if timeout is None else time.monotonic() + timeout
-    try:
-        with restricted_to(_CALLED), limit_lengths(connection), deadline(connection, end, late):
-            return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
-    except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-        reason = str(error)
-        if reason.startswith(_FILE_ERRORS):
-            raise
-        reason = shorten(reason, 300)
-        if "too big" in reason:
-            reason += f"; a value may have up to {_MOST_BYTES >> 20} MiB"
-        if "stack overflow" in reason or "too large (maximum depth" in reason:
-            reason += "; nest less, and write many alternatives as x IN (...)"
-        raise failed(filter, reason) from error
+    with restricted_to(_CALLED), bounded(connection, filter, values, timeout):
+        return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
 
 
 def reject_field(field: nodes.Field, fields: Sequence[str]) -> NoReturn:
@@ -167,52 +111,76 @@ def reject_field(field: nodes.Field, fields: Sequence[str]) -> NoReturn:
     hint = f". Did you mean {spellings[near[0]]!r}?" if near else "."
     if len(fields) >= MOST_FIELDS:
         hint += f" Only the first {MOST_FIELDS} keys of the metadata are fields; read others as metadata ->> '$.key'."
-    if field.token.kind == "name":
+    if field.token.kind == "name" or not near:
         hint += " Write strings in single quotes."
     shown = ", ".join([*fields[:30], *RESERVED]) + (f" and {len(fields) - 30} more" if len(fields) > 30 else "")
     raise rejection(field.expression, field.token, f"unknown field {shorten(spelled)!r}{hint} The fields are: {shown}")
 
 
-@contextmanager
-def limit_lengths(connection: sqlite3.Connection) -> Iterator[None]:
-    """Limit the lengths of values and patterns within a ``with`` block; before Python 3.11, do nothing."""
-    if not hasattr(connection, "setlimit"):
-        yield
-        return
-    limits = {getattr(sqlite3, name): most for name, most in _LIMITS.items()}
-    before = {code: connection.setlimit(code, most) for code, most in limits.items()}
-    try:
-        yield
-    finally:
-        for code, most in before.items():
-            connection.setlimit(code, most)
+# Limits. The clock is looked at between steps of SQLite's virtual machine, and one step calls at most one function: the
+# lengths of values are limited so that this takes 0.2 seconds at most, and that all values together fit into memory.
+
+# Bytes of one value, and of all together; pairs of bytes that a step may compare.
+_MOST_BYTES, _MOST_MEMORY, _MOST_PAIRS = 1 << 24, 1 << 28, 1 << 25
+_MOST_PATTERN = 1000
+# instr() and replace() compare this many bytes in the time of one in LIKE and trim(); parsing a byte of JSON takes that
+# of some.
+_FAST, _JSON = 64, 4
+# Steps between two looks at the clock: about 2 microseconds. Fewer, if one of them may take long.
+_STEPS, _FEW_STEPS = 100, 20
 
 
 @contextmanager
-def deadline(connection: sqlite3.Connection, end: float | None, late: Callable[[], Exception]) -> Iterator[None]:
-    """Interrupt the statements of a ``with`` block after a deadline, or when a signal handler raises an exception.
+def bounded(
+    connection: sqlite3.Connection, filter: Filter, values: Sequence[Any], timeout: float | None
+) -> Iterator[None]:
+    """Limit the time and the memory of a filter's statement in a ``with`` block; explain its errors.
 
-    The clock is checked between steps of SQLite's virtual machine, and one step calls at most one function.
-    `connection`: no other thread may be using it. `end`: as `time.monotonic` tells it; None for none. `late`: returns
-    the error to raise after it.
+    It ends after `timeout` seconds with `FilterTimeoutError`, and when a signal handler raises an exception. Before
+    Python 3.11, SQLite's own limits of lengths hold. `connection`: no other thread may be using it.
     """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+
+    def check_time() -> None:
+        if time.monotonic() > end:
+            raise FilterTimeoutError(
+                f"the filter {shorten(filter.expression, 200)!r} has not finished within {timeout:g} seconds.",
+                advice="filter-timeout",
+            )
+
     errors: list[BaseException] = []
-    watch = _watch(end, late, errors)
+    watch = _watch(check_time, errors)
     next(watch)
+    most = _most_bytes(filter, values)
+    limits, before = {"SQLITE_LIMIT_LENGTH": most, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": _MOST_PATTERN}, {}
     try:
         try:
-            connection.set_progress_handler(watch.__next__, _STEPS)
+            if hasattr(connection, "setlimit"):
+                before = {name: connection.setlimit(getattr(sqlite3, name), limit) for name, limit in limits.items()}
+            connection.set_progress_handler(watch.__next__, _STEPS if most == _MOST_BYTES else _FEW_STEPS)
             yield
         finally:
             connection.set_progress_handler(None, 0)
-    except sqlite3.OperationalError:
-        if not errors:
+            for name, limit in before.items():
+                connection.setlimit(getattr(sqlite3, name), limit)
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+        reason = str(error)
+        if not errors and reason.startswith(_FILE_ERRORS):
             raise
+        if not errors:
+            cures = {
+                "too big": f"; a value may have up to {most:,} bytes in this filter",
+                "stack overflow": _NEST_LESS,
+                "too large (maximum depth": _NEST_LESS,
+            }
+            cure = next((cure for sign, cure in cures.items() if sign in reason), "")
+            raise failed(filter, shorten(reason, 300) + cure) from error
     if errors:
         raise errors[0]
+    check_time()
 
 
-def _watch(end: float | None, late: Callable[[], Exception], errors: list[BaseException]) -> Iterator[bool]:
+def _watch(check_time: Callable[[], None], errors: list[BaseException]) -> Iterator[bool]:
     """Yield whether to interrupt the statement, and append the reason to `errors`.
 
     Python runs signal handlers when SQLite calls the progress handler, and `sqlite3` discards an exception that leaves
@@ -223,14 +191,57 @@ def _watch(end: float | None, late: Callable[[], Exception], errors: list[BaseEx
         # Python also runs signal handlers when a loop jumps back: the whole loop is inside of the ``try``.
         while not errors:
             yield False
-            if end is not None and time.monotonic() > end:
-                raise late()
+            check_time()
     except GeneratorExit:
         return
-    except BaseException as error:  # noqa: BLE001 (`deadline` raises it when SQLite has stopped)
+    except BaseException as error:  # noqa: BLE001 (`bounded` raises it when SQLite has stopped)
         errors.append(error)
     while True:
         yield True
+
+
+def _most_bytes(filter: Filter, values: Sequence[Any]) -> int:
+    """Return how long a value may be while a filter is evaluated."""
+    most, copies = _MOST_BYTES, 1
+    for node in walk(filter.tree):
+        if isinstance(node, nodes.Operation):
+            copies += node.words[0].endswith("(") + sum(word in ("||", "->", "->>") for word in node.words)
+        most = min(most, _most_of(node, values))
+    return min(most, _MOST_MEMORY // copies)
+
+
+def _most_of(node: Node, values: Sequence[Any]) -> int:
+    """Return how long the operands of one node may be."""
+    if isinstance(node, nodes.Elements):
+        return _MOST_PAIRS // _JSON
+    if not isinstance(node, nodes.Operation):
+        return _MOST_BYTES
+    match node.words:
+        case ("", "LIKE" | "GLOB", *_):
+            return _MOST_PAIRS // max(1, min(_MOST_PATTERN, _longest(node.operands[1], values)))
+        case ("trim(", ",", ")"):
+            pairs = _MOST_PAIRS
+        case ("instr(" | "replace(", ",", *_):
+            pairs = _FAST * _MOST_PAIRS
+        case ("json_extract(" | "json_valid(", *_) | ("", "->" | "->>", *_):
+            return _MOST_PAIRS // _JSON
+        case _:
+            return _MOST_BYTES
+    # The second operand is a value too: both may have the root.
+    return max(math.isqrt(pairs), pairs // max(1, _longest(node.operands[1], values)))
+
+
+def _longest(node: Node, values: Sequence[Any]) -> int:
+    """Return the most bytes that an operand can have."""
+    match node:
+        case nodes.Literal():
+            return len(node.sql)
+        case nodes.Parameter():
+            value = values[node.index]
+            return len(value) if isinstance(value, bytes) else len(str(value).encode(errors="replace"))
+        case nodes.Operation(words=("", *operators, "")) if set(operators) == {"||"}:
+            return sum(_longest(each, values) for each in node.operands)
+    return _MOST_BYTES
 
 
 # Selections of one commit that are kept.
@@ -239,6 +250,7 @@ def _watch(end: float | None, late: Callable[[], Exception], errors: list[BaseEx
 _CAPACITY, _OVERHEAD = 1 << 24, 1 << 10
 # Types of parameters that can be part of a key.
 _KEY_TYPES = frozenset({str, bytes, int, float, bool, type(None)})
+_TIME_FUNCTIONS = ("date(", "datetime(", "julianday(", "unixepoch(")
 
 
 def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
@@ -251,7 +263,9 @@ def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
 @lru_cache(maxsize=64)
 def _normalized(filter: Filter) -> str | None:
     """Return the SQL of a filter with the names of its fields; None if it may ask for the time."""
-    if any(isinstance(node, nodes.Call) and node.name in TIME_FUNCTIONS for node in walk(filter.tree)):
+    if any(
+        isinstance(node, nodes.Operation) and node.words[0].startswith(_TIME_FUNCTIONS) for node in walk(filter.tree)
+    ):
         return None
     return to_sql(filter.tree, lambda field: '"' + field.name.replace('"', '""') + '"')
 

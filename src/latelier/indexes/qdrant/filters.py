@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -19,7 +19,7 @@ from qdrant_client import models
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters import parse as nodes
 from latelier.indexes.filters.parse import RESERVED, Filter, Node, shorten, walk
-from latelier.indexes.filters.sql import limit_lengths, reject_field, to_sql
+from latelier.indexes.filters.sql import bounded, reject_field, to_sql
 from latelier.indexes.qdrant.points import as_number, field_key, is_true_text, point_id, text_elements
 
 Condition: TypeAlias = "models.Condition | bool"
@@ -36,6 +36,7 @@ _CAN = (
 _NUMBER_BEGIN = re.compile(r"-?(?:\d*|\d+\.\d*(?:e[+-]?\d*)?|I(?:nf?)?)", re.ASCII)
 _NUMBER_PART = re.compile(r"[-+.0-9eInf]*", re.ASCII)
 _SIMPLE = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_SECONDS = 1.0  # for computing a value
 
 
 def translate(filter: Filter, values: Sequence[Any], fields: Mapping[str, str]) -> models.Filter | bool:
@@ -43,8 +44,7 @@ def translate(filter: Filter, values: Sequence[Any], fields: Mapping[str, str]) 
 
     `fields`: the spelling of each field of the index by its folded name.
     """
-    translator = _Translator(filter, values, fields)
-    condition = translator.truth(filter.tree).true
+    condition = _Translator(filter, values, fields).truth(filter.tree).true
     return condition if isinstance(condition, (bool, models.Filter)) else models.Filter(must=[condition])
 
 
@@ -57,6 +57,9 @@ class Truth(NamedTuple):
     def negated(self, negated: bool = True) -> Truth:
         """Return NOT of the expression, or the expression itself."""
         return Truth(self.false, self.true) if negated else self
+
+
+_NULL = Truth(False, False)
 
 
 class _Value(NamedTuple):
@@ -81,7 +84,7 @@ class _Translator:
         if isinstance(found, _Value):
             value = found.value
             is_true = is_true_text(value) if isinstance(value, str) else value != 0
-            return Truth(False, False) if value is None else Truth(is_true, not is_true)
+            return _NULL if value is None else Truth(is_true, not is_true)
         return found
 
     def _visit(self, node: Node) -> Column | _Value | Truth:
@@ -90,39 +93,38 @@ class _Translator:
                 if node.name not in (*RESERVED, *self._fields):
                     reject_field(node, list(self._fields.values()))
                 return Column(node.name)
-            case nodes.Literal() | nodes.Parameter():
-                return self._value(node)
-            case nodes.Prefix(operator="NOT"):
-                return self.truth(node.operand).negated()
-            case nodes.Operation(operators=("AND", *_)):
-                return _conjunction([self.truth(each) for each in node.operands])
-            case nodes.Operation(operators=("OR", *_)):
-                return _disjunction([self.truth(each) for each in node.operands])
-        if not any(isinstance(each, (nodes.Field, nodes.Elements, nodes.ListColumn)) for each in walk(node)):
-            return self._value(node)
-        return self._comparison(node)
+            case nodes.Operation(words=("NOT", ""), operands=(operand,)):
+                return self.truth(operand).negated()
+            case nodes.Operation(words=("", "AND", *_)):
+                return _conjunction(map(self.truth, node.operands))
+            case nodes.Operation(words=("", "OR", *_)):
+                return _conjunction(self.truth(each).negated() for each in node.operands).negated()
+            case nodes.Operation() if any(isinstance(each, (nodes.Field, nodes.Elements)) for each in walk(node)):
+                return self._comparison(node, node.words, node.operands)
+        return self._value(node)
 
-    def _comparison(self, node: Node) -> Truth:
-        match node:
-            case nodes.Operation(operators=(("=" | "<>") as operator,)):
-                return self._equal(node, *map(self._visit, node.operands)).negated(operator == "<>")
-            case nodes.Operation(operators=(("IS" | "IS NOT") as operator,)):
-                is_so = self._is(node, *node.operands)
-                return Truth(is_so, none_of(is_so)).negated(operator == "IS NOT")
-            case nodes.Operation(operators=(("<" | "<=" | ">" | ">=") as operator,)):
-                left, right = map(self._visit, node.operands)
-                return self._compare(node, left, operator, right)
-            case nodes.Operation(operators=("BETWEEN", "AND")):
-                operand, low, high = map(self._visit, node.operands)
+    def _comparison(self, node: Node, words: tuple[str, ...], operands: tuple[Node, ...]) -> Truth:
+        match words:
+            case ("", "=" | "<>", ""):
+                return self._equal(node, *map(self._visit, operands)).negated(words[1] == "<>")
+            case ("", "IS" | "IS NOT", ""):
+                is_so = self._is(node, *operands)
+                return Truth(is_so, none_of(is_so)).negated(words[1] == "IS NOT")
+            case ("", "<" | "<=" | ">" | ">=", ""):
+                left, right = map(self._visit, operands)
+                return self._compare(node, left, words[1], right)
+            case ("", "BETWEEN", "AND", ""):
+                operand, low, high = map(self._visit, operands)
                 return _conjunction([self._compare(node, operand, ">=", low), self._compare(node, operand, "<=", high)])
-            case nodes.Operation(operators=("LIKE" | "GLOB",)):
-                return self._pattern(node)
-            case nodes.In():
-                operand = self._visit(node.operand)
-                parts = [self._equal(node, operand, value) for value in self._listed(node)]
-                return _disjunction(parts) if parts else Truth(False, True)  # x IN () is false, even for NULL
-            case nodes.Elements():
-                return self._exists(node)
+            case ("", "GLOB" | "LIKE", ""):
+                return self._pattern(node, words[1], *map(self._visit, operands))
+            case ("", "IN" | "IN (" | "IN ()", *_):
+                operand = self._visit(operands[0])
+                equal = [self._equal(node, operand, value) for value in self._listed(node, operands[1:])]
+                # x IN () is false, even for NULL.
+                return _conjunction(each.negated() for each in equal).negated()
+            case ("EXISTS", ""):
+                return self._exists(node, operands[0])
         self._refuse(node)
 
     def _refuse(self, node: Node, reason: str = "") -> NoReturn:
@@ -134,77 +136,67 @@ class _Translator:
 
     def _value(self, node: Node) -> _Value:
         """Return a value that no document matters for; SQLite computes what is more than a literal."""
-        if isinstance(node, nodes.Literal):
-            value = node.value
-        elif isinstance(node, nodes.Parameter):
-            value = self._values[node.index]
-        else:
-            numbers = [each.index + 1 for each in walk(node) if isinstance(each, nodes.Parameter)]
-            sql, given = f"SELECT {to_sql(node, lambda field: field.name)}", self._values[: max(numbers, default=0)]
-            with closing(sqlite3.connect(":memory:")) as connection, limit_lengths(connection):
-                try:
-                    ((value,),) = connection.execute(sql, given)
-                except sqlite3.Error as error:
-                    self._refuse(node, str(error))
+        match node:
+            case nodes.Literal():
+                value = node.value
+            case nodes.Parameter():
+                value = self._values[node.index]
+            case _:
+                count = max((each.index + 1 for each in walk(node) if isinstance(each, nodes.Parameter)), default=0)
+                sql = f"SELECT {to_sql(node, lambda field: field.name)}"
+                with (
+                    closing(sqlite3.connect(":memory:")) as connection,
+                    bounded(connection, self._filter, self._values, _SECONDS),
+                ):
+                    ((value,),) = connection.execute(sql, self._values[:count])
         if isinstance(value, bytes):
             self._refuse(node, "a BLOB")
         return _Value(value if value is None or isinstance(value, str) else as_number(value))
 
     # Comparisons.
 
-    def _equal(self, node: Node, left: Column | _Value | Truth, right: Column | _Value | Truth) -> Truth:
-        if isinstance(left, _Value):
-            left, right = right, left
-        if not isinstance(left, Column) or not isinstance(right, _Value):
-            self._refuse(node, "it compares a column with a value")
-        if right.value is None:
-            return Truth(False, False)
-        self._check_type(node, left, right.value)
-        return left.decided(left.equals(right.value))
+    def _equal(self, node: Node, left: Any, right: Any) -> Truth:
+        column, value = self._column_and_value(node, left, right)
+        return _NULL if value is None else column.decided(column.equals(value))
 
-    def _compare(
-        self, node: Node, left: Column | _Value | Truth, operator: str, right: Column | _Value | Truth
-    ) -> Truth:
-        if isinstance(left, _Value):
-            left, operator, right = right, _FLIPPED[operator], left
-        if not isinstance(left, Column) or not isinstance(right, _Value):
-            self._refuse(node, "it compares a column with a value")
-        if right.value is None:
-            return Truth(False, False)
-        if isinstance(right.value, str):
+    def _compare(self, node: Node, left: Any, operator: str, right: Any) -> Truth:
+        column, value = self._column_and_value(node, left, right)
+        if value is None:
+            return _NULL
+        if isinstance(value, str):
             self._refuse(node, "the order of strings")
-        self._check_type(node, left, right.value)
-        if _EXACT <= abs(right.value) <= 2**63:
+        if _EXACT <= abs(value) <= 2**63:
             self._refuse(node, "the order of integers beyond 2^53")
-        return left.decided(left.compares(operator, right.value))
+        return column.decided(column.compares(operator if column is left else _FLIPPED[operator], value))
 
-    def _check_type(self, node: Node, column: Column, value: int | float | str) -> None:
-        if not isinstance(value, str) and column.name in ("text", "metadata"):
+    def _column_and_value(self, node: Node, left: Any, right: Any) -> tuple[Column, int | float | str | None]:
+        """Return the operands of a comparison, whichever stands first."""
+        column, value = (right, left) if isinstance(left, _Value) else (left, right)
+        if not isinstance(column, Column) or not isinstance(value, _Value):
+            self._refuse(node, "it compares a column with a value")
+        if isinstance(value.value, (int, float)) and column.name in ("text", "metadata"):
             self._refuse(node, f"SQLite compares {column.name} and a number as strings: give a str")
+        return column, value.value
 
     def _is(self, node: Node, left: Node, right: Node) -> Condition:
         if isinstance(right, nodes.Literal) and right.sql in ("TRUE", "FALSE"):
-            truth = self.truth(left)
-            return truth.true if right.sql == "TRUE" else truth.false
+            return self.truth(left)[right.sql == "FALSE"]
         first, second = self._visit(left), self._visit(right)
         if isinstance(first, _Value):
             first, second = second, first
         if second != _Value(None):
             return self._equal(node, first, second).true
         if isinstance(first, Truth):
-            return all_of([none_of(first.true), none_of(first.false)])
+            return none_of(any_of(first))
         return first.is_null() if isinstance(first, Column) else first.value is None
 
-    def _pattern(self, node: nodes.Operation) -> Truth:
-        column, pattern = map(self._visit, node.operands)
-        if not isinstance(column, Column) or not isinstance(pattern, _Value):
-            self._refuse(node, "it compares a column with a pattern")
-        if pattern.value is None:
-            return Truth(False, False)
-        if not isinstance(pattern.value, str):
-            self._refuse(node, "the pattern is a number: give a str")
+    def _pattern(self, node: Node, operator: str, column: Any, pattern: Any) -> Truth:
+        if not isinstance(column, Column) or not isinstance(pattern, _Value) or isinstance(pattern.value, (int, float)):
+            self._refuse(node, "it compares a column with a pattern: give a str")
         text = pattern.value
-        if node.operators == ("LIKE",):
+        if text is None:
+            return _NULL
+        if operator == "LIKE":
             if re.search("[A-Za-z_*?[]", text):
                 self._refuse(node, "LIKE ignores the case of letters: use GLOB")
             text = text.replace("%", "*")
@@ -219,36 +211,38 @@ class _Translator:
         if not trailing:
             return column.decided(column.equals(inner))
         match: Any = models.MatchSubstring(substring=inner) if leading else models.MatchPrefix(prefix=inner)
-        return column.decided(_match(column.strings, match))
+        return column.decided(models.FieldCondition(key=column.strings, match=match))
 
     # Lists.
 
-    def _listed(self, node: nodes.In) -> list[_Value]:
-        """Return the values of IN."""
-        if isinstance(node.values, nodes.Elements):
-            [source, *path] = map(self._visit, node.values.arguments)
-            if path or node.values.where or node.values.column != "value" or not isinstance(source, _Value):
+    def _listed(self, node: Node, operands: Sequence[Node]) -> list[_Value]:
+        """Return the values of IN: a list of them, or the elements of one that is JSON."""
+        if operands and isinstance(operands[0], nodes.Elements):
+            [source, *path] = map(self._visit, operands[0].operands)
+            if path or operands[0].where or operands[0].column != "value" or not isinstance(source, _Value):
                 self._refuse(node, "it takes IN (SELECT value FROM json_each(?)); for a field, use EXISTS")
             elements = [] if source.value is None else text_elements(str(source.value))
             if elements is None:
                 self._refuse(node, "the value is not JSON")
             return [_Value(each) for each in elements]
-        values = [self._visit(each) for each in node.values]
-        constants = [each for each in values if isinstance(each, _Value)]
-        if len(constants) < len(values):
+        values = [self._visit(each) for each in operands]
+        if not all(isinstance(each, _Value) for each in values):
             self._refuse(node, "IN takes values that are the same for all documents")
-        return constants
+        return values  # type: ignore[return-value]
 
-    def _exists(self, node: nodes.Elements) -> Truth:
-        [source, *path] = map(self._visit, node.arguments)
+    def _exists(self, node: Node, elements: Any) -> Truth:
+        [source, *path] = map(self._visit, elements.operands)
         if path or not isinstance(source, Column) or source.name in RESERVED:
             self._refuse(node, "it reads the list in a field")
-        column, where = nodes.ListColumn(node.number, "value"), node.where
-        if isinstance(where, nodes.Operation) and where.operators == ("=",) and column in where.operands:
-            where = nodes.In(column, where.operands[:: 1 if where.operands[0] != column else -1][:1])
-        if not isinstance(where, nodes.In) or where.operand != column:
-            self._refuse(node, "its condition is value = ?, or value IN (...)")
-        values = [each.value for each in self._listed(where)]
+        column = nodes.ListColumn(elements.number, "value")
+        match elements.where:
+            case nodes.Operation(words=("", "=", ""), operands=(first, second)) if column in (first, second):
+                wanted: Sequence[Node] = [first if second == column else second]
+            case nodes.Operation(words=("", "IN" | "IN (" | "IN ()", *_), operands=(first, *wanted)) if first == column:
+                pass
+            case _:
+                self._refuse(node, "its condition is value = ?, or value IN (...)")
+        values = [each.value for each in self._listed(elements.where, wanted)]
         found = any_of([source.has_element(each) for each in values if each is not None])
         return Truth(found, none_of(found))
 
@@ -256,20 +250,20 @@ class _Translator:
 # Conditions of Qdrant.
 
 
-def all_of(conditions: Sequence[Condition]) -> Condition:
-    """Return the condition that all of some hold."""
-    rest = [each for each in conditions if not isinstance(each, bool)]
-    if any(each is False for each in conditions):
-        return False
-    return models.Filter(must=rest) if len(rest) > 1 else rest[0] if rest else True
-
-
-def any_of(conditions: Sequence[Condition]) -> Condition:
+def any_of(conditions: Iterable[Condition]) -> Condition:
     """Return the condition that at least one of some holds."""
-    rest = [each for each in conditions if not isinstance(each, bool)]
-    if any(each is True for each in conditions):
-        return True
-    return models.Filter(should=rest) if len(rest) > 1 else rest[0] if rest else False
+    kept = [each for each in conditions if each is not False]
+    if True in kept or not kept:
+        return bool(kept)
+    return models.Filter(should=kept) if len(kept) > 1 else kept[0]
+
+
+def all_of(conditions: Iterable[Condition]) -> Condition:
+    """Return the condition that all of some hold."""
+    kept = [each for each in conditions if each is not True]
+    if False in kept or not kept:
+        return not kept
+    return models.Filter(must=kept) if len(kept) > 1 else kept[0]
 
 
 def none_of(condition: Condition) -> Condition:
@@ -277,12 +271,9 @@ def none_of(condition: Condition) -> Condition:
     return not condition if isinstance(condition, bool) else models.Filter(must_not=[condition])
 
 
-def _conjunction(parts: Sequence[Truth]) -> Truth:
-    return Truth(all_of([part.true for part in parts]), any_of([part.false for part in parts]))
-
-
-def _disjunction(parts: Sequence[Truth]) -> Truth:
-    return Truth(any_of([part.true for part in parts]), all_of([part.false for part in parts]))
+def _conjunction(parts: Iterable[Truth]) -> Truth:
+    parts = list(parts)
+    return Truth(all_of(part.true for part in parts), any_of(part.false for part in parts))
 
 
 class Column:
@@ -336,7 +327,7 @@ class Column:
 
     def decided(self, condition: Condition) -> Truth:
         """Return a comparison that is true under a condition, NULL if the column is, and false otherwise."""
-        return Truth(condition, all_of([none_of(self.is_null()), none_of(condition)]))
+        return Truth(condition, none_of(any_of([self.is_null(), condition])))
 
 
 def _number_equals(path: str, value: int | float) -> Condition:
