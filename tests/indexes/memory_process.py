@@ -10,7 +10,7 @@ from latelier import indexes
 from latelier.indexes.flat import _load_kernels
 from latelier.indexes.ivf.index import compile_kernels
 
-DIM, DOCUMENTS, TOKENS = 64, 10000, 80
+DIM, DOCUMENTS, TOKENS, MB = 64, 10000, 80, 500_000
 KINDS = {"flat": (indexes.Flat, {}), "ivf": (indexes.IVF, {"nbits": 8})}
 
 
@@ -43,6 +43,16 @@ def main(step, kind, folder, budget):
     with make(folder, max_memory=int(budget) or None, **options) as index:
         if step == "build":
             index.add(range(DOCUMENTS), documents())
+        elif step == "texts":
+            count = int(budget) // 500_000  # 2 MB of texts and metadata each, four times the budget
+            texts, metadata = (
+                (f"{i} " + "word " * 200_000 for i in range(count)),
+                ({"n": "é" * MB} for _ in range(count)),
+            )
+            index.add((f"{i}" * 100 for i in range(count)), (np.eye(2, DIM) for _ in range(count)), texts, metadata)
+            index.compact(keywords=True)
+            assert index.verify().is_whole
+            assert len(index.search(np.eye(2, DIM), filter="n LIKE 'é%'", k=count)[0]) == count
         else:
             queries = [matrix[:12] for matrix in list(documents())[:: DOCUMENTS // 20]] if step == "queries" else []
             queries = queries or list(np.load(folder + ".npy"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,8 +17,8 @@ import numpy as np
 from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.results import Id, as_id, check_text, is_single_id
-from latelier.indexes.store.rows import DocumentColumns, StoredDocument, encode_metadata
+from latelier.indexes.results import Id, is_single_id
+from latelier.indexes.store.rows import DocumentColumns, StoredDocument
 from latelier.kernels.threads import allowed_threads, for_each
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.misc import progress_bar
@@ -201,10 +201,9 @@ class DocumentBatches:
         read_bytes = min(_READ_BYTES * min(allowed_threads(), _READ_THREADS), self._batch_bytes // 4)
         documents, lengths, size, arrays = DocumentColumns([], [], [], []), [np.zeros(0, "int64")], 0, None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
-            for given in self._given(read_bytes):
-                ids = list(map(as_id, given.ids))
-                name = _name_by(ids)
-                packed = pack(given.embeddings, name, self._dtype, dim)
+            for more, embeddings, more_bytes in self._given(read_bytes):
+                name = _name_by(more.ids)
+                packed = pack(embeddings, name, self._dtype, dim)
                 dim = packed.dim
                 if arrays is None:
                     row_bytes = np.dtype(self._dtype).itemsize * dim
@@ -216,35 +215,36 @@ class DocumentBatches:
                     largest = int(np.searchsorted(packed.offsets, row, side="right")) - 1
                     raise EmbeddingsError(f"{name(largest)}: {error}") from error
                 if not are_finite(encoded):
-                    check_finite(packed, given.embeddings, name)
-                metadata = list(map(encode_metadata, given.metadata, ids))
-                texts = list(map(check_text, given.texts, ids))
-                more = DocumentColumns(ids, texts, [json for json, _ in metadata], [fields for _, fields in metadata])
+                    check_finite(packed, embeddings, name)
                 documents.extend(more)
                 lengths.append(packed.lengths)
-                size += packed.vectors.nbytes + more.nbytes
-                progress.update(len(ids))
+                size += packed.vectors.nbytes + more_bytes
+                progress.update(len(more))
                 if size >= self._batch_bytes:
                     yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled())
                     documents, lengths, size, arrays = DocumentColumns([], [], [], []), [], 0, None
         if arrays is not None:
             yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
-    def _given(self, read_bytes: int) -> Iterator[GivenDocuments]:
-        """Yield some documents at a time."""
+    def _given(self, read_bytes: int) -> Iterator[tuple[DocumentColumns, Any, int]]:
+        """Yield some documents at a time, their embeddings, and the size of their ids, texts and metadata."""
         count, columns = 0, {name: iter(values) for name, values in self._columns.items()}
         for items in _split(self._embeddings, read_bytes):
-            taken = {name: list(islice(values, len(items))) for name, values in columns.items()}
-            for name, values in taken.items():
-                if len(values) < len(items):
-                    hint = "; the tokens of one document are one array (tokens, dim), not a list"
-                    raise InvalidArgumentError(
-                        f"{name} ended after {count + len(values)} documents, but there are more embeddings; give one "
-                        f"of each per document{hint if self._count == 1 else ''}."
-                    )
-            count += len(items)
-            none = [None] * len(items)
-            yield GivenDocuments(taken["ids"], items, taken.get("texts", none), taken.get("metadata", none))
+            first, size, documents = 0, 0, DocumentColumns([], [], [], [])
+            for last in range(1, len(items) + 1):
+                given = {name: next(values, self) for name, values in columns.items()}
+                for name, value in given.items():
+                    if value is self:
+                        hint = "; the tokens of one document are one array (tokens, dim), not a list"
+                        raise InvalidArgumentError(
+                            f"{name} ended after {count} documents, but there are more embeddings; give one of each "
+                            f"per document{hint if self._count == 1 else ''}."
+                        )
+                count += 1
+                size += documents.append(given["ids"], given.get("texts"), given.get("metadata"))
+                if size >= read_bytes or last == len(items):
+                    yield documents, items[first:last], size
+                    first, size, documents = last, 0, DocumentColumns([], [], [], [])
         for name, values in columns.items():
             if next(values, self) is not self:
                 raise InvalidArgumentError(

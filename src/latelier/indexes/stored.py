@@ -34,10 +34,10 @@ from latelier.indexes.results import (
     is_single_id,
     warn_of_damage,
 )
-from latelier.indexes.store.catalog import UserSettings, count_documents
+from latelier.indexes.store.catalog import UserSettings, catalog_bytes, count_documents
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
-from latelier.indexes.store.rows import all_ids, find_row_ids, has_metadata, has_texts
+from latelier.indexes.store.rows import DocumentColumns, all_ids, find_row_ids, has_metadata, has_texts
 from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, TokenArray
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
@@ -389,12 +389,19 @@ class StoredIndex(Index):
     def _insert(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
-        before, documents, tokens = self._storage.snapshot(), 0, 0
+        before, documents, tokens, texts = self._storage.snapshot(), 0, 0, 0
+
+        def fitting(batch: DocumentBatch) -> DocumentBatch:
+            """Raise an error if the index could not be searched within its budget."""
+            nonlocal documents, tokens, texts
+            if self._max_memory is not None:
+                documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
+                texts += DocumentColumns.of(batch.documents).nbytes
+                self._planned(before, documents, tokens, batch.dim, texts)
+            return batch
+
         with self._storage.transaction() as transaction:
-            for batch in transaction.prepare(batches.read(self.dim, self.encode, self._are_finite)):
-                if self._max_memory is not None:  # raises if the index could not be searched within its budget
-                    documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
-                    self._planned(before, documents, tokens, batch.dim)
+            for batch in transaction.prepare(map(fitting, batches.read(self.dim, self.encode, self._are_finite))):
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
                 self.insert(transaction, batch, replace=replace)
@@ -418,12 +425,19 @@ class StoredIndex(Index):
                     f"leave {name} out, or make a new index."
                 )
 
-    def _planned(self, snapshot: Snapshot, documents: int = 0, tokens: int = 0, dim: int = 0) -> MemoryReport:
-        """Divide the memory budget among what a snapshot holds, removed documents included, and some more documents."""
+    def _planned(
+        self, snapshot: Snapshot, documents: int = 0, tokens: int = 0, dim: int = 0, texts: int = 0
+    ) -> MemoryReport:
+        """Divide the memory budget among what a snapshot holds, removed documents included, and some more documents.
+
+        `texts`: bytes of texts and metadata of these, which an index in memory holds.
+        """
         for state in snapshot.segments:
             documents, tokens = documents + state.row.documents, tokens + state.row.tokens
-        sizes = self._sizes(documents, tokens, snapshot.dim or dim)
-        return _plan_memory(self._max_memory, *sizes, in_memory=self.path is None)
+        tables, arrays = self._sizes(documents, tokens, snapshot.dim or dim)
+        if self.path is None and self._max_memory is not None:
+            tables += texts + self._storage.ask(catalog_bytes)
+        return _plan_memory(self._max_memory, tables, arrays, in_memory=self.path is None)
 
     # For shards, which write in the transactions of another index.
 

@@ -119,6 +119,30 @@ def test_a_copy_without_the_log_is_no_new_index(tmp_path):
                 use(tmp_path / "bare", read_only=read_only)
 
 
+@pytest.mark.filterwarnings("ignore:the documents are stored, but the inverted lists")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_with_a_part_of_the_log_is_told_so_and_keeps_its_segments(tmp_path, kind):
+    copy, sizes = tmp_path / "copy", []
+    with kind(tmp_path / "index") as index:
+        for i in range(4):
+            index.add([f"{i} {j}" for j in range(50)], matrices([2] * 50, seed=i))
+            sizes.append((tmp_path / "index" / "catalog.sqlite-wal").stat().st_size)
+        assert index.verify().is_whole
+        shutil.copytree(tmp_path / "index", copy, ignore=shutil.ignore_patterns("*-shm"))
+    os.truncate(copy / "catalog.sqlite-wal", sizes[1])
+    spared = {path.name for path in (copy / "segments").iterdir()}
+    with indexes.open(copy) as index:
+        assert len(index) == 100
+        for _round in range(2):
+            named = {damage.file for damage in index.verify().damages if "earlier commit" in damage.reason}
+            assert named == {f"segments/{name}" for name in spared}
+            with pytest.warns(IndexDamageWarning, match=r"catalog\.sqlite-wal, is missing or incomplete"):
+                index.compact()
+            assert spared <= {path.name for path in (copy / "segments").iterdir()}
+            for _ in range(5):  # more commits than were lost
+                index.add(f"new {len(index)}", ONE)
+
+
 # The catalog.
 
 

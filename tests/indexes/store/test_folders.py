@@ -1,5 +1,6 @@
 """Indexes on disk: reopened, moved, replaced, read by other processes, read-only, foreign."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -187,6 +188,31 @@ def test_another_kind_of_index_is_told_apart(folder):
         indexes.Flat(folder)
     with pytest.raises(IndexFormatError, match="of kind 'ivf2', but"):
         indexes.open(folder)
+
+
+@posix
+@pytest.mark.parametrize("call", ["open", "fsync", "stat", "mkdir", "scandir"])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOSPC, errno.EIO])
+def test_a_system_call_that_fails_while_an_index_is_made_or_opened_is_named(tmp_path, monkeypatch, call, code):
+    real, folder = getattr(os, call), tmp_path / "new" / "index"
+
+    def failing(path=".", *arguments, **options):
+        if call == "fsync" or str(path).startswith(str(tmp_path)):
+            raise OSError(code, os.strerror(code))
+        return real(path, *arguments, **options)
+
+    told = []
+    for make in (indexes.Flat, indexes.open):
+        monkeypatch.setattr(os, call, failing)
+        try:
+            make(folder).close()
+        except LatelierError as error:
+            told.append(str(error))
+        monkeypatch.setattr(os, call, real)
+        with indexes.Flat(folder) as index:
+            assert len(index) == 0
+    assert all(str(folder) in text for text in told)
+    assert any(os.strerror(code) in text for text in told) or call == "scandir"
 
 
 def test_creation_that_was_killed_is_begun_again(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from index_helpers import contents, matrices
 
 from latelier import indexes
-from latelier.errors import LatelierError
+from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 
 
 def folders(index):
@@ -96,6 +96,31 @@ def test_large_arrays_are_mapped_and_stay_readable_after_compaction(tmp_path):
 
 
 # Metadata and settings as they are stored.
+
+
+@pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
+def test_only_what_can_be_opened_again_is_written(tmp_path, kind):
+    with kind(tmp_path / "index") as index:
+        for dim in (0, 2**20 + 1):
+            with pytest.raises(EmbeddingsError, match=f"dim {dim:,}"):
+                index.add("wide", np.ones((1, dim), "float32"))
+        with pytest.raises(InvalidArgumentError, match="nested 400 levels deep"):
+            index.settings["deep"] = nested(450, list)
+        index.add("a", matrices([1]))
+    with indexes.open(tmp_path / "index") as index:
+        assert index.ids() == ["a"]
+
+
+def test_a_text_beyond_the_limit_of_sqlite_is_refused_with_its_id(monkeypatch):
+    monkeypatch.setattr("latelier.indexes.store.catalog._ROW_BYTES", 3000)
+    index = indexes.Flat()
+    index.add("fits", np.ones((1, 4)), texts="ä" * 1400, metadata={"n": 1})
+    for text, metadata in (("ä" * 1600, None), (None, {"n": "a" * 3001}), (None, {"n": ["a" * 3000]})):
+        with pytest.raises(InvalidArgumentError, match=r"document 'long'.* has 3,\d\d\d bytes.*up to 3,000"):
+            index.add(["b", "long"], matrices([1, 1]), [None, text], [None, metadata])
+    with pytest.raises(InvalidArgumentError, match=r"the setting 'long' has 3,\d\d\d bytes"):
+        index.settings["long"] = "a" * 3000
+    assert index.ids() == ["fits"]
 
 
 def nested(levels, kind):

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
-from latelier.errors import IndexFormatError
+from latelier.errors import IndexFormatError, InvalidArgumentError
 from latelier.indexes.results import as_key, encode_json
 from latelier.indexes.store.integrity import (
     CATALOG,
@@ -62,6 +62,10 @@ _TABLES = (
     "CREATE TABLE field (name TEXT PRIMARY KEY, spelling TEXT NOT NULL, column TEXT NOT NULL UNIQUE, "
     "checksum INTEGER NOT NULL)",
 )
+# Deeper ones could not be read where Python's stack is deep already.
+_SETTING_LEVELS = 400
+# SQLite's limit of a row, with a margin.
+_ROW_BYTES = 10**9 - 10**4
 # The row of ``setting`` that names the ANN data; the name is part of the format.
 _ANN_DATA = "derived"
 
@@ -148,7 +152,9 @@ class UserSettings(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         what = f"the setting {name!r}"
-        row = (as_key(name, what), encode_json(value, what))
+        check_row_size(what, (name, value))
+        row = (as_key(name, what), encode_json(value, what, levels=_SETTING_LEVELS))
+        check_row_size(what, row)
         with self._write() as begin:
             insert_rows(begin(), "user_setting", [row])
 
@@ -223,6 +229,12 @@ def delete_segments(connection: sqlite3.Connection, names: Iterable[str]) -> Non
     connection.executemany("DELETE FROM tombstone WHERE segment = ?", rows)
 
 
+def catalog_bytes(connection: sqlite3.Connection) -> int:
+    """Return the size of all tables."""
+    size = connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
+    return int(size)
+
+
 def count_documents(connection: sqlite3.Connection) -> int:
     """Return the number of documents in the index."""
     return sum(row.documents - row.removed for row in read_segments(connection))
@@ -262,6 +274,16 @@ def referenced_names(connection: sqlite3.Connection) -> set[str]:
 
 
 # Rows with checksums.
+
+
+def check_row_size(what: str, values: Iterable[object]) -> None:
+    """Raise `InvalidArgumentError` if texts cannot be in one row of SQLite."""
+    texts = [value for value in values if isinstance(value, str)]
+    size = sum(map(len, texts))
+    if _ROW_BYTES // 4 < size <= _ROW_BYTES:
+        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if size > _ROW_BYTES:
+        raise InvalidArgumentError(f"{what} has {size:,} bytes, and an index holds up to {_ROW_BYTES:,}; split it.")
 
 
 def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) -> None:

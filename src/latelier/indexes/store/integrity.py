@@ -51,8 +51,8 @@ _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _SEGMENT_NAME, _FILE_NAME = re.compile(r"\.?[0-9a-f]{16}"), re.compile(r"[a-z_]{1,40}\.npy")
 # Dtypes of the arrays that an index stores.
 _DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
-# Larger values are damage.
-_MAX_DIM, _MAX_COUNT, _MAX_HEADER_BYTES, _MAX_DIMENSIONS, _MAX_SIZE = 1 << 20, 1 << 62, 4096, 4, 1 << 48
+# Larger values are damage. Writes refuse larger dims.
+MAX_DIM, _MAX_COUNT, _MAX_HEADER_BYTES, MAX_DIMENSIONS, _MAX_SIZE = 1 << 20, 1 << 62, 4096, 4, 1 << 48
 # The statement of the table `document`. The group leaves out the columns of metadata keys, and the closing parenthesis.
 _FIELD_COLUMNS = re.compile(r"(CREATE TABLE document \(.*?)(?:, f\d+)*\)")
 
@@ -113,7 +113,7 @@ def check_tables(connection: sqlite3.Connection, tables: Collection[str], keywor
 
 def check_counters(settings: Mapping[str, Any]) -> None:
     """Check the counters of a catalog, and the dimension of its vectors."""
-    for name, least, most in (("generation", 0, _MAX_COUNT), ("next_number", 0, _MAX_COUNT), ("dim", 1, _MAX_DIM + 1)):
+    for name, least, most in (("generation", 0, _MAX_COUNT), ("next_number", 0, _MAX_COUNT), ("dim", 1, MAX_DIM + 1)):
         value = settings.get(name)
         if (type(value) is not int or not least <= value < most) and (name != "dim" or value is not None):
             raise damaged(f"its {name} is {value!r}")
@@ -179,7 +179,7 @@ def check_description(written: Any, path: Path) -> tuple[np.dtype, tuple[int, ..
     if type(expected) is not int or size != expected:
         raise CorruptedIndexError(f"it has {size} bytes, but {expected} were written")
     # Bounds within which numpy can make an array, even if one dimension is 0.
-    is_shape = len(shape) <= _MAX_DIMENSIONS and set(map(type, shape)) <= {int} and min(shape, default=0) >= 0
+    is_shape = len(shape) <= MAX_DIMENSIONS and set(map(type, shape)) <= {int} and min(shape, default=0) >= 0
     if not (isinstance(name, str) and name in _DTYPES and is_shape and math.prod(filter(None, shape)) < _MAX_SIZE):
         raise CorruptedIndexError(f"the catalog gives it the dtype {name!r:.60} and the shape {shape!r:.60}")
     dtype = np.dtype(name)

@@ -55,8 +55,6 @@ FTS5_TABLES = {
 }
 # What ``keyword_config`` holds. Further rows would change how FTS5 ranks and merges.
 _FTS5_CONFIG = [("version", 4)]
-# Texts in memory at a time while the keyword index is made.
-_TEXTS_PER_STEP = 64
 # Parts of SQLite's messages about damage of the table; and of the one for a table that could not be made, as on a full
 # disk, which also names FTS5.
 _DAMAGE = ("malformed", "vtable constructor failed", "fts5", "constraint failed")
@@ -134,10 +132,13 @@ def make_keywords(
     drop_keywords(connection)
     with translate_damage():
         connection.execute(TABLE_STATEMENTS[tokenizer])
-    rows = connection.execute("SELECT number, text FROM content ORDER BY number")
-    while block := rows.fetchmany(_TEXTS_PER_STEP):
-        insert_texts(connection, block)
-        progress(len(block))
+
+    def read() -> Iterator[tuple[int, str | None]]:
+        for row in connection.execute("SELECT number, text FROM content ORDER BY number"):
+            yield row
+            progress(1)
+
+    insert_texts(connection, read())
     merge_keywords(connection)
 
 

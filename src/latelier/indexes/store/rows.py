@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -18,10 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters.parse import fold_name, new_fields
-from latelier.indexes.results import INT64, Id, Record, as_key, dump_json, encode_json, plain_str
-from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_segment
+from latelier.indexes.results import INT64, Id, Record, as_id, as_key, check_text, dump_json, encode_json, plain_str
+from latelier.indexes.store.catalog import SegmentRow, check_row_size, insert_rows, read_rows, write_segment
 from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
 from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 SqlValue: TypeAlias = "int | float | str | None"
 
@@ -57,6 +59,7 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
         )
     what = f"the metadata of document {id!r}"
     plain = {as_key(key, what): value for key, value in metadata.items()}
+    check_row_size(what, plain.values())
     return encode_json(plain, what, levels=_MOST_LEVELS), {key: _sql_value(value) for key, value in plain.items()}
 
 
@@ -90,7 +93,7 @@ def _sql_value(value: Any) -> SqlValue:
 
 
 _CHUNK = 500  # ids in one statement
-_ROWS = 900  # written at a time, so that few texts are copied
+_ROWS, _WRITTEN = 900, 4 << 20  # rows and characters written at a time, so that few texts are copied
 _MOST_VALUES = 900  # in one statement; SQLite before 3.32 allows 999
 _ROW_BYTES = 300  # approximate size of one document's Python objects, without its text and metadata
 
@@ -143,13 +146,23 @@ class DocumentColumns(Sequence[StoredDocument]):
     @property
     def nbytes(self) -> int:
         """Approximate size in memory, in bytes."""
-        texts = sum(map(len, filter(None, self.texts)))
-        return _ROW_BYTES * len(self) + texts + 2 * sum(map(len, self.metadata))
+        values = chain(self.ids, self.texts, self.metadata, self.metadata)  # twice: `fields` has the values too
+        return _ROW_BYTES * len(self) + sum(map(sys.getsizeof, values))
 
     @property
     def columns(self) -> tuple[list[Any], ...]:
         """All columns, in the order of `StoredDocument`."""
         return self.ids, self.texts, self.metadata, self.fields
+
+    def append(self, id: object, text: object, metadata: object) -> int:
+        """Append a document as a user gives it; return its size, as in `nbytes`."""
+        known = as_id(id)
+        check_row_size(f"document {known!r:.60} with its text", (known, text))
+        plain, (encoded, fields) = check_text(text, known), encode_metadata(metadata, known)
+        check_row_size(f"document {known!r:.60} with its text and metadata", (known, plain, encoded))
+        for column, value in zip(self.columns, (known, plain, encoded, fields), strict=True):
+            column.append(value)
+        return _ROW_BYTES + sum(map(sys.getsizeof, (known, plain, encoded, encoded)))
 
     def extend(self, more: DocumentColumns) -> None:
         """Append more documents."""
@@ -230,8 +243,9 @@ def insert_documents(
     given = DocumentColumns.of(documents)
     make_fields(connection, chain.from_iterable(given.fields))
     names = {field.folded: field.column for field in known_fields(connection)}
-    for first in range(0, len(row_ids), _ROWS):
-        some = slice(first, first + _ROWS)
+    sizes = [len(text or "") + len(metadata) for text, metadata in zip(given.texts, given.metadata, strict=True)]
+    for first, last in split_by_rows(lengths_to_offsets(sizes), _WRITTEN, _ROWS):
+        some = slice(first, last)
         some_ids, ids, texts, metadata, fields_given = (column[some] for column in (row_ids, *given.columns))
         values = zip(*map(_field_values, fields_given, repeat(names)), strict=True) if names else ()
         fields = _without_null(dict(zip(names.values(), values, strict=True)))

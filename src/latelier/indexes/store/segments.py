@@ -23,13 +23,14 @@ import json
 import math
 import mmap
 import os
+import re
 import secrets
 import shutil
 import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +62,7 @@ _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}
 _MAP_BYTES = 1 << 20
 # Linux makes up to this many bytes around a mapped byte resident when it is read.
 AROUND = 1 << 16
+_COMMIT = re.compile(r"commit-(\d{18})")
 # Bytes read or written at a time.
 _CHUNK_BYTES = 1 << 22
 
@@ -363,6 +365,13 @@ class MemoryStore:
         """Return nothing."""
         return []
 
+    def mark_committed(self, names: Iterable[str], generation: int) -> None:
+        """Do nothing."""
+
+    def commits(self) -> dict[str, int]:
+        """Return nothing."""
+        return {}
+
     def delete(self, names: Iterable[str]) -> None:
         """Drop segments; readers that have one open can still use its arrays."""
         for name in names:
@@ -427,6 +436,18 @@ class FileStore:
             except CorruptedIndexError as error:
                 found.append((f"{self.folder.name}/{name}/{file}", str(error.__cause__)))
         return found
+
+    def mark_committed(self, names: Iterable[str], generation: int) -> None:
+        """Note in folders which commit has referenced them, for a copy of the index without the end of its log."""
+        for name in names:
+            with suppress(OSError):
+                (self.folder / name / f"commit-{generation:018}").touch()
+
+    def commits(self) -> dict[str, int]:
+        """Return the generation of the commit that has referenced a folder, by the name of the folder."""
+        with looking_into(self.folder):
+            found = [(path, _COMMIT.fullmatch(path.name)) for path in sorted(self.folder.glob("*/commit-*"))]
+        return {path.parent.name: int(match[1]) for path, match in found if match}
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete segments that no reader will open any more; `compact` deletes later what cannot be deleted now."""

@@ -14,7 +14,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,7 +79,9 @@ from latelier.indexes.store.segments import (
 from latelier.indexes.store.transaction import Transaction
 
 T = TypeVar("T")
-_CHECKED_ROWS = 256  # in memory at a time, with their texts
+# Marks what was lost, above all generations.
+_LOST = 10**18 - 1
+_CHECKED_ROWS = 8  # in memory at a time, with their texts
 
 
 class Storage:
@@ -123,6 +125,9 @@ class Storage:
         except BaseException:
             self._pool.close()
             raise
+        if not self.read_only:
+            with suppress(LatelierError):  # `verify` names it
+                self._store.mark_committed(self._lost(), _LOST)  # later commits must not hide that it was lost
 
     # Reading: from the latest commit, or from the one that this thread holds.
 
@@ -239,6 +244,7 @@ class Storage:
         rows: list[SegmentRow] = []
         ann_data, dim = None, 0
         try:
+            damages += [Damage(f"segments/{name}", reason, ()) for name, reason in self._lost().items()]
             with self._pool.reading() as connection:
                 damages += _catalog_damages(connection)
                 rows, ann_data = read_segments(connection), read_ann_data(connection)
@@ -257,6 +263,17 @@ class Storage:
             damages += self._still_referenced(ann_data, self._store.find_damage(*ann_data))
         files = sum(len(row.files) for row in (*rows, *([ann_data] if ann_data else [])))
         return VerifyReport(files=files + (self.path is not None), damages=tuple(damages))
+
+    def _lost(self) -> dict[str, str]:
+        """Return the names of segments and ANN data of commits that the catalog does not know, and what that means."""
+        commits = self._store.commits()  # before the catalog is read, which references what is committed meanwhile
+        with self._pool.reading() as connection:
+            generation, referenced = read_settings(connection)["generation"], referenced_names(connection)
+        reason = (
+            "its documents were committed, but the catalog ends with an earlier commit: the log, catalog.sqlite-wal, "
+            "is missing or incomplete. Copy the whole folder again, or delete this one"
+        )
+        return {name: reason for name, each in commits.items() if each > generation and name not in referenced}
 
     def _still_referenced(self, row: SegmentRow | AnnDataRow, found: list[tuple[str, str]]) -> list[Damage]:
         """Return the damages of a segment or ANN data that no writer has replaced while its files were read."""
@@ -290,6 +307,7 @@ class Storage:
             if transaction is not None and not committing:
                 self._delete_unreferenced(transaction.written)
             raise
+        self._store.mark_committed(set(transaction.written) - set(transaction.dropped), transaction.generation)
         self._delete_unreferenced(transaction.dropped)
 
     def compact(
@@ -307,7 +325,8 @@ class Storage:
         each step of making a keyword index; `keywords`, `tokenizer`: see `Transaction.compact_keywords`.
         """
         with self.transaction() as transaction:
-            damages: list[str] = []
+            lost = self._lost()
+            damages = [f"{self.path}/segments/{name}: {reason}" for name, reason in lost.items()]
             if keywords is not None or not self.ask(is_merged):
                 transaction.compact_keywords(keywords, tokenizer, progress)
             for rows, merged in transaction.prepare(self._merged_segments(max_tokens, damages)):
@@ -315,7 +334,7 @@ class Storage:
                 progress(len(merged))
         # If another writer holds the write lock for too long, the next compaction deletes the garbage.
         with suppress(StorageError):
-            self._delete_garbage()
+            self._delete_garbage(spared=lost.keys())
         return damages
 
     def _merged_segments(self, max_tokens: int, damages: list[str]) -> Iterator[tuple[list[SegmentRow], Segment]]:
@@ -342,15 +361,15 @@ class Storage:
                 run.append(state.row)
                 parts.append(part)
 
-    def _delete_garbage(self) -> None:
+    def _delete_garbage(self, spared: Collection[str]) -> None:
         """Delete the files of killed writers, and give the unused pages of the catalog back to the file system.
 
         We hold the write lock, so segments that the catalog does not reference are garbage: no other writer is about to
-        commit them.
+        commit them. `spared`: what is `_lost`.
         """
         with self._pool.writing() as begin:
             connection = begin()
-            garbage = set(self._store.names()) - referenced_names(connection)
+            garbage = set(self._store.names()) - referenced_names(connection) - set(spared)
             for _ in range(connection.execute("PRAGMA freelist_count").fetchone()[0]):
                 # Each step of this statement frees one page, and execute() takes one step only.
                 connection.execute("PRAGMA incremental_vacuum")

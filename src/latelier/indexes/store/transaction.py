@@ -21,7 +21,7 @@ from latelier.indexes.results import Id, check_known, duplicate_ids
 from latelier.indexes.store import catalog, rows
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
 from latelier.indexes.store.connections import Connection
-from latelier.indexes.store.integrity import damaged
+from latelier.indexes.store.integrity import MAX_DIM, damaged
 from latelier.indexes.store.keywords import (
     DEFAULT_TOKENIZER,
     drop_keywords,
@@ -48,6 +48,7 @@ class Transaction:
     def __init__(self, begin: Callable[[], Connection], store: SegmentStore, scratch: Scratch) -> None:
         self.written: list[str] = []
         self.dropped: list[str] = []
+        self.generation = 0  # after `finish`
         self._begin = begin
         self._store, self._scratch = store, scratch
         # The connection of the catalog's transaction; the settings, and the segments after the changes so far.
@@ -75,6 +76,10 @@ class Transaction:
         connection, dropped = self._start(), len(self.dropped)
         documents = rows.DocumentColumns.of(batch.documents)
         ids, following = documents.ids, self._settings["next_number"]
+        if not 1 <= batch.dim <= MAX_DIM:
+            raise EmbeddingsError(
+                f"document {ids[0]!r} has dim {batch.dim:,}; an index holds dims of 1 to {MAX_DIM:,}."
+            )
         if self._rows and batch.dim != self._settings["dim"]:
             raise EmbeddingsError(
                 f"document {ids[0]!r} has dim {batch.dim}, but the index has dim {self._settings['dim']}; encode with "
@@ -153,7 +158,7 @@ class Transaction:
         """If there are changes, write the keywords, and increase the generation, so that readers notice the changes."""
         if self._started is not None:
             flush_keywords(self._started)
-            self._settings["generation"] += 1
+            self.generation = self._settings["generation"] = self._settings["generation"] + 1
             catalog.write_settings(self._started, **self._settings)
 
     def _start(self) -> Connection:
