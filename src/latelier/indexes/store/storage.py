@@ -236,7 +236,8 @@ class Storage:
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data, each array of which matches its checksum."""
-        return snapshot.ann_data is not None and not self._store.find_damage(*snapshot.ann_state.row)
+        state = snapshot.ann_state
+        return snapshot.ann_data is not None and state is not None and not self._store.find_damage(*state.row)
 
     def verify(self) -> VerifyReport:
         """Check the catalog, and read all files and compare them with their checksums."""
@@ -261,7 +262,7 @@ class Storage:
             damages += self._still_referenced(row, found)
         if ann_data is not None:
             damages += self._still_referenced(ann_data, self._store.find_damage(*ann_data))
-        files = sum(len(row.files) for row in (*rows, *([ann_data] if ann_data else [])))
+        files = sum(len(row.files) for row in rows) + (len(ann_data.files) if ann_data else 0)
         return VerifyReport(files=files + (self.path is not None), damages=tuple(damages))
 
     def _lost(self) -> dict[str, str]:
@@ -346,13 +347,16 @@ class Storage:
         run: list[SegmentRow] = []
         parts: list[Part] = []
         for state in [*self.snapshot().segments, None]:
-            part = None
-            if state is not None and isinstance(state.part, CorruptedIndexError):
+            part = None if state is None or isinstance(state.part, CorruptedIndexError) else state.part
+            if state is not None and part is None:
                 damages.append(str(state.part))
-            elif state is not None and (state.row.removed or 2 * state.row.tokens < max_tokens):
-                found = self._store.find_damage(state.row.name, state.row.files)
-                damages += [f"{self.path}/{file} is damaged: {reason}" for file, reason in found]
-                part = None if found else state.part
+            elif state is not None:
+                found = []
+                is_due = state.row.removed or 2 * state.row.tokens < max_tokens
+                if is_due:
+                    found = self._store.find_damage(state.row.name, state.row.files)
+                    damages += [f"{self.path}/{file} is damaged: {reason}" for file, reason in found]
+                part = part if is_due and not found else None
             if part is None or sum(each.tokens for each in parts) + part.tokens > max_tokens:
                 if len(run) > 1 or (run and run[0].removed):
                     yield run, Segment.merge(parts, self.scratch)
