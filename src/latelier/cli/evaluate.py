@@ -70,6 +70,12 @@ def evaluate(
     on_problem: Annotated[
         OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
     ] = "error",
+    ignore_identical_ids: Annotated[
+        bool | None,
+        typer.Option(
+            help="Leave out the document with the id of its query; default: where that is relevant to no query."
+        ),
+    ] = None,
     device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with the values of every query.")] = False,
 ) -> None:
@@ -114,7 +120,7 @@ def evaluate(
         facts |= measured
     if output is not None:
         evaluation.write_run(found, output)
-    result = evaluation.evaluate(found, qrels, measures)
+    result = evaluation.evaluate(found, qrels, measures, ignore_identical_ids=ignore_identical_ids)
     if json_output:
         print_json({**facts, "queries": len(result.per_query), "measures": result, "per_query": result.per_query})
     else:
@@ -224,6 +230,12 @@ def compare(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Trials of the randomisation test.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the test.")] = 0,
+    ignore_identical_ids: Annotated[
+        bool | None,
+        typer.Option(
+            help="Leave out the document with the id of its query; default: where that is relevant to no query."
+        ),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with every query.")] = False,
 ) -> None:
     """Test whether two runs differ beyond chance, query by query.
@@ -245,7 +257,8 @@ def compare(
     names = (run_a.stem, run_b.stem) if run_a.stem != run_b.stem else (str(run_a), str(run_b))
     if names[0] == names[1]:  # a run compared with itself
         names = f"{names[0]} (a)", f"{names[1]} (b)"
-    comparison = evaluation.compare(*runs, judged, measure or DEFAULT_MEASURES, names=names, trials=trials, seed=seed)
+    options: dict[str, Any] = {"trials": trials, "seed": seed, "ignore_identical_ids": ignore_identical_ids}
+    comparison = evaluation.compare(*runs, judged, measure or DEFAULT_MEASURES, names=names, **options)
     if json_output:
         print_json(_values(comparison))
     else:

@@ -257,6 +257,7 @@ def compare(
     names: tuple[str, str] = ("a", "b"),
     trials: int = 100_000,
     seed: int = 0,
+    ignore_identical_ids: bool | None = None,
 ) -> Comparison:
     """Compare two runs on the same queries: by how much `run_b` differs from `run_a`, and whether by chance.
 
@@ -275,6 +276,8 @@ def compare(
         Trials of the randomisation test. With few queries that differ, it tries all combinations of signs.
     seed
         Seed of the test and of the bootstrap interval: the same arguments give the same result.
+    ignore_identical_ids
+        As in `evaluate`; what a run does not hold makes no difference to it.
 
     Returns
     -------
@@ -300,8 +303,8 @@ def compare(
     a, b = names
     if not isinstance(measures, str) and isinstance(measures, Iterable):
         measures = list(measures)  # an iterator could be read only once
-    first = evaluate_named(run_a, qrels, measures, f"run {a}")
-    second = evaluate_named(run_b, qrels, measures, f"run {b}")
+    first = evaluate_named(run_a, qrels, measures, f"run {a}", ignore_identical_ids)
+    second = evaluate_named(run_b, qrels, measures, f"run {b}", ignore_identical_ids)
     queries = len(first.per_query)
     if queries < 2:
         raise InvalidArgumentError(

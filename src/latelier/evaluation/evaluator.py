@@ -97,6 +97,8 @@ class RetrievalEvaluator(BaseEvaluator):
         Append the measures to ``Retrieval_evaluation_<name>_results.csv`` in the trainer's output folder.
     show_progress
         Show a progress bar while texts are encoded.
+    ignore_identical_ids
+        As in `evaluate`.
 
     Attributes
     ----------
@@ -148,6 +150,7 @@ class RetrievalEvaluator(BaseEvaluator):
         batch_size: int = 32,
         write_csv: bool = True,
         show_progress: bool = False,
+        ignore_identical_ids: bool | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(collection, Collection):
@@ -166,6 +169,7 @@ class RetrievalEvaluator(BaseEvaluator):
         self.batch_size = check_count("batch_size", batch_size)
         self.write_csv = write_csv
         self.show_progress = show_progress
+        self.ignore_identical_ids = ignore_identical_ids
         self.primary_metric = f"{name}_{self.measures[0]}" if name else self.measures[0]
         self.run: dict[str, dict[str, float]] | None = None
         self.evaluation: Evaluation | None = None
@@ -187,7 +191,8 @@ class RetrievalEvaluator(BaseEvaluator):
         with temporary_index(self.index) as index:
             fill_index(index, self.collection.texts().items(), partial(model.encode_document, **options))
             self.run = search_index(index, queries, partial(model.encode_query, **options), self.k, self.search_options)
-        self.evaluation = evaluate(self.run, self.collection.qrels, self.measures)
+        ignored = self.ignore_identical_ids
+        self.evaluation = evaluate(self.run, self.collection.qrels, self.measures, ignore_identical_ids=ignored)
         if output_path is not None and self.write_csv:
             self._append(Path(output_path), epoch, steps, self.evaluation)
         metrics: dict[str, float] = self.prefix_name_to_metrics(dict(self.evaluation), self.name)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -91,14 +93,16 @@ class Collection:
 
 
 def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem = "error") -> Collection:
-    r"""Read ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``, each plain or with ``.gz``.
+    r"""Read ``corpus.jsonl``, ``queries.jsonl`` and the qrels of a split, each plain or with ``.gz``.
 
     Parameters
     ----------
     folder
-        The folder that holds them.
+        The folder that holds them, in the layout of BEIR, MTEB or LIMIT.
     split
-        Which qrels: ``"test"``, ``"dev"``, ``"train"``, ... ``queries`` holds the queries with a qrel in this split.
+        Which qrels: ``"test"``, ``"dev"``, ``"train"``, ... of ``qrels/<split>.tsv``, ``qrels/<split>.jsonl``,
+        ``<split>.jsonl`` or ``qrels.jsonl`` (of ``"test"``), in any form that `read_qrels` reads. ``queries`` holds the
+        queries with a qrel in this split.
     on_problem
         What to do with faulty lines: empty texts, unknown ids in the qrels, duplicates, malformed JSON, missing
         fields, a relevance that is not an integer or beyond a million. ``"error"`` raises an error that lists them;
@@ -157,10 +161,16 @@ def find_split(folder: Path, split: str) -> Path:
     """Return the file with the qrels of a split of a BEIR folder."""
     if not isinstance(split, str):
         raise InvalidArgumentError(f"received {describe(split)} as split; expected a name such as 'test'.")
-    for candidate in (folder / "qrels" / f"{split}.tsv", folder / "qrels" / f"{split}.tsv.gz"):
+    stems = [
+        f"qrels/{split}.tsv",
+        f"qrels/{split}.jsonl",
+        f"{split}.jsonl",
+        *(["qrels.jsonl"] if split == "test" else []),
+    ]
+    for candidate in (folder / f"{stem}{end}" for stem in stems for end in ("", ".gz")):
         if is_file(candidate):
             return candidate
-    names = {path.name.removesuffix(".gz").removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv*")}
+    names = {re.sub(r"\.(tsv|jsonl)(\.gz)?$", "", path.name) for path in (folder / "qrels").glob("*.*")}
     available = ", ".join(sorted(names)) or "none (there is no qrels/*.tsv file)"
     raise InvalidArgumentError(
         f"{folder} has no relevance judgements for split={split!r}; splits available: {available}."
@@ -191,6 +201,8 @@ def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
     """Return what is wrong with a record, None if it is valid."""
     if not isinstance(record, dict):
         return f"expected a JSON object, received {type(record).__name__}"
+    if "_id" not in record and "id" in record:  # as MTEB writes it
+        record["_id"] = record.pop("id")
     for name in ("_id", "text"):
         if name not in record:
             return f"no {name!r} field; its fields are {', '.join(map(repr, record)) or 'none'}"
@@ -208,29 +220,18 @@ def _qrels(
     path: Path, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
 ) -> dict[str, dict[str, int]]:
     qrels: dict[str, dict[str, int]] = {}
-    for row, (number, line) in enumerate(numbered_lines(path)):
-        columns, name = line.split("\t"), f"qrels/{path.name}"
-        if len(columns) != 3:
-            problems.add(
-                name, number, f"{len(columns)} columns; expected query id, document id and relevance, separated by tabs"
-            )
+    name = str(path.relative_to(path.parent.parent)) if path.parent.name == "qrels" else path.name
+    for number, entry in _qrels_entries(path):
+        if isinstance(entry, str):
+            problems.add(name, number, entry)
             continue
-        query, document, value = columns
-        try:
-            relevance = int(value)
-        except ValueError:
-            # Only the first row may be a header, and a header has no known query id.
-            if row or query in queries or not is_header(value):
-                problems.add(name, number, f"relevance {value!r} is not an integer")
-            continue
+        query, document, relevance = entry
         if query not in queries:
             problems.add(name, number, f"unknown query id {query!r}")
         elif document not in documents:
             problems.add(name, number, f"unknown document id {document!r}")
         elif document in qrels.get(query, ()):
             problems.add(name, number, f"duplicate qrel of document {document!r} for query {query!r}")
-        elif fault := relevance_fault(relevance):
-            problems.add(name, number, f"relevance {short(relevance)} {fault}")
         else:
             qrels.setdefault(query, {})[document] = relevance
     return qrels
@@ -259,14 +260,18 @@ def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def read_run(path: str | Path) -> dict[str, dict[str, float]]:
-    r"""Read a run in TREC's format or as JSON Lines, plain or with ``.gz``.
+    r"""Read a run of TREC, ranx, pytrec_eval, ColBERT or MS MARCO or as JSON Lines, plain or with ``.gz``.
 
     Parameters
     ----------
     path
-        The file. A JSON line is ``{"query_id": "q1", "document_id": "d1", "score": 1.5}``, or holds all documents of a
-        query: ``{"query_id": "q1", "results": [{"corpus_id": "d1", "score": 1.5}]}``, as the evaluators of
-        sentence-transformers write it. ``query-id`` and ``corpus-id`` are accepted too.
+        The file, by whose first line the format is known. Six columns are TREC's; four, separated by tabs, are
+        ColBERT's (query, document, rank, score); three are MS MARCO's (query, document, rank), which get the score
+        ``1 / rank``. Lines that begin with ``#`` are comments. A JSON line is
+        ``{"query_id": "q1", "document_id": "d1", "score": 1.5}``, or holds all documents of a query:
+        ``{"query_id": "q1", "results": [{"corpus_id": "d1", "score": 1.5}]}``, as the evaluators of
+        sentence-transformers write it; ``query-id`` and ``corpus-id`` are accepted too. One object
+        ``{"q1": {"d1": 1.5}}`` is a run of ranx or pytrec_eval.
 
     Returns
     -------
@@ -288,25 +293,26 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     >>> read_run(path)
     {'q1': {'d2': 1.25}}
     """
-    source = str(as_path(path))
-    first, lines = _lines(as_path(path))
-    if not _is_json(first):
-        return run_from_lines(lines, source)
+    path = as_path(path)
     run: dict[str, dict[str, float]] = {}
-    for number, query, document, score in _json_entries(lines, source, ("score",)):
-        add_entry(run, query, document, score, f"{source}:{number}")
+    for number, query, document, value in _run_entries(path):
+        score = _to_float(value)
+        if score is None:
+            raise InvalidArgumentError(f"{path}:{number}: the score is {describe(value)}; expected a number.")
+        add_entry(run, query, document, score, f"{path}:{number}")
     return run
 
 
 def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int]]:
-    r"""Read qrels in TREC's format, BEIR's or as JSON Lines, plain or with ``.gz``.
+    r"""Read qrels in the format of TREC, BEIR, ranx or pytrec_eval or as JSON Lines, plain or with ``.gz``.
 
     Parameters
     ----------
     path
-        The file, or a folder in BEIR's layout, of which ``qrels/<split>.tsv`` is read. BEIR's format has three columns
-        separated by tabs, with or without a header. A JSON line is
-        ``{"query_id": "q1", "document_id": "d1", "relevance": 1}``; ``score`` is accepted in place of ``relevance``.
+        The file, or a folder as `load_beir` takes it, of which the qrels of a split are read. BEIR's format has three
+        columns separated by tabs; with a header, it says in which order. TREC's has four columns. Lines that begin with
+        ``#`` are comments. A JSON line is ``{"query_id": "q1", "document_id": "d1", "relevance": 1}``; ``score`` is
+        accepted in place of ``relevance``. One object ``{"q1": {"d1": 1}}`` holds qrels of ranx or pytrec_eval.
     split
         Which qrels of a folder.
 
@@ -332,29 +338,118 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
     path = as_path(path)
     if is_folder(path):
         path = find_split(path, split)
-    source = str(path)
-    first, lines = _lines(path)
-    is_json = _is_json(first)
-    if not is_json and first.count("\t") != 2:
-        return qrels_from_lines(lines, source)
-    entries = _json_entries(lines, source, ("relevance", "score")) if is_json else _tab_entries(lines, source)
     qrels: dict[str, dict[str, int]] = {}
-    for number, query, document, relevance in entries:
-        if fault := relevance_fault(relevance):
-            raise InvalidArgumentError(f"{source}:{number}: relevance {relevance!r} {fault}.")
-        add_entry(qrels, query, document, int(relevance), f"{source}:{number}")
+    for number, entry in _qrels_entries(path):
+        if isinstance(entry, str):
+            raise InvalidArgumentError(f"{path}:{number}: {entry}.")
+        query, document, relevance = entry
+        add_entry(qrels, query, document, relevance, f"{path}:{number}")
     return qrels
 
 
-_QUERY = ("query_id", "query-id", "qid")
+_QUERY = ("query_id", "query-id", "qid", "q_id", "query", "topic", "q")
+_DOCUMENT = (
+    "document_id",
+    "document-id",
+    "corpus_id",
+    "corpus-id",
+    "docid",
+    "doc_id",
+    "doc-id",
+    "docno",
+    "pid",
+    "id",
+    "document",
+    "doc",
+    "d",
+)
+_RELEVANCE = ("relevance", "score", "rel", "label", "grade")
+_RUN_FORMS = (
+    "query, Q0, document, rank, score and name (TREC), or separated by tabs query, document, rank, score (ColBERT) or "
+    "query, document, rank (MS MARCO)"
+)
 
 
-_DOCUMENT = ("document_id", "corpus_id", "corpus-id", "docid", "id")
+def _qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]]:
+    """Yield line number, and query id, document id and relevance, or what is wrong with the line."""
+    first, lines = _lines(path)
+    entries = _json_entries(lines, str(path), _RELEVANCE) if _is_json(first) else _column_entries(first, lines)
+    for number, query, document, value in entries:
+        relevance = _to_float(value)
+        if document is None:
+            yield number, str(value)
+        elif relevance is None:
+            yield number, f"relevance {short(value)} is not an integer"
+        elif fault := relevance_fault(relevance):
+            yield number, f"relevance {short(value)} {fault}"
+        else:
+            yield number, (query, document, int(relevance))
+
+
+def _column_entries(
+    first: str, lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, str, str, Any] | tuple[int, str, None, str]]:
+    """Yield number, query, document and relevance of lines of columns; with None as document, a fault."""
+    columns = first.rstrip("\n").split("\t")
+    by_tabs = len(columns) in (3, 4)
+    columns = columns if by_tabs else first.split()
+    places, count = ((0, 1, 2) if len(columns) == 3 else (0, 2, 3)), len(columns)
+    is_header = len(columns) == count and count > 2 and _to_float(columns[places[2]]) is None
+    if is_header:
+        names = [column.strip().lower() for column in columns]
+        found = [[i for i, name in enumerate(names) if name in known] for known in (_QUERY, _DOCUMENT, _RELEVANCE)]
+        is_header = [len(each) for each in found] == [1, 1, 1]
+        places = (found[0][0], found[1][0], found[2][0]) if is_header else places
+    form = "query, document and relevance, separated by tabs, or query, 0, document and relevance"
+    for row, (number, line) in enumerate(lines):
+        cells = line.split("\t") if by_tabs else line.split()
+        if is_header and not row:
+            continue
+        if len(cells) != count or count not in (3, 4) or (count == 3 and not by_tabs):
+            yield number, "", None, f"{len(cells)} columns; expected {form}"
+        elif not (cells[places[0]] and cells[places[1]]):
+            yield number, "", None, "an id is empty"
+        else:
+            yield number, cells[places[0]], cells[places[1]], cells[places[2]]
+
+
+def _run_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
+    """Yield line number, query id, document id and score of the lines of a run."""
+    first, lines = _lines(path)
+    if _is_json(first):
+        yield from _json_entries(lines, str(path), ("score",))
+        return
+    tabs = first.count("\t")
+    ranks: dict[str, int] = {}
+    for number, line in lines:
+        cells = line.split("\t") if tabs in (2, 3) else line.split()
+        if len(cells) != (tabs + 1 if tabs in (2, 3) else 6):
+            raise InvalidArgumentError(f"{path}:{number}: {len(cells)} columns; expected {_RUN_FORMS}.")
+        if len(cells) == 6:
+            yield number, cells[0], cells[2], cells[4]
+            continue
+        query, document, rank = cells[:3]
+        ranks[query] = ranks.get(query, 0) + 1
+        if rank.strip() != str(ranks[query]):
+            raise InvalidArgumentError(
+                f"{path}:{number}: the third of {len(cells)} columns is {rank!r}; expected the rank, "
+                f"{ranks[query]}, as in runs of ColBERT and MS MARCO, where each query's documents are in order."
+            )
+        yield number, query, document, cells[3] if tabs == 3 else 1 / ranks[query]
+
+
+def _to_float(value: Any) -> float | None:
+    """Return what is a number, or spells one, as a float; None for null, NaN, a bool and everything else."""
+    try:
+        number = None if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if number is None or number != number else number
 
 
 def _lines(path: Path) -> tuple[str, Iterator[tuple[int, str]]]:
-    """Return the first line that is not blank, and all of them with their numbers."""
-    lines = numbered_lines(path)
+    """Return the first line that is neither blank nor a comment, and all of these lines with their numbers."""
+    lines = ((number, line) for number, line in numbered_lines(path) if not line.lstrip().startswith("#"))
     first = next(lines, None)
     if first is None:
         raise InvalidArgumentError(f"{path} is empty.")
@@ -366,28 +461,19 @@ def _is_json(first: str) -> bool:
     return first.startswith("{") and first.count("\t") != 2 and first.split(maxsplit=2)[1:2] not in (["0"], ["Q0"])
 
 
-def _tab_entries(lines: Iterator[tuple[int, str]], source: str) -> Iterator[tuple[int, str, str, float]]:
-    for row, (number, line) in enumerate(lines):
-        columns = line.split("\t")
-        if len(columns) != 3:
-            raise InvalidArgumentError(
-                f"{source}:{number}: {len(columns)} columns; expected query id, document id and relevance, separated "
-                "by tabs."
-            )
-        query, document, value = columns
-        try:
-            relevance = float(int(value))
-        except (ValueError, OverflowError) as error:
-            if not row and is_header(value):
-                continue  # the header
-            raise InvalidArgumentError(f"{source}:{number}: relevance {short(value)} is not an integer.") from error
-        yield number, query, document, relevance
-
-
 def _json_entries(
     lines: Iterator[tuple[int, str]], source: str, values: tuple[str, ...]
 ) -> Iterator[tuple[int, str, str, float]]:
-    """Yield line number, query id, document id and the number in the first of the fields `values` that is there."""
+    """Yield line number, query id, document id and the value of the first of the fields `values` that is there.
+
+    The lines are an object each, or all of them are one object: query id to document id to value.
+    """
+    number, line = next(lines)
+    with suppress(InvalidArgumentError):
+        parse_json(line)
+        lines, line = chain([(number, line)], lines), ""
+    if line:  # an object of several lines
+        lines = iter([(number, "\n".join([line, *(text for _, text in lines)]))])
     for number, line in lines:
         place = f"{source}:{number}"
         try:
@@ -396,12 +482,15 @@ def _json_entries(
             raise InvalidArgumentError(f"{place}: {error}") from error
         if not isinstance(record, dict):
             raise InvalidArgumentError(f"{place}: expected a JSON object, received {type(record).__name__}.")
+        if record and all(isinstance(row, dict) for row in record.values()):
+            yield from ((number, query, id_, value) for query, row in record.items() for id_, value in row.items())
+            continue
         query = _id(record, _QUERY, place)
         results = record.get("results", [record])
         if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
             raise InvalidArgumentError(f"{place}: results is {describe(results)}; expected a list of JSON objects.")
         for result in results:
-            yield number, query, _id(result, _DOCUMENT, place), _value(result, values, place)
+            yield number, query, _id(result, _DOCUMENT, place), _field(result, values, place)
 
 
 def _id(record: dict[str, Any], names: tuple[str, ...], place: str) -> str:
@@ -409,16 +498,6 @@ def _id(record: dict[str, Any], names: tuple[str, ...], place: str) -> str:
     if isinstance(id_, bool) or not isinstance(id_, (str, int)) or id_ == "":
         raise InvalidArgumentError(f"{place}: the id is {describe(id_)}; expected a string that is not empty.")
     return str(id_)
-
-
-def _value(record: dict[str, Any], names: tuple[str, ...], place: str) -> float:
-    value = _field(record, names, place)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
-        try:
-            return float(value)
-        except OverflowError:
-            pass
-    raise InvalidArgumentError(f"{place}: {names[0]} is {describe(value)}; expected a number.")
 
 
 def _field(record: dict[str, Any], names: tuple[str, ...], place: str) -> Any:
@@ -500,7 +579,7 @@ def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable
 
 
 def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read a run of six columns per line, plain or with ``.gz``; ranks and the run's name are dropped.
+    """Read a run, as `read_run` does; of TREC's six columns per line, ranks and the run's name are dropped.
 
     Parameters
     ----------
@@ -520,20 +599,11 @@ def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
     >>> read_trec(path)
     {'q1': {'d2': 1.25}}
     """
-    return run_from_lines(numbered_lines(as_path(path)), str(path))
-
-
-def run_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, float]]:
-    """Return the run that numbered lines of a TREC file hold."""
-    run: dict[str, dict[str, float]] = {}
-    for number, columns in _rows(lines, source, "query-id Q0 document-id rank score name"):
-        query, _, document, _, score, _ = columns
-        add_entry(run, query, document, _number(float, score, source, number), f"{source}:{number}")
-    return run
+    return read_run(path)
 
 
 def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
-    """Read qrels of four columns per line, plain or with ``.gz``.
+    """Read qrels, as `read_qrels` does; TREC's have four columns per line.
 
     Parameters
     ----------
@@ -553,40 +623,7 @@ def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     >>> read_trec_qrels(path)
     {'q1': {'d2': 1}}
     """
-    return qrels_from_lines(numbered_lines(as_path(path)), str(path))
-
-
-def qrels_from_lines(lines: Iterable[tuple[int, str]], source: str) -> dict[str, dict[str, int]]:
-    """Return the qrels that numbered lines of a TREC file hold."""
-    qrels: dict[str, dict[str, int]] = {}
-    for number, columns in _rows(lines, source, "query-id 0 document-id relevance"):
-        query, _, document, text = columns
-        relevance = _number(int, text, source, number)
-        if fault := relevance_fault(relevance):
-            raise InvalidArgumentError(f"{source}:{number}: relevance {short(relevance)} {fault}.")
-        add_entry(qrels, query, document, relevance, f"{source}:{number}")
-    return qrels
-
-
-def _rows(lines: Iterable[tuple[int, str]], source: str, form: str) -> Iterable[tuple[int, list[str]]]:
-    for number, line in lines:
-        columns = line.split()
-        if len(columns) != len(form.split()):
-            raise InvalidArgumentError(f'{source}:{number}: {len(columns)} columns; expected "{form}".')
-        yield number, columns
-
-
-_KINDS = {int: "an integer", float: "a number"}
-
-
-def _number(kind: type, text: str, source: str, line: int) -> Any:
-    try:
-        value = kind(text)
-    except ValueError as error:
-        raise InvalidArgumentError(f"{source}:{line}: {text!r} is not {_KINDS[kind]}.") from error
-    if value != value:
-        raise InvalidArgumentError(f"{source}:{line}: the score is NaN, which cannot be ranked.")
-    return value
+    return read_qrels(path)
 
 
 def add_entry(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
@@ -675,10 +712,10 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
 def check_trec_ids(what: str, ids: Iterable[str]) -> None:
     """Check that ids can be written to a TREC file."""
     for id_ in ids:
-        if not isinstance(id_, str) or not id_ or any(character.isspace() for character in id_):
+        if not isinstance(id_, str) or not id_ or id_[0] == "#" or any(character.isspace() for character in id_):
             raise InvalidArgumentError(
-                f"{what} {id_!r} cannot be written to a TREC file, as white space separates its columns; give a str "
-                "without white space, or write JSON Lines: to a file whose name ends in .jsonl."
+                f"{what} {id_!r} cannot be written to a TREC file, as white space separates its columns and # "
+                "begins a comment; give a str without them, or write JSON Lines: to a file whose name ends in .jsonl."
             )
 
 
@@ -691,15 +728,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.rstrip("\r\n")
     except StorageError as error:
         raise InvalidArgumentError(str(error)) from error
-
-
-def is_header(relevance: str) -> bool:
-    """Whether the first line of qrels in BEIR's format is a header, given its third column."""
-    try:
-        float(relevance)
-    except ValueError:
-        return bool(relevance.strip())
-    return False
 
 
 _LISTED = 10

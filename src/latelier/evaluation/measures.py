@@ -43,6 +43,8 @@ class Evaluation(dict[str, float]):
         Measure name to mean.
     per_query
         Query id to measure name to value, for significance tests and for finding the queries that fail.
+    note
+        What else to say of the figures.
 
     Examples
     --------
@@ -51,8 +53,11 @@ class Evaluation(dict[str, float]):
     (mean of 2 queries)
     """
 
-    def __init__(self, means: Mapping[str, float], per_query: Mapping[str, Mapping[str, float]]) -> None:
+    def __init__(
+        self, means: Mapping[str, float], per_query: Mapping[str, Mapping[str, float]], note: str = ""
+    ) -> None:
         super().__init__(means)
+        self.note = note
         self.per_query = {query: dict(values) for query, values in per_query.items()}
 
     def __repr__(self) -> str:
@@ -66,10 +71,16 @@ class Evaluation(dict[str, float]):
 
     def _caption(self) -> str:
         count = len(self.per_query)
-        return f"mean of {count:,} quer{'y' if count == 1 else 'ies'}"
+        return f"mean of {count:,} quer{'y' if count == 1 else 'ies'}{self.note and '; '}{self.note}"
 
 
-def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES) -> Evaluation:
+def evaluate(
+    run: Run,
+    qrels: Qrels,
+    measures: Iterable[str] = DEFAULT_MEASURES,
+    *,
+    ignore_identical_ids: bool | None = None,
+) -> Evaluation:
     """Compute retrieval measures over all queries that have relevance judgements.
 
     Parameters
@@ -82,6 +93,10 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     measures
         Names in ir-measures' spelling: ``"nDCG@10"``, ``"RR@10"``, ``"R@100"``, ``"P(rel=2)@5"``, ``"AP"``,
         ``"Success@1"``, ...
+    ignore_identical_ids
+        Leave out the document with the id of its query, as BEIR does: in collections such as ArguAna, the queries stand
+        among the documents. Default: where a query found such a document, and no query has it as a relevant one. What
+        is printed says so.
 
     Returns
     -------
@@ -114,10 +129,12 @@ def evaluate(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES)
     >>> evaluation["RR@10"], evaluation.per_query["q2"]["RR@10"]
     (0.75, 0.5)
     """
-    return evaluate_named(run, qrels, measures, "the run")
+    return evaluate_named(run, qrels, measures, "the run", ignore_identical_ids)
 
 
-def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) -> Evaluation:
+def evaluate_named(
+    run: Run, qrels: Qrels, measures: Iterable[str], label: str, ignore_identical_ids: bool | None
+) -> Evaluation:
     """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller."""
     ir_measures = _ir_measures()
     parsed = _parse_all(measures, ir_measures)
@@ -125,6 +142,11 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) 
     check_evaluated(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
     _check(run, qrels, label)
+    if ignore_identical_ids is None:
+        own = any(query in row for query, row in run.items() if query in qrels)
+        ignore_identical_ids = own and not any(judged.get(query, 0) > 0 for query, judged in qrels.items())
+    if ignore_identical_ids:
+        run = {query: {id_: score for id_, score in row.items() if id_ != query} for query, row in run.items()}
     # Negated ranks as scores: every measure sees the same order.
     ranked = {
         query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
@@ -139,7 +161,9 @@ def evaluate_named(run: Run, qrels: Qrels, measures: Iterable[str], label: str) 
             aggregate.add(values[str(measure)])
         means[name] = aggregate.result()
     return Evaluation(
-        means, {q: {name: values[str(m)] for name, m in parsed.items()} for q, values in per_query.items()}
+        means,
+        {q: {name: values[str(m)] for name, m in parsed.items()} for q, values in per_query.items()},
+        "the document with the id of its query is left out" if ignore_identical_ids else "",
     )
 
 
