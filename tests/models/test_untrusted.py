@@ -11,7 +11,9 @@ import pytest
 import torch
 from folders import bare, dense_with_head, pylate, stanford
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from latelier.cli import app
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import ColBERT, TextEncoder, load, train_tokenizer
 from latelier.models.untrusted import load_untrusted
@@ -199,6 +201,32 @@ def test_models_given_by_hand_run_code_only_where_it_is_trusted(plain, tmp_path)
     with pytest.raises(AttributeError, match="Evil"):  # Evil cannot be loaded, but is imported
         load(str(plain), device="cpu", trust_remote_code=True)
     assert marker.exists()
+
+
+OWN_CODE = """
+from transformers import BertModel
+class Own(BertModel):
+    pass
+"""
+
+
+def test_the_shell_runs_the_code_of_a_model_that_the_user_names_and_trusts(plain, tmp_path):
+    edit(plain / "config.json", auto_map={"AutoModel": "modeling_own.Own"}, model_type="bert", architectures=["Own"])
+    (plain / "modeling_own.py").write_text(OWN_CODE)
+    (tmp_path / "notes.txt").write_text("Bananas are healthy.\nThe moon is far away.\n")
+
+    def run(*arguments):
+        done = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+        return done.exit_code, done.output
+
+    index, trusted = tmp_path / "index", ("--model", plain, "--trust-remote-code")
+    assert run("index", tmp_path / "notes.txt", index, *trusted)[0] == 0
+    code, output = run("search", index, "fruit", "--backend", "torch")  # without, the exported encoder is enough
+    assert (code, "--trust-remote-code" in output) == (1, True)
+    code, output = run("search", index, "fruit", *trusted, "--json")
+    assert (code, len(json.loads(output)["results"])) == (0, 2)
+    assert "name" in run("search", index, "fruit", "--trust-remote-code")[1]
+    assert load(str(plain), device="cpu", trust_remote_code=True)[0].model.__class__.__name__ == "Own"
 
 
 NOT_NAMES = ["\\\\host\\share", "//host/share", "https://host/model", "file:///model", "./model", "../model", "a/b/c"]

@@ -14,6 +14,7 @@ from latelier.cli.options import (
     DeviceOption,
     Kind,
     SearchKeywords,
+    TrustOption,
     is_given,
     refuse_unused,
     refuse_unused_split,
@@ -48,6 +49,7 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
     ] = None,
+    trust_remote_code: TrustOption = False,
     kind: Annotated[
         Kind, typer.Option(help="Without --index: kind of the temporary index that the documents are put into.")
     ] = "flat",
@@ -113,7 +115,7 @@ def evaluate(
                 _check_output(output, collection, None if index is None else searched)
             documents = len(collection.documents) if index is None else len(StoredDocuments(searched))
             k = _enough(context, k, widest, documents)
-            with _retriever(index, searched, model, device) as retriever:
+            with _retriever(index, searched, model, device, trust_remote_code) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=show_progress())
                 found, measured = _timed_run(retriever, collection, k, search)
@@ -206,13 +208,13 @@ def _searched_index(index: str | None, kind: Kind) -> Iterator[Index]:
         yield made
 
 
-def _retriever(given: str | None, index: Index, model: str | None, device: str | None) -> Retriever:
+def _retriever(given: str | None, index: Index, model: str | None, device: str | None, trust: bool) -> Retriever:
     """Return a retriever over an index with the model that it names, or over a new one with the default model."""
     from latelier.retrieve import Retriever
 
-    return (
-        Retriever(model, index, device=device) if given is None else Retriever.open(index, model=model, device=device)
-    )
+    if given is not None:
+        return Retriever.open(index, model=model, device=device, trust_remote_code=trust)
+    return Retriever(model, index, device=device, model_options={"trust_remote_code": True} if trust else None)
 
 
 def compare(

@@ -26,6 +26,7 @@ from latelier.cli.options import (
     JsonOption,
     Kind,
     MemoryOption,
+    TrustOption,
     document_id,
     refuse_unused,
 )
@@ -132,6 +133,7 @@ def index(
     *,
     folder: FolderOption = None,
     model: ModelOption = None,
+    trust_remote_code: TrustOption = False,
     kind: NewKindOption = None,
     format: FormatOption = "auto",
     id: IdOption = None,
@@ -202,6 +204,7 @@ def index(
                 target,
                 model,
                 device=device,
+                trust_remote_code=trust_remote_code,
                 computing={name: value for name, value in computing.items() if value is not None},
                 max_memory=max_memory,
                 make=partial(_make_index, target, kind or "flat", shards, max_memory),

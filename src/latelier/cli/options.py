@@ -34,6 +34,9 @@ QueryBackendOption: TypeAlias = Annotated[
     QueryBackend, typer.Option(help="What encodes queries; auto: the exported encoder (onnx) if there is one.")
 ]
 DeviceOption: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, mps; default: the best available.")]
+TrustOption: TypeAlias = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model given by --model.")
+]
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
 ]

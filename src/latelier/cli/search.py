@@ -19,6 +19,7 @@ from latelier.cli.options import (
     QueryBackendOption,
     QueryModelOption,
     SearchKeywords,
+    TrustOption,
     document_id,
     refuse_unused,
     takes_search_options,
@@ -38,6 +39,7 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents.")] = 10,
     search: SearchKeywords,
     model: QueryModelOption = None,
+    trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     max_memory: MemoryOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which words matched.")] = False,
@@ -67,7 +69,8 @@ def search(
             results = StoredDocuments(opened).search(None, checked_queries(text), count, chosen)[0]
             explanations = {}
     else:
-        with open_retriever(index, max_memory=max_memory, model=model, device=device, backend=backend) as retriever:
+        given = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+        with open_retriever(index, max_memory=max_memory, **given) as retriever:
             results = retriever.search(text, k, **search)
             explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
     if json_output:
@@ -90,6 +93,7 @@ def explain(
         Path | None, typer.Option(metavar="FILE", help="Write the heat map as a picture: .png, .svg or .pdf.")
     ] = None,
     model: QueryModelOption = None,
+    trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -104,7 +108,8 @@ def explain(
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
     quiet_loading()
-    with open_retriever(index, model=model, device=device, backend=backend) as retriever:
+    given = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+    with open_retriever(index, **given) as retriever:
         explanation = retriever.explain(text, document_id(retriever.index, document))
     if figure is not None:  # first, as it fails for an ending that is no format
         explanation.save_figure(figure)
@@ -139,6 +144,7 @@ def why_not(
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents of the search.")] = 10,
     search: SearchKeywords,
     model: QueryModelOption = None,
+    trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     device: DeviceOption = None,
     json_output: JsonOption = False,
@@ -153,7 +159,8 @@ def why_not(
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
     quiet_loading()
-    with open_retriever(index, model=model, device=device, backend=backend) as retriever:
+    given = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+    with open_retriever(index, **given) as retriever:
         report = retriever.why_not(text, document_id(retriever.index, document), k, **search)
     if json_output:
         print_json({**asdict(report), "differences": [each._asdict() for each in report.differences]})

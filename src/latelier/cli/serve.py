@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latelier.cli.options import DeviceOption, QueryBackendOption, ServedModelOption
+from latelier.cli.options import DeviceOption, QueryBackendOption, ServedModelOption, TrustOption
 
 _READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
 _DEMO = "python"  # the name of the demo's index
@@ -30,6 +30,7 @@ def serve(
         list[str] | None, typer.Option(metavar="URL", help="Origin whose web pages may use the server; repeatable.")
     ] = None,
     model: ServedModelOption = None,
+    trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     max_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory budget of each index, such as 512MB or 1GB.")
@@ -77,7 +78,7 @@ def serve(
     access.check_changes(bool(locations) and not read_only)  # the demo's index takes none
     listen(host, port).close()  # a port in use is an error before models are loaded
     with ExitStack() as stack:
-        options = {"model": model, "device": device, "backend": backend}
+        options = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
         retrievers = open_named(locations, stack, read_only=read_only, max_memory=max_memory, **options)
         if demo:
             from latelier.demo import Session
@@ -109,6 +110,7 @@ def mcp(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port, with --http.")] = 8000,
     token: Annotated[str | None, typer.Option(envvar=_VARIABLE, help="Secret that clients send, with --http.")] = None,
     model: ServedModelOption = None,
+    trust_remote_code: TrustOption = False,
     device: DeviceOption = None,
 ) -> None:
     """Serve indexes to agents, over the Model Context Protocol.
@@ -139,7 +141,8 @@ def mcp(
     quiet_loading()
     try:
         with ExitStack() as stack:
-            retrievers = open_named(locations, stack, read_only=not writable, model=model, device=device)
+            options = {"model": model, "device": device, "trust_remote_code": trust_remote_code}
+            retrievers = open_named(locations, stack, read_only=not writable, **options)
             server = create_mcp_server(retrievers, writable=writable)
             if http:
                 serve_mcp(server, port=port, token=token)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from latelier.cli.options import DeviceOption
+from latelier.cli.options import DeviceOption, TrustOption
 
 Start: TypeAlias = Literal["dense", "colbert"]
 
@@ -44,6 +44,7 @@ def train(
     ] = 200,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the validation split and the order.")] = 0,
     device: DeviceOption = None,
+    trust_remote_code: TrustOption = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train a late-interaction model and save it.
@@ -75,6 +76,7 @@ def train(
         start=start,
         dims=dims,
         device=device,
+        trust_remote_code=trust_remote_code,
         mine=mine,
         neighbours=neighbours,
         epochs=epochs,

@@ -47,8 +47,13 @@ def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
     except (JSONDecodeError, UnicodeDecodeError, SafetensorError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
     except Exception as error:
+        if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
+            raise InvalidArgumentError(
+                f"the model {name!r:.300} has code of its own, which runs only where you trust it: "
+                "trust_remote_code=True, or --trust-remote-code beside --model."
+            ) from error
         given = any(set(options.get(argument) or ()) - _OWN_OPTIONS for argument in _ARGUMENTS)
-        if given or options.get("trust_remote_code") or "trust_remote_code" in str(error):
+        if given or options.get("trust_remote_code"):
             raise
         raise ModelLoadError(name, error) from error
 

@@ -85,7 +85,8 @@ def load_untrusted(name: str, device: str | torch.device | None = None, **option
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"the model {short(name)}, which only a file names, is not loaded: {error} Such a model must be a text "
-            "encoder in safetensors without code of its own. If you trust this one, pass it yourself."
+            "encoder in safetensors without code of its own. If you trust this one, pass it yourself: with model=, or "
+            "--model, and with trust_remote_code=True, or --trust-remote-code, for its code."
         ) from error
     except LatelierError:
         raise

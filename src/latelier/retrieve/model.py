@@ -57,6 +57,7 @@ def open_with_model(
     computing: Mapping[str, Any] | None = None,
     read_only: bool = False,
     max_memory: int | str | None = None,
+    trust_remote_code: bool = False,
     make: Callable[[], Index] | None = None,
     check: Callable[[Index], None] | None = None,
 ) -> tuple[QueryModel, Index]:
@@ -67,6 +68,11 @@ def open_with_model(
     is loaded; with it, an empty index that names no model gets the default model.
     """
     check_backend(backend, model)
+    if trust_remote_code and model is None:
+        raise InvalidArgumentError(
+            "only a model that you name is trusted, not one that an index names.", advice="give-model"
+        )
+    trust = {"trust_remote_code": True} if trust_remote_code else {}
     index = find_index(place, read_only=read_only, max_memory=max_memory)
     if index is None and make is None:
         index = indexes.open(place, read_only=read_only)  # type: ignore[arg-type]  # raises: there is no index
@@ -74,9 +80,9 @@ def open_with_model(
         if index is not None and check is not None:
             check(index)
         if index is not None and (make is None or index.dim is not None or ModelIdentity.stored_in(index)):
-            query_model = _stored_model(index, model, device, backend, computing or {})
+            query_model = _stored_model(index, model, device, backend, computing or {}, trust)
         else:
-            query_model = given_model(model, device, computing)
+            query_model = given_model(model, device, computing, trust)
         query_model.prepare()
         if index is None:
             return query_model, make()  # type: ignore[misc]  # without it, `open` has raised
@@ -130,8 +136,16 @@ def check_backend(backend: Any, model: Any) -> None:
         )
 
 
-def given_model(model: Any, device: str | None = None, options: Mapping[str, Any] | None = None) -> QueryModel:
-    """Return the model that a user gives: an object, a name or folder, an exported encoder, or None for the default."""
+def given_model(
+    model: Any,
+    device: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    trust: Mapping[str, Any] | None = None,
+) -> QueryModel:
+    """Return the model that a user gives: an object, a name or folder, an exported encoder, or None for the default.
+
+    `trust`: options to load it with that are no part of what an index stores.
+    """
     if isinstance(model, QueryModel):
         return model
     if not isinstance(model, (str, os.PathLike, type(None))):
@@ -147,7 +161,7 @@ def given_model(model: Any, device: str | None = None, options: Mapping[str, Any
         name = str(Path(name).resolve())
     if not is_exported(name):
         computation = Computation.of(options or {})
-        loaded = load(name, device=device, **computation.loading_options)
+        loaded = load(name, device=device, **computation.loading_options, **(trust or {}))
         return QueryModel(name, computation.identity_options, lambda: loaded, None, computation.compute_dtype)
     if options or device not in (None, "cpu"):
         raise InvalidArgumentError(
@@ -158,7 +172,12 @@ def given_model(model: Any, device: str | None = None, options: Mapping[str, Any
 
 
 def _stored_model(
-    index: Index, model: PathLike | None, device: str | None, backend: str, computing: Mapping[str, Any]
+    index: Index,
+    model: PathLike | None,
+    device: str | None,
+    backend: str,
+    computing: Mapping[str, Any],
+    trust: Mapping[str, Any],
 ) -> QueryModel:
     """Return the model that an index names, or the one that the user names, loaded with the options that it stores."""
     try:
@@ -175,7 +194,7 @@ def _stored_model(
             f"received compute_dtype={asked!r}, but the index was filled {filled}; omit it, or make a new index."
         )
     if model is not None:
-        return given_model(model, device, computing if is_exported(model) else {**options, **computing})
+        return given_model(model, device, computing if is_exported(model) else {**options, **computing}, trust)
     if stored is None or stored.name is None:
         raise InvalidArgumentError(
             f"{index!r} does not name its model: it is empty, or was filled with embeddings or with a model given as "

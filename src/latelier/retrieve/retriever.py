@@ -130,6 +130,7 @@ class Retriever(NotCopied):
         read_only: bool = False,
         max_memory: int | str | None = None,
         backend: Literal["auto", "onnx", "torch"] = "auto",
+        trust_remote_code: bool = False,
     ) -> Retriever:
         """Open a folder that a retriever has filled, with the model that filled it.
 
@@ -152,6 +153,8 @@ class Retriever(NotCopied):
             What encodes queries: ``"onnx"``, the encoder that `export_encoder` has put into the cache folder, without
             torch; ``"torch"``, the model; ``"auto"``, the exported encoder if there is one and ONNX Runtime is
             installed. The model is then loaded when documents are added.
+        trust_remote_code
+            Run the code that comes with `model`; never that of a model which only the index names.
 
         Returns
         -------
@@ -180,6 +183,7 @@ class Retriever(NotCopied):
         'a'
         """
         options: dict[str, Any] = {"device": device, "backend": backend, "read_only": read_only}
+        options["trust_remote_code"] = trust_remote_code
         return cls(*open_with_model(path, model, max_memory=max_memory, **options))
 
     @property

@@ -43,6 +43,8 @@ class TrainingOptions:
         Dimensions per token of a model that is given by name; None: the model's own, or 128 for a new head.
     device
         Where a model that is given by name is loaded; None: the best available device.
+    trust_remote_code
+        Run the code that comes with it.
     mine
         Number of hard negatives to mine for each pair, among all documents of the data.
     neighbours
@@ -74,6 +76,7 @@ class TrainingOptions:
     start: Literal["dense", "colbert"] = "dense"
     dims: int | None = None
     device: str | None = None
+    trust_remote_code: bool = False
     mine: int = 0
     neighbours: int = 0
     epochs: float = 1.0
@@ -427,10 +430,11 @@ def build_model(model: str | os.PathLike[str] | ColBERT | None, options: Trainin
     name = DEFAULT_MODEL if model is None else os.fspath(model)
     torch.manual_seed(options.seed)  # the weights of a new head are random
     if options.start == "colbert":
-        return ColBERT(name, options.dims, options.device)
+        return ColBERT(name, options.dims, options.device, trust_remote_code=options.trust_remote_code)
+    trust = {"trust_remote_code": options.trust_remote_code}
     if options.dims is not None:
-        return ColBERT.from_dense(name, "orthogonal", options.dims, options.device)
-    return load(name, device=options.device)
+        return ColBERT.from_dense(name, "orthogonal", options.dims, options.device, **trust)
+    return load(name, device=options.device, **trust)
 
 
 def _require_trainer() -> None:
