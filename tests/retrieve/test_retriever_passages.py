@@ -72,11 +72,6 @@ def test_every_mode_gives_the_best_passage_of_each_document(filled, mode, k):
     assert [(repr(result.id), pytest.approx(result.score, rel=1e-5)) for result in found] == list(best.items())[:k]
 
 
-def test_a_run_cannot_tell_1_from_its_text(filled):
-    with pytest.raises(InvalidArgumentError, match=r"the id '1' and another .* as int"):
-        filled.run({"q": "figs"})
-
-
 def test_an_id_that_spells_a_passage_is_a_document_of_its_own(filled, stored):
     hostile = stored(filled).parts("a")[0]
     assert stored(filled).parts(hostile) == []

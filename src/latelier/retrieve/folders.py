@@ -305,9 +305,9 @@ class DocumentFolder(FileDocuments):
             return "not a regular file"
         if self._patterns or is_readable(path) or _suffix(path.name) in RECORD_FORMATS:
             return None
-        kind = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
-        if kind in ("image", "audio", "video", "font"):
-            return f"{kind} has no text"
+        media = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
+        if media in ("image", "audio", "video", "font"):
+            return f"{media} has no text"
         return f"no known kind of text; --glob '*{path.suffix or path.name}' reads it as text"
 
     def _skip(self, path: Path, reason: str) -> None:

@@ -306,26 +306,12 @@ def encode(
     `options` are those of `QueryModel.encode_documents`.
     """
     for rows in transactions:
-        shown = _DocumentBar(bar, len(rows.documents), len(rows.ids))
         if len(rows.ids) <= size:
-            yield rows, model.encode_documents(rows.texts, bar=shown, **options)
+            yield rows, model.encode_documents(rows.texts, **options)
         else:  # encoded while they are stored
             parts = (rows.texts[first : first + size] for first in range(0, len(rows.texts), size))
-            yield rows, (model.encode_documents(part, bar=shown, **options) for part in parts)
-
-
-class _DocumentBar:
-    """A progress bar of documents, updated by the number of rows that are done."""
-
-    def __init__(self, bar: Any, documents: int, rows: int) -> None:
-        self._bar, self._documents, self._rows = bar, documents, rows
-        self._done = self._shown = 0
-
-    def update(self, count: int = 1) -> None:
-        self._done += count
-        documents = self._done * self._documents // self._rows
-        self._bar.update(documents - self._shown)
-        self._shown = documents
+            yield rows, (model.encode_documents(part, **options) for part in parts)
+        bar.update(len(rows.documents))
 
 
 def encode_by_workers(

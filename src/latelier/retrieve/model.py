@@ -498,7 +498,7 @@ class QueryModel:
         if self.encoder is not None:
             return TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
         # By default, sentence-transformers shows a bar if the program logs at the level INFO.
-        options = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
+        options: dict[str, Any] = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
         packed: Any = self.loaded.encode_query(list(texts), packed=True, **options)
         vectors: TokenEmbeddings = packed.to("numpy")
         return vectors
@@ -510,9 +510,8 @@ class QueryModel:
         batch_size: int,
         pool_factor: int = 1,
         precision: str | None = None,
-        bar: Any = None,
     ) -> TokenEmbeddings:
-        """Return the token vectors of some documents; arguments are those of `Retriever.add`, and a progress bar."""
+        """Return the token vectors of some documents; arguments are those of `Retriever.add`."""
 
         def reduced(vectors: TokenEmbeddings) -> TokenEmbeddings:
             if pool_factor != 1:
@@ -522,22 +521,19 @@ class QueryModel:
             return vectors if precision is None else vectors.to(precision)
 
         if self._load is None:
-            vectors = reduced(TokenEmbeddings.from_list(self._encode_whole(texts)))
-            if bar is not None:
-                bar.update(len(texts))
-            return vectors
+            return reduced(TokenEmbeddings.from_list(self._encode_whole(texts)))
         from latelier.models.encoding import Job, packed_windows
 
         dtype, dim = self.compute_dtype, self.loaded.truncate_dim
         job = Job("document", batch_size=batch_size, compute_dtype=dtype, truncate_dim=dim)
-        windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None, bar=bar)
+        windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None)
         return TokenEmbeddings.concatenate([reduced(window) for window in windows])
 
     def _encode_whole(self, texts: Sequence[str]) -> list[Any]:
         """Return the token vectors of documents as the model makes them."""
         if self.encoder is not None and self._load is None:
             return self.encoder.encode_documents(texts)
-        options = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
+        options: dict[str, Any] = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
         return list(self.loaded.encode_document(list(texts), **options))
 
     @property

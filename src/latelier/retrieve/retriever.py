@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -508,7 +507,7 @@ class Retriever(NotCopied):
         Raises
         ------
         InvalidArgumentError
-            As in `search`, and if a query finds two documents whose ids are the same as str, such as 1 and "1".
+            As in `search`.
 
         Examples
         --------
@@ -528,16 +527,10 @@ class Retriever(NotCopied):
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
             found = stored.find(vectors, texts, k, chosen)
-        run: dict[str, dict[str, float]] = {}
-        for query, hits in zip(queries, found, strict=True):
-            scores = run[query] = {str(stored.document(hit.id)): hit.score for hit in hits}
-            if len(scores) < len(hits):
-                twice = next(id for id, n in Counter(str(stored.document(hit.id)) for hit in hits).items() if n > 1)
-                raise InvalidArgumentError(
-                    f"a query finds a document with the id {twice!r} and another with the same id as int; a run has "
-                    "ids that are str, so it cannot tell them apart. Use search, or other ids."
-                )
-        return run
+        return {
+            query: {str(stored.document(hit.id)): hit.score for hit in hits}
+            for query, hits in zip(queries, found, strict=True)
+        }
 
     def explain(self, query: str, id: Id) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.

@@ -19,7 +19,6 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike
 from latelier.retrieve.model import QueryModel, given_model, is_same_model
 from latelier.utils import check_count
-from latelier.utils.checks import describe
 from latelier.utils.ray_session import connect_to_ray
 
 if TYPE_CHECKING:
@@ -284,14 +283,9 @@ def _as_bytes(model: QueryModel, pickle: Any) -> bytes:
     """
     import torch
 
-    if not model.can_load:
-        raise InvalidArgumentError(
-            f"received {describe(model.name)}, an exported encoder, which stays in its process; give the model that it "
-            "was exported from."
-        )
-    target = io.BytesIO()
+    target, loaded = io.BytesIO(), model.loaded
     try:
-        torch.save(model.loaded, target, pickle_module=pickle)
+        torch.save(loaded, target, pickle_module=pickle)
     except Exception as error:  # whatever the pickling of a module of the user's own raises
         raise InvalidArgumentError(
             f"the model cannot be sent to other processes: {type(error).__name__}: {error}. Encode without workers."
