@@ -1,6 +1,6 @@
 """Exact search on a GPU, which holds a copy of all vectors of an index and scores every document for every query.
 
-It does not use inverted lists or sign codes: reading them is slow on a GPU, and they may miss documents. Many queries
+It does not use inverted lists or binary codes: reading them is slow on a GPU, and they may miss documents. Many queries
 are scored together, so that the vectors are read once for all of them.
 """
 
@@ -103,7 +103,7 @@ class GpuSearch:
             if dtype not in converted:
                 converted[dtype] = queries.to(dtype).to(str(self.device))
             for block, scores in score_blocks(copy.vectors, positions, converted[dtype], _score, self._block):
-                merged.add(scores, copy, block)
+                merged.add(scores, copy.row_ids[block])
         scores, row_ids = merged.best()
         best.scores[first : first + len(queries)] = list(scores)
         best.row_ids[first : first + len(queries)] = list(row_ids)
@@ -147,31 +147,29 @@ class _Merged:
     def __init__(self, queries: int, k: int, most: int, device: torch.device) -> None:
         self._k, self._most = k, most
         self._scores = torch.zeros(queries, 0, device=device)
-        self._places = torch.zeros(queries, 0, dtype=torch.int64, device=device)
-        self._seen: list[tuple[_Copy, np.ndarray]] = []
-        self._waiting: list[torch.Tensor] = []
-        self._count = self._first = 0  # documents added, and those of them that are merged
+        self._row_ids = torch.zeros(queries, 0, dtype=torch.int64, device=device)
+        self._waiting: list[tuple[torch.Tensor, np.ndarray]] = []
 
-    def add(self, scores: torch.Tensor, copy: _Copy, positions: np.ndarray) -> None:
-        """Add scores ``(queries, documents)`` of the documents at some positions of a copy."""
-        self._waiting.append(scores)
-        self._seen.append((copy, positions))
-        self._count += len(positions)
-        if (self._count - self._first) * len(scores) >= self._most:
+    def add(self, scores: torch.Tensor, row_ids: np.ndarray) -> None:
+        """Add scores ``(queries, documents)`` of documents."""
+        self._waiting.append((scores, row_ids))
+        if sum(each.numel() for each, _ in self._waiting) >= self._most:
             self._merge()
 
     def best(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores and the row ids of the best documents, ``(queries, k)`` or fewer columns."""
         self._merge()
-        return self._scores.cpu().numpy(), _row_ids(self._seen, self._places.cpu().numpy())
+        return self._scores.cpu().numpy(), self._row_ids.cpu().numpy()
 
     def _merge(self) -> None:
         if not self._waiting:
             return
-        highest, which = _highest(torch.cat(self._waiting, dim=1), self._k)
+        scores, row_ids = zip(*self._waiting, strict=True)
+        highest, which = _highest(torch.cat(scores, dim=1), self._k)
+        own = torch.from_numpy(np.concatenate(row_ids)).to(which.device)[which]
         self._scores, order = _highest(torch.cat([self._scores, highest], dim=1), self._k)
-        self._places = torch.cat([self._places, which + self._first], dim=1).gather(1, order)
-        self._waiting, self._first = [], self._count
+        self._row_ids = torch.cat([self._row_ids, own], dim=1).gather(1, order)
+        self._waiting = []
 
 
 def _by_copy(parts: Sequence[Part], places: Sequence[_Place]) -> Iterator[tuple[_Copy, np.ndarray]]:
@@ -203,18 +201,6 @@ def _highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     keys = ordered + torch.arange(columns - 1, -1, -1, device=scores.device)
     best = keys.topk(min(k, columns), dim=1).indices
     return scores.gather(1, best), best
-
-
-def _row_ids(blocks: Sequence[tuple[_Copy, np.ndarray]], places: np.ndarray) -> np.ndarray:
-    """Return the row ids of places in blocks that follow one another, each some documents of a copy."""
-    row_ids = np.empty_like(places)
-    offsets = lengths_to_offsets([len(positions) for _, positions in blocks])
-    owners = np.searchsorted(offsets, places, side="right") - 1
-    for owner in np.unique(owners):
-        copy, positions = blocks[owner]
-        mine = owners == owner
-        row_ids[mine] = copy.row_ids[positions[places[mine] - offsets[owner]]]
-    return row_ids
 
 
 def _largest_norm(embeddings: TokenEmbeddings) -> float:

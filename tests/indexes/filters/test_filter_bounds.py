@@ -128,6 +128,7 @@ def test_no_filter_takes_much_memory():
 
 def test_filters_are_bounded_in_every_way(index):
     for filter, message in [
+        ("x" * 90_000, "unknown field"),
         ("items = '" + "x" * 100_000 + "'", "it has 100,010 characters.*json_each"),
         ("(" * 21 + "1" + ")" * 21, "nested more than 20 deep"),
         ("NOT " * 5000 + "1", "nested more than 20 deep"),

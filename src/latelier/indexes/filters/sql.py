@@ -162,7 +162,7 @@ def bounded(
         finally:
             connection.set_progress_handler(None, 0)
             for name, limit in before.items():
-                connection.setlimit(getattr(sqlite3, name), limit)
+                connection.setlimit(getattr(sqlite3, name), limit)  # type: ignore[attr-defined]
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         reason = str(error)
         if not errors and reason.startswith(_FILE_ERRORS):

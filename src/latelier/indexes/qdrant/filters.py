@@ -252,18 +252,20 @@ class _Translator:
 
 def any_of(conditions: Iterable[Condition]) -> Condition:
     """Return the condition that at least one of some holds."""
-    kept = [each for each in conditions if each is not False]
-    if True in kept or not kept:
-        return bool(kept)
-    return models.Filter(should=kept) if len(kept) > 1 else kept[0]
+    given = list(conditions)
+    rest = [each for each in given if not isinstance(each, bool)]
+    if True in given or not rest:
+        return True in given
+    return models.Filter(should=rest) if len(rest) > 1 else rest[0]
 
 
 def all_of(conditions: Iterable[Condition]) -> Condition:
     """Return the condition that all of some hold."""
-    kept = [each for each in conditions if each is not True]
-    if False in kept or not kept:
-        return not kept
-    return models.Filter(must=kept) if len(kept) > 1 else kept[0]
+    given = list(conditions)
+    rest = [each for each in given if not isinstance(each, bool)]
+    if False in given or not rest:
+        return False not in given
+    return models.Filter(must=rest) if len(rest) > 1 else rest[0]
 
 
 def none_of(condition: Condition) -> Condition:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -72,6 +73,7 @@ class _Found(NamedTuple):
     id: Id
 
 
+@dataclass
 class CollectionSearch:
     """One search of a collection.
 
@@ -79,17 +81,11 @@ class CollectionSearch:
     for all. `timeout`, `filter`: seconds for each request, and the filter that an error names.
     """
 
-    def __init__(
-        self,
-        collection: QdrantCollection,
-        *,
-        condition: models.Filter | None,
-        candidates: int | None,
-        timeout: int | None,
-        filter: str | None,
-    ) -> None:
-        self._collection, self._condition, self._candidates = collection, condition, candidates
-        self._timeout, self._filter = timeout, filter
+    collection: QdrantCollection
+    condition: models.Filter | None
+    candidates: int | None
+    timeout: int | None
+    filter: str | None
 
     def hits(
         self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
@@ -111,10 +107,10 @@ class CollectionSearch:
         return [[Hit(each.id, each.score) for each in best] for best in found]
 
     def _by_vectors(self, queries: TokenEmbeddings, k: int) -> list[list[_Found]]:
-        if self._candidates is None:
+        if self.candidates is None:
             return self._run([self._maxsim(query) for query in queries], k)
-        singles = self._collection.configuration.first_stage.encode_queries(queries)
-        candidates = [self._prefetch(single.tolist(), FIRST_STAGE, self._candidates) for single in singles]
+        singles = self.collection.configuration.first_stage.encode_queries(queries)
+        candidates = [self._prefetch(single.tolist(), FIRST_STAGE, self.candidates) for single in singles]
         return self._run([self._maxsim(*pair) for pair in zip(queries, candidates, strict=True)], k)
 
     def _by_keywords(self, texts: list[str], k: int) -> list[list[_Found]]:
@@ -122,14 +118,14 @@ class CollectionSearch:
         return self._run([None if words is None else self._request(words, KEYWORDS) for words in vectors], k)
 
     def _words(self, texts: list[str]) -> list[models.SparseVector | None]:
-        tokenizer = self._collection.configuration.tokenizer or ""
+        tokenizer = self.collection.configuration.tokenizer or ""
         return [query_vector(text, tokenizer) for text in texts]
 
     def _fused(self, queries: TokenEmbeddings, k: int, texts: list[str], options: SearchOptions) -> list[list[_Found]]:
         depth = options.depth_for(k)
         by_keywords = self._by_keywords(texts, depth)
-        if self._candidates is not None:
-            self._candidates = max(self._candidates, depth)
+        if self.candidates is not None:
+            self.candidates = max(self.candidates, depth)
         by_vectors = self._by_vectors(queries, depth)
         if options.fusion == "relative":
             self._add_missing(queries, by_vectors, by_keywords)
@@ -172,18 +168,18 @@ class CollectionSearch:
     def _prefetch(self, query: Any, using: str, limit: int) -> models.Prefetch:
         from qdrant_client import models
 
-        return models.Prefetch(query=query, using=using, limit=limit, filter=self._condition)
+        return models.Prefetch(query=query, using=using, limit=limit, filter=self.condition)
 
     def _request(self, query: Any, using: str, *, prefetch: Any = None, condition: Any = None) -> models.QueryRequest:
         from qdrant_client import models
 
         # The local mode is always exact, and warns of parameters.
-        is_exact = using == TOKENS and prefetch is None and not self._collection.connection.is_local
+        is_exact = using == TOKENS and prefetch is None and not self.collection.connection.is_local
         return models.QueryRequest(
             query=query,
             using=using,
             prefetch=prefetch,
-            filter=condition or self._condition,
+            filter=condition or self.condition,
             params=models.SearchParams(exact=True) if is_exact else None,
             with_payload=PLACE,
         )
@@ -198,8 +194,8 @@ class CollectionSearch:
             for first in range(0, len(waiting), _QUERIES):
                 some = waiting[first : first + _QUERIES]
                 batch = [requests[i].model_copy(update={"limit": limit}) for i in some]  # type: ignore[union-attr]
-                with self._collection.connection.use(filter=self._filter) as client:
-                    answers = client.query_batch_points(self._collection.name, batch, timeout=self._timeout)
+                with self.collection.connection.use(filter=self.filter) as client:
+                    answers = client.query_batch_points(self.collection.name, batch, timeout=self.timeout)
                 for i, answer in zip(some, answers, strict=True):
                     points = answer.points
                     # Which of several documents with the k-th score come back is up to Qdrant: ask for all of them.

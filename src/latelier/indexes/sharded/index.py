@@ -61,7 +61,7 @@ from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.utils.batching import lengths_to_offsets
-from latelier.utils.checks import check_choice, check_count, describe, parse_bytes
+from latelier.utils.checks import check_choice, check_count, parse_bytes
 from latelier.utils.misc import progress_bar
 from latelier.utils.ray_session import connect_to_ray, connection_of, is_forked
 
@@ -277,12 +277,6 @@ def stop(ray: Any, worker: Any) -> None:
     ray.kill(worker)
 
 
-def death_errors(ray: Any) -> tuple[type[Exception], ...]:
-    """Return the errors of calls of a process that has died, or is not running again yet."""
-    errors = ray.exceptions
-    return errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError, errors.NodeDiedError
-
-
 def node_resources(ray: Any, node: str | None) -> dict[str, float]:
     """Return what to ask Ray for, so that a process is started on a node.
 
@@ -402,8 +396,6 @@ class Sharded(Index):
     ) -> None:
         if device is not None and str(device) != "cpu":
             raise InvalidArgumentError(f"received device={str(device)!r}, but shards are searched on the CPU only.")
-        if path is None:
-            raise InvalidArgumentError("received None as a path; a sharded index needs a folder.")
         self.path: Path = as_folder(path)
         budget = parse_bytes("max_memory", max_memory)
         asked = {"shards": shards, "index": index, "nbits": nbits, "dtype": dtype}
@@ -769,6 +761,8 @@ class Sharded(Index):
         """
         found: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
+        ray = self._ray.exceptions
+        deaths = ray.RayActorError, ray.ObjectLostError, ray.WorkerCrashedError, ray.NodeDiedError
         waiting, deadline = dict(arguments), time.monotonic() + _RESTART_SECONDS
         while True:
             self._check_open()
@@ -780,10 +774,10 @@ class Sharded(Index):
                 try:
                     found[shard] = self._ray.get(call)
                     del waiting[shard]
-                except self._ray.exceptions.RayTaskError as error:
+                except ray.RayTaskError as error:
                     errors[shard] = error.cause
                     del waiting[shard]
-                except death_errors(self._ray):
+                except deaths:  # or it is not running again yet
                     pass
             if not (waiting and wait and group == "read" and time.monotonic() < deadline):
                 break
@@ -846,11 +840,6 @@ def _checked_configuration(
     check_choice("index", kind, KINDS)
     check_choice("nbits", nbits, BITS, optional=True)
     check_choice("dtype", dtype, ("float32", "float16"), optional=True)
-    is_list = isinstance(nodes, (list, tuple)) and nodes and all(isinstance(each, str) and each for each in nodes)
-    if nodes is not None and not is_list:
-        raise InvalidArgumentError(
-            f"received {describe(nodes)} as nodes; expected a list of IP addresses of Ray nodes, or of resources."
-        )
     if kind == "ivf" and dtype is not None:
         raise InvalidArgumentError(f"received dtype={dtype!r}, which is for index='flat'; leave it out.")
     if kind == "flat" and nbits is not None:
