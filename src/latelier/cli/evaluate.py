@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
+IdenticalIdsOption: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(help="Leave out the document with the id of its query; default: where that is relevant to no query."),
+]
 _OF_A_SEARCH = ("index", "model", "kind", "k", "mode", "fusion", "weights", "effort", "on_problem", "device")
 
 
@@ -72,12 +76,7 @@ def evaluate(
     on_problem: Annotated[
         OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
     ] = "error",
-    ignore_identical_ids: Annotated[
-        bool | None,
-        typer.Option(
-            help="Leave out the document with the id of its query; default: where that is relevant to no query."
-        ),
-    ] = None,
+    ignore_identical_ids: IdenticalIdsOption = None,
     device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with the values of every query.")] = False,
 ) -> None:
@@ -232,12 +231,7 @@ def compare(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Trials of the randomisation test.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the test.")] = 0,
-    ignore_identical_ids: Annotated[
-        bool | None,
-        typer.Option(
-            help="Leave out the document with the id of its query; default: where that is relevant to no query."
-        ),
-    ] = None,
+    ignore_identical_ids: IdenticalIdsOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with every query.")] = False,
 ) -> None:
     """Test whether two runs differ beyond chance, query by query.
