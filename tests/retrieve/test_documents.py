@@ -54,8 +54,8 @@ def test_forms_of_documents(small, item, document):
         (("", "x"), "'' .* as an id"),
         ({"id": "a", "text": "x", "metadata": [1]}, "it has metadata of type list"),
         ({"id": "a", "text": "x", "metadata": {"year": 1}, "year": 2}, "'year' both at the top and in"),
-        ({"id": "a", "text": "x", "year": float("nan")}, "document 'a' holds nan"),
-        ({"text": "x", "tags": {"a"}}, "document 2 holds"),
+        ({"id": "a", "text": "x", "year": float("nan")}, "document 'a' cannot be stored as JSON"),
+        ({"text": "x", "tags": {"a"}}, "document 2 cannot be stored as JSON"),
     ],
 )
 def test_invalid_documents_are_named_by_their_position(shared_retriever, item, message):

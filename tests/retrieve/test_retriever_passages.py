@@ -157,7 +157,7 @@ def test_a_title_stands_before_each_passage(small, stored):
         _, _, start, end = json.loads(record.id)
         assert record.text == f"On the moon {text[start:end]}"
         assert len(retriever.index.get_embeddings([record.id])[0]) <= 32
-    assert retriever.search("Alone", k=1)[0][2:] == ("Alone", {}, 0, 0)
+    assert retriever.search("Alone", k=1)[0][2:6] == ("Alone", {}, 0, 0)
     retriever.add([{"id": "long", "title": "word " * 100, "text": text}])
     ids = stored(retriever).parts("long")
     assert max(len(retriever.index.get_embeddings([id])[0]) for id in ids) <= 32
@@ -177,7 +177,7 @@ def test_an_index_keeps_its_passages(small, tmp_path):
             retriever.search("text")
     whole = Retriever(small)
     whole.add([("a", long_text(1))])
-    assert whole.search("moon")[0][4:] == (None, None)
+    assert whole.search("moon")[0][4:6] == (None, None)
     with pytest.raises(InvalidArgumentError, match="the index holds whole documents"):
         whole.add([("b", "text")], passages=32)
     assert "documents" not in whole.index.settings

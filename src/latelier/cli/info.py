@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.locations import open_index
+from latelier.cli.locations import open_index, open_retriever
 from latelier.cli.options import DeviceOption, IndexArgument, JsonOption
 
 if TYPE_CHECKING:
@@ -138,12 +138,14 @@ def check(
     *,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of hits to compare.")] = 10,
     queries: Annotated[int, typer.Option(min=1, help="Documents of the index to use as queries.")] = 20,
+    scores: Annotated[bool, typer.Option("--scores", help="Estimate a --min-mean-score too, with the model.")] = False,
+    share: Annotated[float, typer.Option(help="Of --scores: questions without an answer that may find one.")] = 0.05,
     json_output: JsonOption = False,
 ) -> None:
     """Check the recall of an index, and its files by their checksums.
 
     The recall is that of searches against exact scores. Prints what the index holds as well, and an effort if another
-    one is better. Loads no model. The exit status is 1 if a file is damaged.
+    one is better. Loads no model without --scores. The exit status is 1 if a file is damaged.
 
     \b
     Example:
@@ -161,6 +163,10 @@ def check(
             recall = opened.check(k, queries=queries)
         except CorruptedIndexError as error:
             failure = str(error)
+    if scores:
+        with open_retriever(index) as retriever:
+            threshold = retriever.estimate_threshold(share)
+        facts["threshold"] = asdict(threshold) if json_output else str(threshold)
     if json_output:
         integrity = {"files": files.files, "damages": [asdict(damage) for damage in files.damages]}
         print_json({**facts, "recall": recall and asdict(recall), "integrity": integrity})

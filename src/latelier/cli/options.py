@@ -92,6 +92,8 @@ _SEARCH: dict[str, Any] = {
     "rerank": Annotated[
         int | None, typer.Option(min=1, help="IVF: documents of those that are scored by their codes.")
     ],
+    "min_score": Annotated[float | None, typer.Option(help="Least score of a document.")],
+    "min_mean_score": Annotated[float | None, typer.Option(help="Least mean score; see latelier check --scores.")],
 }
 # The modes of a search that use an option; other options have an effect in every mode.
 _OF_VECTORS = ("vectors", "hybrid", "rerank")

@@ -21,11 +21,12 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.documents import GivenDocuments
+from latelier.indexes.documents import GivenDocuments, prepare_queries
 from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import CheckReport, Hit, Id, StageLoss, VerifyReport, WhyNotReport, as_prefixes
 from latelier.indexes.why_not import why_not_by_vectors
+from latelier.scores.maxsim import maxsim_numpy
 from latelier.scores.topk import TopK
 from latelier.utils.checks import check_count
 from latelier.utils.misc import NotCopied
@@ -213,6 +214,12 @@ class Index(NotCopied, ABC):
         rerank
             Of `IVF`: number of documents that leave the sign stage and are scored by their codes. By default, these are
             all documents that may be among the `k` best according to their sign codes.
+        min_score
+            The least score, of the mode, of a hit.
+        min_mean_score
+            The least mean, over the vectors of the query, of their similarity with the best token of a hit, which is
+            its MaxSim score by number of vectors, in every mode but ``"keywords"``. A `Retriever` takes the mean over
+            the tokens of the text itself.
 
         Returns
         -------
@@ -241,9 +248,34 @@ class Index(NotCopied, ABC):
         """Return the options of a search, checked, as this index accepts them; None stands for a default everywhere."""
         return SearchOptions.accepted_by(type(self).__name__, self.search_options, keywords)
 
-    @abstractmethod
     def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """Search with checked options; see `search`, which calls it. `texts`: empty for ``mode="vectors"``."""
+        return self._above(self._find(queries, k, texts, options), queries, options)
+
+    def _above(self, hits: list[list[Hit]], queries: Any, options: SearchOptions) -> list[list[Hit]]:
+        """Return the hits that reach the thresholds of a search."""
+        if options.min_mean_score is not None:
+            means = self.mean_scores(prepare_queries(queries, self.dim), hits)
+            pairs = [zip(row, own, strict=True) for row, own in zip(hits, means, strict=True)]
+            hits = [[hit for hit, mean in row if mean >= options.min_mean_score] for row in pairs]
+        if options.min_score is not None:
+            hits = [[hit for hit in row if hit.score >= options.min_score] for row in hits]
+        return hits
+
+    @abstractmethod
+    def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+        """Return the best documents, whatever their scores; see `find`."""
+
+    def mean_scores(self, queries: TokenEmbeddings, hits: Sequence[Sequence[Hit]]) -> list[list[float]]:
+        """Return MaxSim by number of query vectors for the hits of each query, by their stored vectors."""
+        means: list[list[float]] = []
+        for i, row in enumerate(hits):
+            query, scores = queries[i : i + 1], []
+            for first in range(0, len(row), _CHUNK):
+                documents = self.get_embeddings([hit.id for hit in row[first : first + _CHUNK]])
+                scores += maxsim_numpy(query, documents.to("float32"))[0].tolist()
+            means.append([score / query.num_tokens for score in scores])
+        return means
 
     @abstractmethod
     def get(self, ids: Id | Iterable[Id]) -> Any:

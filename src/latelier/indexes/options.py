@@ -48,6 +48,8 @@ class SearchKeywords(TypedDict, total=False):
     nprobe: int | None
     candidates: int | None
     rerank: int | None
+    min_score: float | None
+    min_mean_score: float | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class SearchOptions:
     nprobe: int | None = None
     candidates: int | None = None
     rerank: int | None = None
+    min_score: float | None = None
+    min_mean_score: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, get_args(Mode))
@@ -86,6 +90,12 @@ class SearchOptions:
             object.__setattr__(self, "filter_timeout", float(min(timeout, 1e9)))  # an integer may exceed any float
         if self.effort is not None:
             effort_factor(self.effort)
+        for name in ("min_score", "min_mean_score"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, _NUMBERS) and value == value):
+                raise InvalidArgumentError(f"received {name}={short(value)}; give a number, or None for no limit.")
+        if self.min_mean_score is not None and self.mode == "keywords":
+            raise InvalidArgumentError("min_mean_score needs vectors, and mode='keywords' has none; give min_score.")
 
     @classmethod
     def accepted_by(cls, kind: str, own: Sequence[str], keywords: Mapping[str, Any]) -> SearchOptions:

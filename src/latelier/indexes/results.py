@@ -260,6 +260,7 @@ CauseKind: TypeAlias = Literal[
     "scored_lower",
     "tied",
     "truncated",
+    "below_threshold",
     "no_query_word",
     "keyword_rank",
     "vector_rank",
@@ -292,6 +293,8 @@ class Cause:
             At least `k` documents have a higher score; or an equal one, and were added earlier.
         ``"truncated"``
             The end of its text was not encoded, and would score higher than what was encoded (`Retriever`).
+        ``"below_threshold"``
+            The search finds it, and `min_score` or `min_mean_score` leaves it out.
         ``"no_query_word"``, ``"keyword_rank"``, ``"vector_rank"``
             In a search that uses keywords: its text has no word of the query; or its rank by keywords, or by vectors,
             is too low (`Retriever`).

@@ -233,7 +233,7 @@ class StoredIndex(Index):
             transaction.remove(known)
             transaction.remove_prefixed(begins)
 
-    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+    def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`."""
         if options.mode == "vectors":
             snapshot, allowed = self._select(options)

@@ -73,11 +73,29 @@ def why_not_by_vectors(index: Searchable, query: Any, id: Any, k: int, options: 
     if len(packed) != 1:
         raise InvalidArgumentError(f"received {len(packed)} queries; why_not is about the search of one.")
 
-    def search(k: int = k, **changes: Any) -> list[Hit]:
-        return index.find(packed, k, [], replace(options, **changes))[0]
+    def report(options: SearchOptions) -> WhyNotReport:
+        def search(k: int = k, **changes: Any) -> list[Hit]:
+            return index.find(packed, k, [], replace(options, **changes))[0]
 
-    stored = [id] if id in index else []
-    return examine(index, packed, Tester(search, id, k, options), stored, index.ids, partial(_by_scores, index, packed))
+        stored, explain = [id] if id in index else [], partial(_by_scores, index, packed)
+        return examine(index, packed, Tester(search, id, k, options), stored, index.ids, explain)
+
+    return beside_thresholds(options, report, lambda: id in [hit.id for hit in index.find(packed, k, [], options)[0]])
+
+
+def beside_thresholds(
+    options: SearchOptions, report: Callable[[SearchOptions], WhyNotReport], is_found: Callable[[], bool]
+) -> WhyNotReport:
+    """Return the report of a search without its thresholds, and whether these leave the document out."""
+    without = {name: None for name in ("min_score", "min_mean_score") if getattr(options, name) is not None}
+    found = report(replace(options, **without))
+    if not without or is_found():
+        return found
+    if not found.is_found:
+        return replace(found, changes=tuple(replace(c, arguments={**without, **c.arguments}) for c in found.changes))
+    limits = " and ".join(f"{name}={getattr(options, name)}" for name in without)
+    cause = Cause("below_threshold", f"it is hit {found.rank} of the search, and {limits} leaves it out")
+    return replace(found, rank=None, causes=(cause,), changes=(Change(dict(without)),))
 
 
 def examine(

@@ -450,6 +450,7 @@ class ExportedEncoder:
             self.embedding_size = int(described["dim"])
             self.compute_dtype = str(described["compute_dtype"])
             self.fingerprint = str(described["fingerprint"])
+            self.similarity_fn_name = str(described.get("similarity_fn_name", "maxsim"))
             self._tasks = {task: _Task.of(described[task]) for task in ("query", "document")}
             self._pad_id = int(described["pad_id"])
             self._normalizes = bool(described["normalizes"])

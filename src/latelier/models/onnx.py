@@ -466,6 +466,7 @@ def _describe(model: Any) -> dict[str, Any]:
         "pad_id": tokenizer.pad_token_id or 0,
         "truncation_side": tokenizer.truncation_side,
         "normalizes": isinstance(list(model)[-1], Normalize),
+        "similarity_fn_name": model.similarity_fn_name,
     }
 
 

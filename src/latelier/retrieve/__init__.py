@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from latelier.retrieve.folders import Synchronised, read_documents
     from latelier.retrieve.passages import Passages, Result, Results
     from latelier.retrieve.retriever import Retriever
+    from latelier.retrieve.thresholds import Threshold
     from latelier.retrieve.workers import EncodingWorkers
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Retriever",
     "Span",
     "Synchronised",
+    "Threshold",
     "TokenMatch",
     "WordMatch",
     "read_documents",
@@ -30,5 +32,6 @@ __getattr__, __dir__ = lazy_names(
     passages=("Passages", "Result", "Results"),
     folders=("Synchronised", "read_documents"),
     retriever=("Retriever",),
+    thresholds=("Threshold",),
     workers=("EncodingWorkers",),
 )

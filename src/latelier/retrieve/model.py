@@ -41,6 +41,7 @@ from latelier.models.exported import (
 from latelier.models.location import DEFAULT_MODEL
 from latelier.models.untrusted import load, load_untrusted
 from latelier.utils import is_count
+from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, cut, describe, short
 from latelier.utils.files import cache_folder, check_unicode, is_folder
 
@@ -493,15 +494,44 @@ class QueryModel:
         """Dimension of the token vectors."""
         return self.loaded.embedding_size if self.encoder is None else self.encoder.embedding_size
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether the model's scores are means over the vectors of the query (``meanmaxsim``), not their sums."""
+        return (self.encoder or self.loaded).similarity_fn_name == "meanmaxsim"
+
     def encode_queries(self, texts: Sequence[str]) -> TokenEmbeddings:
-        """Return the token vectors of some queries, as numpy arrays."""
+        """Return the token vectors of some queries, as numpy arrays; divided by their number if scores are means."""
         if self.encoder is not None:
-            return TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
-        # By default, sentence-transformers shows a bar if the program logs at the level INFO.
-        options: dict[str, Any] = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
-        packed: Any = self.loaded.encode_query(list(texts), packed=True, **options)
-        vectors: TokenEmbeddings = packed.to("numpy")
-        return vectors
+            vectors = TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
+        else:
+            # By default, sentence-transformers shows a bar if the program logs at the level INFO.
+            options: dict[str, Any] = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
+            packed: Any = self.loaded.encode_query(list(texts), packed=True, **options)
+            vectors = packed.to("numpy")
+        if not self.is_mean:
+            return vectors
+        counts = np.repeat(vectors.lengths, vectors.lengths)[:, None]
+        return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
+
+    def own_vectors(self, texts: Sequence[str], queries: TokenEmbeddings) -> TokenEmbeddings:
+        """Return the vectors of the tokens that stand for characters of the texts, out of `encode_queries`.
+
+        Markers and added mask tokens stand for none. Of a query without such a token, all vectors are taken.
+        """
+        rows: list[int] = []
+        lengths: list[int] = []
+        for text, first, last in zip(texts, queries.offsets[:-1].tolist(), queries.offsets[1:].tolist(), strict=True):
+            try:
+                ranges = self.token_ranges(text, is_query=True)
+            except LatelierError:  # the model pools the tokens of queries
+                ranges = []
+            own = [first + i for i, each in enumerate(ranges) if each is not None and first + i < last]
+            rows += own or range(first, last)
+            lengths.append(len(own) or last - first)
+        vectors = queries.vectors[rows]
+        if self.is_mean:
+            vectors = vectors * np.repeat(queries.lengths, lengths)[:, None].astype("float32")
+        return TokenEmbeddings(vectors, lengths_to_offsets(lengths))
 
     def encode_documents(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -304,6 +304,10 @@ class Result(NamedTuple):
     text that the user gave, in characters. If the document has a title, the passage begins with it, so the last
     ``end - start`` characters of the text are those of that place. For whole documents, both are None.
 
+    `mean_score` is the mean, over the tokens of the query's own text, of the similarity with the best token of the
+    document. It leaves out markers and query expansion, so that it means the same for every query and in every mode; a
+    search by keywords has none.
+
     Examples
     --------
     >>> Result("a", 1.5, "Bananas are healthy.", {"year": 2024}).metadata["year"]
@@ -316,6 +320,15 @@ class Result(NamedTuple):
     metadata: dict[str, Any]
     start: int | None = None
     end: int | None = None
+    mean_score: float | None = None
+
+
+class Found(NamedTuple):
+    """A hit in an index, and its mean score, see `Result`."""
+
+    id: Id
+    score: float
+    mean_score: float | None
 
 
 class Results(list[Result]):
@@ -403,19 +416,45 @@ class StoredDocuments:
         whole = [id for id in wanted if self._is_whole(id)]
         self.index.remove(whole, prefixes=map(passage_prefix, wanted))
 
-    def search(self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions) -> list[list[Result]]:
+    def search(
+        self,
+        vectors: Any,
+        texts: Sequence[str],
+        k: int,
+        options: SearchOptions,
+        own: TokenEmbeddings | None = None,
+    ) -> list[list[Result]]:
         """Return the best documents of each query, with what is stored of them.
 
         `vectors`: of the queries; may be None for keywords. `texts`: the queries, which vectors alone do not need.
+        `own`: the vectors of the texts' own tokens, for mean scores; None: without.
         """
         with self.index.snapshot():  # no document is removed between the search and the reading of its text
-            return self.results(self.find(vectors, texts, k, options))
+            return self.results(self.find(vectors, texts, k, options, own))
 
-    def find(self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions) -> list[list[Hit]]:
+    def find(
+        self,
+        vectors: Any,
+        texts: Sequence[str],
+        k: int,
+        options: SearchOptions,
+        own: TokenEmbeddings | None = None,
+    ) -> list[list[Found]]:
         """Return the hits of the best documents of each query, each with the id of its best passage; see `search`."""
+        least = None if own is None else options.min_mean_score
+        if least is not None:
+            options = replace(options, min_mean_score=None)
         if self.has_passages:
-            return self.find_by_passages(vectors, texts, k, options)[0]
-        return self.index.find(vectors, k, [] if options.mode == "vectors" else list(texts), options)
+            hits = self.find_by_passages(vectors, texts, k, options)[0]
+        else:
+            hits = self.index.find(vectors, k, [] if options.mode == "vectors" else list(texts), options)
+        if own is None:
+            return [[Found(*hit, None) for hit in row] for row in hits]
+        found = []
+        for row, means in zip(hits, self.index.mean_scores(own, hits), strict=True):
+            pairs = zip(row, means, strict=True)
+            found.append([Found(*hit, mean) for hit, mean in pairs if least is None or mean >= least])
+        return found
 
     def find_by_passages(
         self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions
@@ -447,17 +486,16 @@ class StoredDocuments:
                 return best, limit
             waiting, limit = unfinished, min(_PASSAGES * limit, most)
 
-    def results(self, hits: Sequence[Sequence[Hit]]) -> list[list[Result]]:
+    def results(self, hits: Sequence[Sequence[Found]]) -> list[list[Result]]:
         """Return hits of `find` with the texts and the metadata that are stored; each document is read once."""
         ids = list(dict.fromkeys(hit.id for row in hits for hit in row))
         records = {record.id: record for record in self.index.get(ids)} if ids else {}
         return [Results(self._result(hit, records[hit.id]) for hit in row) for row in hits]
 
-    def _result(self, hit: Hit, record: Record) -> Result:
+    def _result(self, hit: Found, record: Record) -> Result:
         passage = decode_passage_id(hit.id) if self.has_passages else None
-        if passage is None:
-            return Result(hit.id, hit.score, record.text, record.metadata)
-        return Result(passage.document, hit.score, record.text, record.metadata, passage.start, passage.end)
+        place = (hit.id, None, None) if passage is None else (passage.document, passage.start, passage.end)
+        return Result(place[0], hit.score, record.text, record.metadata, *place[1:], hit.mean_score)
 
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""

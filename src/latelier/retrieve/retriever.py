@@ -19,6 +19,7 @@ from latelier.arrays import DTYPES
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
+from latelier.indexes.documents import prepare_queries
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.results import as_id
 from latelier.retrieve.explanation import Explanation, explain_documents
@@ -35,8 +36,9 @@ from latelier.retrieve.indexing import (
     store,
 )
 from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
-from latelier.retrieve.passages import DocumentSettings, Passages, Result, StoredDocuments
+from latelier.retrieve.passages import DocumentSettings, Found, Passages, Result, StoredDocuments
 from latelier.retrieve.readers import FileDocuments
+from latelier.retrieve.thresholds import Threshold, estimate_threshold
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, describe
 from latelier.utils.misc import NotCopied, progress_bar, warn_caller
@@ -460,6 +462,9 @@ class Retriever(NotCopied):
             in seconds; see `Index.search`.
         effort, nprobe, candidates, rerank
             How much an approximate index such as `latelier.indexes.IVF` searches; see `Index.search`.
+        min_score, min_mean_score
+            The least score, and the least `mean_score` (see `Result`), of a document; ``docs/scores.md`` says how to
+            choose them.
 
         Returns
         -------
@@ -478,8 +483,11 @@ class Retriever(NotCopied):
         queries, chosen, k = checked_queries(texts), self.index.checked_options(options), check_count("k", k)
         if not queries:
             return []
-        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(queries)
-        results = StoredDocuments(self.index).search(vectors, queries, k, chosen)
+        vectors = own = None
+        if chosen.mode != "keywords":
+            vectors = self._model.encode_queries(queries)
+            own = self._model.own_vectors(queries, vectors)
+        results = StoredDocuments(self.index).search(vectors, queries, k, chosen, own)
         return results[0] if isinstance(texts, str) else results
 
     def run(
@@ -524,9 +532,10 @@ class Retriever(NotCopied):
         if not texts:
             return {}
         vectors = None if chosen.mode == "keywords" else self._model.encode_queries(texts)
+        own = None if vectors is None or chosen.min_mean_score is None else self._model.own_vectors(texts, vectors)
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
-            found = stored.find(vectors, texts, k, chosen)
+            found = stored.find(vectors, texts, k, chosen, own)
         return {
             query: {str(stored.document(hit.id)): hit.score for hit in hits}
             for query, hits in zip(queries, found, strict=True)
@@ -613,6 +622,36 @@ class Retriever(NotCopied):
         """
         return explain_miss(self._model, self.index, query, id, k, **options)
 
+    def estimate_threshold(self, share: float = 0.05, *, queries: int = 200) -> Threshold:
+        """Estimate from the documents a `min_mean_score` that leaves out irrelevant ones.
+
+        Parameters
+        ----------
+        share
+            The share of questions without an answer for which a document may be found all the same, at most 0.5.
+        queries
+            Number of pieces of documents that stand for such questions, at least 20.
+
+        Returns
+        -------
+        Threshold
+            The threshold and its interval; prints as one line.
+
+        Raises
+        ------
+        LatelierError
+            If the index has fewer than two documents, or none with a text.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
+        >>> threshold = retriever.estimate_threshold(0.5).min_mean_score
+        >>> [hit.id for hit in retriever.search("fruit", min_mean_score=threshold)]
+        ['a']
+        """
+        return estimate_threshold(self._model, self.index, share, queries)
+
     def close(self) -> None:
         """Close the index."""
         self.index.close()
@@ -692,15 +731,16 @@ def search_batch(
             if search.has_texts and chosen.mode != "keywords":
                 for text in search.queries:
                     rows.setdefault(text, len(rows))
-    encoded = None
+    encoded = own = None
     if rows:
         with stage("encode"):
             encoded = retriever.query_model.encode_queries(list(rows))
+            own = retriever.query_model.own_vectors(list(rows), encoded)
     with index.snapshot():
         stored = StoredDocuments(index)
         with stage("search"):
             for group in groups.values():
-                hits = _find(stored, [searches[i] for i in group], options[group[0]], encoded, rows)
+                hits = _find(stored, [searches[i] for i in group], options[group[0]], encoded, own, rows)
                 for i, each in zip(group, hits, strict=True):
                     found[i] = each
         with stage("read"):
@@ -719,19 +759,23 @@ def _checked(index: Index, search: Search) -> SearchOptions | LatelierError:
 
 
 def _find(
-    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any, rows: Mapping[str, int]
-) -> list[list[list[Hit]] | LatelierError]:
+    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any, own: Any, rows: Mapping[str, int]
+) -> list[list[list[Found]] | LatelierError]:
     """Answer searches with equal options; a fault in the vectors of one is not that of another."""
     queries = [query for search in searches for query in search.queries]
-    vectors: Any = queries
-    if searches[0].has_texts:
-        vectors = None if options.mode == "keywords" else encoded[[rows[text] for text in queries]]
     try:
-        hits = iter(stored.find(vectors, queries, searches[0].k, options))
+        if not searches[0].has_texts:
+            vectors = means = prepare_queries(queries, stored.index.dim)
+        elif options.mode == "keywords":
+            vectors = means = None
+        else:
+            chosen = [rows[text] for text in queries]
+            vectors, means = encoded[chosen], own[chosen]
+        hits = iter(stored.find(vectors, queries, searches[0].k, options, means))
         return [[next(hits) for _ in search.queries] for search in searches]
     except EmbeddingsError as error:
         if len(searches) == 1:
             return [error]
-        return [_find(stored, [search], options, encoded, rows)[0] for search in searches]
+        return [_find(stored, [search], options, encoded, own, rows)[0] for search in searches]
     except LatelierError as error:
         return [error for _ in searches]

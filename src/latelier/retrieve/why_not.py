@@ -15,11 +15,11 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
-from latelier.indexes.options import Mode, SearchKeywords
+from latelier.indexes.options import Mode, SearchKeywords, SearchOptions
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import as_id
 from latelier.indexes.store.keywords import query_words
-from latelier.indexes.why_not import Tester, examine, why_not_by_vectors
+from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
 from latelier.retrieve.explanation import best_part
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
@@ -37,21 +37,33 @@ def explain_miss(
         raise InvalidArgumentError(f"received {describe(query)} as the query; why_not is about one query, a text.")
     chosen, k, id = index.checked_options(options), check_count("k", k), as_id(id)
     vectors = model.encode_queries(checked_queries(query))
+    own = None if chosen.min_mean_score is None else model.own_vectors([query], vectors)
+
+    def is_found() -> bool:
+        stored = StoredDocuments(index)
+        return id in [stored.document(hit.id) for hit in stored.find(vectors, [query], k, chosen, own)[0]]
+
     with index.snapshot():
-        asked = _Asked(StoredDocuments(index), query, vectors)
-        if chosen.mode == "vectors" and not asked.stored.has_passages:
-            report = _with_tokens(why_not_by_vectors(index, vectors, id, k, chosen), model, query)
-            is_low = not report.is_found and report.exact_rank is not None
-            return _examine_text(model, index, vectors, report) if is_low else report
+        return beside_thresholds(chosen, partial(_explain, model, index, query, vectors, id, k), is_found)
 
-        def search(k: int = k, **changes: Any) -> list[Hit]:
-            [hits] = asked.stored.find(vectors, [query], k, replace(chosen, **changes))
-            return [Hit(asked.stored.document(hit.id), hit.score) for hit in hits]
 
-        tester = Tester(search, id, k, chosen)
-        explain = partial(_by_passages if chosen.mode == "vectors" else _by_mode, asked)
-        report = examine(index, vectors, tester, asked.stored.parts(id), asked.stored.ids, explain)
-        return _with_tokens(report, model, query) if chosen.mode == "vectors" else replace(report, query=query)
+def _explain(
+    model: QueryModel, index: Index, query: str, vectors: TokenEmbeddings, id: Id, k: int, chosen: SearchOptions
+) -> WhyNotReport:
+    asked = _Asked(StoredDocuments(index), query, vectors)
+    if chosen.mode == "vectors" and not asked.stored.has_passages:
+        report = _with_tokens(why_not_by_vectors(index, vectors, id, k, chosen), model, query)
+        is_low = not report.is_found and report.exact_rank is not None
+        return _examine_text(model, index, vectors, report) if is_low else report
+
+    def search(k: int = k, **changes: Any) -> list[Hit]:
+        [hits] = asked.stored.find(vectors, [query], k, replace(chosen, **changes))
+        return [Hit(asked.stored.document(hit.id), hit.score) for hit in hits]
+
+    tester = Tester(search, id, k, chosen)
+    explain = partial(_by_passages if chosen.mode == "vectors" else _by_mode, asked)
+    report = examine(index, vectors, tester, asked.stored.parts(id), asked.stored.ids, explain)
+    return _with_tokens(report, model, query) if chosen.mode == "vectors" else replace(report, query=query)
 
 
 class _Asked(NamedTuple):

@@ -225,6 +225,7 @@ class FoundDocument(Document):
     """A document that was found; ``cited`` holds the parts that matched best, if the index knows them."""
 
     score: float
+    mean_score: float | None
     cited: list[Citation]
     is_cut: bool
 
@@ -256,10 +257,11 @@ class _Tools:
                 "the documents that have words of the query (rerank)."
             ),
         ] = SearchOptions.mode,
+        min_mean_score: Annotated[float | None, Field(description="The least mean_score of a document.")] = None,
     ) -> list[FoundDocument]:
         """Find the documents that match a query best, with the passages that matched."""
         retriever = self._retriever(index)
-        results = retriever.search(query, k, filter=filter, mode=mode)
+        results = retriever.search(query, k, filter=filter, mode=mode, min_mean_score=min_mean_score)
         if mode == "keywords":
             return [_found(result, None) for result in results]
         explanations = _explanations(retriever, query, [result.id for result in results if result.text is not None])
@@ -327,6 +329,7 @@ def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
     return FoundDocument(
         id=result.id,
         score=result.score,
+        mean_score=result.mean_score,
         text=None if result.text is None else result.text[:_SHOWN],
         is_cut=len(result.text or "") > _SHOWN,
         metadata=result.metadata,

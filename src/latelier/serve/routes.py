@@ -303,6 +303,7 @@ def search_response(
             {
                 "id": result.id,
                 "score": _finite(result, position),
+                "mean_score": result.mean_score,
                 "text": result.text if has_text else None,
                 "metadata": result.metadata if has_metadata else None,
                 "start": result.start,

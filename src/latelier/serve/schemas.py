@@ -98,6 +98,10 @@ class _Options(_Body):
     """The values of the filter's ``?`` or ``:name``."""
     effort: EffortName | Annotated[Number, Field(gt=0)] | None = _DEFAULT.effort
     """How much an approximate index searches; more effort, more recall."""
+    min_score: Number | None = None
+    """The least score of a document."""
+    min_mean_score: Number | None = None
+    """The least mean score of a document."""
 
     @model_validator(mode="after")
     def _options_of_the_mode(self) -> Self:
@@ -168,6 +172,9 @@ class ResultResponse(_Body):
 
     id: Id
     score: float
+    mean_score: float | None = None
+    """The mean, over the tokens of the query's own text, of the similarity with the best token of the document; null
+    for a search by keywords."""
     text: str | None = None
     """The document's text, or its best passage."""
     metadata: dict[str, Any] | None = None

@@ -356,7 +356,7 @@ class Qdrant(Index):
         prefixed = [id for prefix in begins for id in self._points.ids(prefix)]
         self._points.delete(dict.fromkeys([*known, *prefixed]))
 
-    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+    def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`.
 
         BM25 differs from that of other indexes in its idf, and filters can be what Qdrant has conditions for: see

@@ -161,7 +161,7 @@ class ShardWorker:
         self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
     ) -> list[ShardFindings]:
         """Return for each query what each side of the mode finds that may be among the `k` best of all shards."""
-        index, mode = self._index, options.mode
+        index, mode, options = self._index, options.mode, replace(options, min_score=None, min_mean_score=None)
         queries = None if queries is None else _writable(queries)
         depth = k if mode in ("vectors", "keywords") else options.depth_for(k)
         nothing: list[list[Hit]] = [[] for _ in (texts if queries is None else range(len(queries)))]
@@ -606,9 +606,11 @@ class Sharded(Index):
             If the process of a shard has died and does not run again within a minute, and `partial` is False.
         """
         chosen = self.checked_options(options)
-        return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen, partial=partial)
+        hits = self._find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen, partial=partial)
+        above = self._above(hits, queries, chosen)
+        return PartialHits(above, hits.missing) if isinstance(hits, PartialHits) else above
 
-    def find(
+    def _find(
         self, queries: Any, k: int, texts: list[str], options: SearchOptions, *, partial: bool = False
     ) -> list[list[Hit]]:
         """See `Index.find` and `search`."""

@@ -1,0 +1,89 @@
+"""What a threshold that `Retriever.estimate_threshold` has estimated from the documents alone does to judged queries.
+
+    python benchmarks/thresholds.py path/to/scifact path/to/debian [--documents 2500] [--json results.json]
+
+The folders are collections in BEIR's layout; larger ones than --documents are sampled, judged documents first. The
+model is all-MiniLM-L6-v2 without training. "found" is the share of the queries that find a document at the threshold
+although their relevant documents are left out, so that nothing answers them: what `share` asks for. "precision" is the
+share of relevant documents among the ten best that reach the threshold, and "recall" the share of the relevant
+documents among the ten best that do; without a threshold, recall is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from latelier.evaluation import load_beir
+from latelier.retrieve import Retriever
+
+SHARES = (0.05, 0.1, 0.2, 0.5)
+DEEP, K = 50, 10  # hits read, so that one of them is not relevant; hits that a user sees
+
+
+def measure(folder: Path, documents: int, queries: int) -> list[dict[str, float | str]]:
+    """Return a row for each share, and one without a threshold."""
+    collection = load_beir(folder, split="test")
+    asked = list(collection.qrels)[:queries]
+    relevant = {query: {id for id, grade in collection.qrels[query].items() if grade > 0} for query in asked}
+    judged = set().union(*relevant.values())
+    others = [id for id in collection.documents if id not in judged]
+    chosen = np.random.default_rng(0).permutation(len(others))[: max(0, documents - len(judged))]
+    kept = [*(id for id in collection.documents if id in judged), *(others[i] for i in sorted(chosen))]
+    retriever = Retriever("all-MiniLM-L6-v2", device="cpu")
+    retriever.add([{"id": id, **collection.documents[id]} for id in kept])
+    found = retriever.search([collection.queries[query] for query in asked], k=DEEP)
+    pairs = [
+        [(hit.id in relevant[query], hit.mean_score) for hit in hits] for query, hits in zip(asked, found, strict=True)
+    ]
+    best_wrong = np.array([next((mean for is_right, mean in row if not is_right), 0.0) for row in pairs])
+    seen = [pair for row in pairs for pair in row[:K]]
+    right = [mean for is_right, mean in seen if is_right]
+    rows: list[dict[str, float | str]] = [
+        {"collection": folder.name, "documents": len(kept), "precision": len(right) / len(seen), "recall": 1.0}
+    ]
+    for share in SHARES:
+        threshold = retriever.estimate_threshold(share)
+        at = threshold.min_mean_score
+        staying = [is_right for is_right, mean in seen if mean >= at]
+        rows.append(
+            {
+                "collection": folder.name,
+                "share": share,
+                "threshold": at,
+                "low": threshold.low,
+                "high": threshold.high,
+                "found": float((best_wrong >= at).mean()),
+                "precision": sum(staying) / max(1, len(staying)),
+                "recall": sum(staying) / len(right),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("collections", nargs="+", type=Path)
+    parser.add_argument("--documents", type=int, default=2500)
+    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = []
+    for folder in options.collections:
+        rows = measure(folder, options.documents, options.queries)
+        results += rows
+        print("| collection | share | threshold | found | precision | recall |\n| --- | --- | --- | --- | --- | --- |")
+        for row in rows:
+            first = [row["collection"], *(f"{row[name]:.2f}" if name in row else "" for name in ("share",))]
+            at = f"{row['threshold']:.3f} ({row['low']:.3f} to {row['high']:.3f})" if "threshold" in row else "none"
+            figures = [f"{row[name]:.3f}" if name in row else "" for name in ("found", "precision", "recall")]
+            print(f"| {' | '.join(map(str, [*first, at, *figures]))} |", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

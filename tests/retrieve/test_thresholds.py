@@ -1,0 +1,73 @@
+"""Thresholds and mean scores: what is below them is left out, in every mode, on every surface."""
+
+import numpy as np
+import pytest
+import torch
+
+from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT
+from latelier.retrieve import Retriever
+
+TEXTS = ["Bananas are healthy fruit.", "The moon is far away.", "Fruit grows on trees.", "Ships cross the sea."]
+
+
+@pytest.fixture(scope="module")
+def retriever(minilm):
+    retriever = Retriever(minilm, device="cpu")
+    retriever.add(list(zip("abcd", TEXTS, strict=True)))
+    return retriever
+
+
+def naive_mean(model, query, text):
+    """The mean over the tokens of the text itself: not [CLS] and [SEP], which this model has beside them."""
+    own = model.encode_query(query)[1:-1]
+    return float((own @ model.encode_document(text).T).max(dim=1).values.mean())
+
+
+@pytest.mark.parametrize("mode", ["vectors", "rerank", "hybrid"])
+def test_the_mean_is_that_of_the_own_tokens_in_every_mode(retriever, mode):
+    for result in retriever.search("healthy fruit", mode=mode):
+        assert result.mean_score == pytest.approx(naive_mean(retriever.model, "healthy fruit", result.text), abs=1e-5)
+    assert retriever.search("healthy fruit", mode="keywords")[0].mean_score is None
+
+
+@pytest.mark.parametrize("name", ["score", "mean_score"])
+@pytest.mark.parametrize("passages", [None, 16])
+def test_what_is_below_a_threshold_is_left_out(retriever, name, passages):
+    retriever = Retriever(retriever.model)
+    retriever.add(list(zip("abcd", TEXTS, strict=True)), passages=passages)
+    every = retriever.search("healthy fruit")
+    least = sorted(getattr(result, name) for result in every)[2]
+    option = {f"min_{name}": least - 1e-6}
+    wanted = [result.id for result in every if getattr(result, name) >= least]
+    assert len(wanted) == 2
+    assert [result.id for result in retriever.search("healthy fruit", **option)] == wanted
+    assert list(retriever.run({"q": "healthy fruit"}, **option)["q"]) == wanted
+    assert retriever.search("healthy fruit", **{f"min_{name}": 99.0}) == []
+    missed = retriever.why_not("healthy fruit", "d", **option)
+    assert [cause.kind for cause in missed.causes] == ["below_threshold"]
+    assert missed.changes[0].arguments == {f"min_{name}": None}
+    assert retriever.why_not("healthy fruit", wanted[0], **option).is_found
+
+
+def test_thresholds_that_mean_nothing_are_refused(retriever):
+    with pytest.raises(InvalidArgumentError, match="min_score='high'"):
+        retriever.search("fruit", min_score="high")
+    with pytest.raises(InvalidArgumentError, match="min_mean_score needs vectors"):
+        retriever.search("fruit", mode="keywords", min_mean_score=0.5)
+
+
+def test_a_model_of_means_has_them_everywhere():
+    model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu", similarity_fn_name="meanmaxsim")
+    retriever = Retriever(model)
+    retriever.add(list(zip("abcd", TEXTS, strict=True)))
+    query = "healthy fruit"
+    wanted = model.similarity([model.encode_query(query)], list(model.encode_document(TEXTS)))[0]
+    order = torch.argsort(wanted, descending=True).tolist()
+    results = retriever.search(query)
+    assert [result.id for result in results] == ["abcd"[i] for i in order]
+    np.testing.assert_allclose([result.score for result in results], wanted[order], atol=1e-6)
+    assert [hit.id for hit in retriever.rerank(query, TEXTS)] == order
+    np.testing.assert_allclose([hit.score for hit in retriever.rerank(query, TEXTS)], wanted[order], atol=1e-6)
+    assert retriever.explain(query, "b").score == pytest.approx(float(wanted[1]), abs=1e-6)
+    assert results[0].mean_score == pytest.approx(naive_mean(model, query, results[0].text), abs=1e-5)
