@@ -1,8 +1,13 @@
-"""Disks: writes that meet the end of the disk anywhere; what was committed stays whole, and the next writes succeed."""
+"""Disks: writes that meet the end of the disk, or system calls that fail, anywhere.
 
+What was committed stays whole, and the next writes succeed.
+"""
+
+import errno
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +26,7 @@ def prepare(source: Path) -> None:
 
 
 def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
-    """Write to an index of either kind while no file may grow beyond a random size, which stands for a full disk."""
+    """Write to an index while no file may grow beyond a random size, which stands for a full disk, or calls fail."""
     grow_early()
     rng, counts = random.Random(seed), Counter[str]()
     folder, state = scratch / "index", {}
@@ -31,7 +36,7 @@ def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
             carry_out(index, *operation)
             state = apply(state, *operation)
     operations, limit = [plan(rng, state) for _ in range(WRITES)], rng.randrange(1, 1 << 19)
-    done, outcomes = in_child(lambda: _write(folder, operations, limit))
+    done, outcomes = in_child(lambda: _write(folder, operations, limit, seed if seed % 3 == 2 else None))
     counts.update(outcomes)
     with indexes.open(folder) as index:
         found = stored(index)
@@ -51,12 +56,31 @@ def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
     return counts
 
 
-def _write(folder: Path, operations: list, limit: int) -> tuple[list[int], dict[str, int]]:
+def _fail_calls(folder: Path, seed: int) -> None:
+    """Let one in ten of some calls of Python on the index fail from now on."""
+    rng = random.Random(seed)
+
+    def failing(real: Callable) -> Callable:
+        def call(*arguments: object, **options: object) -> object:
+            if (isinstance(arguments[0], int) or str(arguments[0]).startswith(str(folder))) and rng.random() < 0.1:
+                raise OSError(rng.choice([errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES]), "injected")
+            return real(*arguments, **options)
+
+        return call
+
+    for name in ("open", "fsync", "mkdir", "rename", "stat", "lstat", "scandir", "listdir"):
+        setattr(os, name, failing(getattr(os, name)))
+
+
+def _write(folder: Path, operations: list, limit: int, seed: int | None) -> tuple[list[int], dict[str, int]]:
     import resource
     import signal
 
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    if seed is None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    else:
+        _fail_calls(folder, seed)
     done, counts = [], Counter(refused=0, accepted=0)
     try:
         index = indexes.open(folder)

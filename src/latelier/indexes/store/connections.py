@@ -42,9 +42,7 @@ WAIT_SECONDS = 5.0
 # How long a fork waits for the transactions of other threads: a search or a commit takes milliseconds.
 FORK_SECONDS = 1.0
 # What SQLite's errors say of a damaged catalog.
-_SIGNS_OF_DAMAGE = (
-    *("malformed", "not a database", "Could not decode", "unsupported file format", "no such table", "no such column"),
-)
+_SIGNS_OF_DAMAGE = ("malformed", "not a database", "Could not decode", "unsupported file format", "no such")
 
 
 # The folder of an index.

@@ -41,16 +41,8 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, StorageError
 from latelier.indexes.filters.sql import SelectionCache
 from latelier.indexes.results import Id
-from latelier.indexes.store.catalog import (
-    AnnDataRow,
-    Files,
-    SegmentRow,
-    read_ann_data,
-    read_segments,
-    read_settings,
-    read_stamp,
-    tombstones,
-)
+from latelier.indexes.store import catalog
+from latelier.indexes.store.catalog import AnnDataRow, Files, SegmentRow
 from latelier.indexes.store.connections import Connection, looking_into
 from latelier.indexes.store.integrity import check_description, check_segment, damaged, is_segment_name, own_file
 from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
@@ -588,24 +580,24 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
 
     Segments and ANN data that could not be read are opened again each time.
     """
-    stamp = read_stamp(connection)
+    stamp = catalog.read_stamp(connection)
     is_same = previous is not None and previous.stamp == stamp
     if previous is not None and is_same and not previous.damaged:
         return previous
-    dim, segments = read_settings(connection)["dim"], []
+    dim, segments = catalog.read_settings(connection)["dim"], []
     known = {state.row.name: state for state in previous.segments} if previous else {}
-    for row in read_segments(connection):
+    for row in catalog.read_segments(connection):
         state = known.get(row.name)
         part = None if state is None or isinstance(state.part, CorruptedIndexError) else state.part
         if state is None or part is None or state.row != row:
             try:
                 # If the segment is open already, only its removed documents have changed.
                 segment = store.open(row, dim) if part is None else part.segment
-                state = SegmentState(row, segment.live(tombstones(connection, row)))
+                state = SegmentState(row, segment.live(catalog.tombstones(connection, row)))
             except CorruptedIndexError as error:
                 state = SegmentState(row, error)
         segments.append(state)
-    ann_row, ann_state = read_ann_data(connection), previous.ann_state if previous else None
+    ann_row, ann_state = catalog.read_ann_data(connection), previous.ann_state if previous else None
     if ann_row is None:
         ann_state = None
     elif ann_state is None or ann_state.row != ann_row or isinstance(ann_state.arrays, CorruptedIndexError):

@@ -27,22 +27,8 @@ from latelier.indexes.filters.sql import matching_rows, selection_key
 from latelier.indexes.options import Parameters
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Damage, Id, Record, VerifyReport, check_known
-from latelier.indexes.store.catalog import (
-    AnnDataRow,
-    SegmentRow,
-    UserSettings,
-    check_catalog,
-    count_documents,
-    create,
-    read_ann_data,
-    read_configuration,
-    read_segments,
-    read_settings,
-    read_stamp,
-    referenced_names,
-    tombstones,
-    write_settings,
-)
+from latelier.indexes.store import catalog
+from latelier.indexes.store.catalog import AnnDataRow, SegmentRow, UserSettings
 from latelier.indexes.store.connections import (
     Connection,
     ConnectionPool,
@@ -150,7 +136,7 @@ class Storage:
                 # A segment may be missing because a newer commit has merged it while it was being opened.
                 if snapshot.damaged:
                     with self._pool.reading() as newer:
-                        if read_stamp(newer) != snapshot.stamp:
+                        if catalog.read_stamp(newer) != snapshot.stamp:
                             continue
                 yield connection, snapshot
                 return
@@ -224,11 +210,11 @@ class Storage:
 
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
-        return self.ask(read_settings).get(name)
+        return self.ask(catalog.read_settings).get(name)
 
     def dim(self) -> int | None:
         """Return the dimension of the token vectors; ``None`` if there is no document."""
-        return self.ask(lambda c: read_settings(c)["dim"] if count_documents(c) else None)
+        return self.ask(lambda c: catalog.read_settings(c)["dim"] if catalog.count_documents(c) else None)
 
     def fields(self) -> list[str]:
         """Return the keys of the metadata that filters can name, sorted."""
@@ -248,8 +234,8 @@ class Storage:
             damages += [Damage(f"segments/{name}", reason, ()) for name, reason in self._lost().items()]
             with self._pool.reading() as connection:
                 damages += _catalog_damages(connection)
-                rows, ann_data = read_segments(connection), read_ann_data(connection)
-                dim = read_settings(connection)["dim"]
+                rows, ann_data = catalog.read_segments(connection), catalog.read_ann_data(connection)
+                dim = catalog.read_settings(connection)["dim"]
         except CorruptedIndexError as error:
             damages.append(Damage(CATALOG, str(error), ()))
         for row in rows:
@@ -269,7 +255,8 @@ class Storage:
         """Return the names of segments and ANN data of commits that the catalog does not know, and what that means."""
         commits = self._store.commits()  # before the catalog is read, which references what is committed meanwhile
         with self._pool.reading() as connection:
-            generation, referenced = read_settings(connection)["generation"], referenced_names(connection)
+            generation = catalog.read_settings(connection)["generation"]
+            referenced = catalog.referenced_names(connection)
         reason = (
             "its documents were committed, but the catalog ends with an earlier commit: the log, catalog.sqlite-wal, "
             "is missing or incomplete. Copy the whole folder again, or delete this one"
@@ -281,7 +268,7 @@ class Storage:
         if not found:
             return []
         with self._pool.reading() as connection:
-            if row.name not in referenced_names(connection):
+            if row.name not in catalog.referenced_names(connection):
                 return []
             ids: tuple[Id, ...] = ()  # ANN data can be made again from the documents
             if isinstance(row, SegmentRow):
@@ -373,12 +360,12 @@ class Storage:
         """
         with self._pool.writing() as begin:
             connection = begin()
-            garbage = set(self._store.names()) - referenced_names(connection) - set(spared)
+            garbage = set(self._store.names()) - catalog.referenced_names(connection) - set(spared)
             for _ in range(connection.execute("PRAGMA freelist_count").fetchone()[0]):
                 # Each step of this statement frees one page, and execute() takes one step only.
                 connection.execute("PRAGMA incremental_vacuum")
             if garbage:  # a commit that failed may be in the log, and reference them: this one takes its place there
-                write_settings(connection, generation=read_settings(connection)["generation"] + 1)
+                catalog.write_settings(connection, generation=catalog.read_settings(connection)["generation"] + 1)
         if garbage and self._pool.is_in_place():  # otherwise these are the files of another index, moved here
             self._store.delete(garbage)
 
@@ -406,7 +393,7 @@ class Storage:
             return
         with suppress(LatelierError):
             with self._pool.reading() as connection:
-                unreferenced = set(names) - referenced_names(connection)
+                unreferenced = set(names) - catalog.referenced_names(connection)
             if self._pool.is_in_place():  # otherwise these are the files of another index, which was moved here
                 self._store.delete(unreferenced)
 
@@ -415,17 +402,17 @@ class Storage:
         where = str(self.path)
         # Looked for before the catalog is read: another process may be making the index.
         has_segments = self.read_only and bool(self._store.names())
-        stored = self.ask(read_configuration, where)
+        stored = self.ask(catalog.read_configuration, where)
         if stored is None and self.path is not None and self.read_only:
             raise _without_log(where) if has_segments else no_index(self.path)
         if stored is None:
             with self._pool.writing() as begin:
                 # Another process may have written its configuration meanwhile.
-                stored = read_configuration(begin(), where)
+                stored = catalog.read_configuration(begin(), where)
                 if stored is None:
                     if self._store.names():
                         raise _without_log(where)
-                    stored = create(begin(), dict(configuration))
+                    stored = catalog.create(begin(), dict(configuration))
                     if tokenizer is not None:
                         make_keywords(begin(), tokenizer)
         if stored.get("kind") != configuration.get("kind", stored.get("kind")):
@@ -462,7 +449,7 @@ def stored_settings(path: Path) -> dict[str, Any]:
 
 def _catalog_damages(connection: Connection) -> Iterator[Damage]:
     """Yield the damages of the catalog; raise `CorruptedIndexError` at one that makes further checks impossible."""
-    check_catalog(connection)
+    catalog.check_catalog(connection)
     # SQLite 3.44 and newer also check the keyword index here; `check_keywords` names the cure of its damage.
     try:
         lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
@@ -494,8 +481,8 @@ def _catalog_damages(connection: Connection) -> Iterator[Damage]:
     if len(set(counts)) > 1:
         text = "its counts differ: {} rows of 'document', {} rows of 'content', {} documents in both, {} in segments"
         yield Damage(CATALOG, text.format(*counts), ())
-    for row in read_segments(connection):
-        tombstones(connection, row)
+    for row in catalog.read_segments(connection):
+        catalog.tombstones(connection, row)
 
 
 def _damaged_documents(connection: Connection) -> Iterator[Id]:
