@@ -8,8 +8,9 @@ streamed into an index on disk, so a million of them fit: ``--synthetic 1000000 
 them is not part of the build time. Search times are medians over queries, one at a time on one thread; throughput is
 that of one call with all queries, on one thread and on two. Recall is against exact float32 scores or, for streamed
 collections, against `effort="exact"`; `--no-lists` also measures each index without inverted lists; `--judged` adds
-nDCG@10 over the queries with all of their judged documents in the index. fast-plaid and xtr-warp-rs are measured on the
-same vectors if they are installed and the collection has at most --peers documents.
+nDCG@10 over the queries with all of their judged documents in the index; `--cone 0.5 0.8 0.95` also measures the same
+vectors in a narrow cone of about this mean cosine, as many models have them. fast-plaid and xtr-warp-rs are measured on
+the same vectors if they are installed and the collection has at most --peers documents.
 """
 
 from __future__ import annotations
@@ -96,6 +97,16 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...], size: float) -> np.
     return rng.standard_normal(shape, dtype="float32") * np.float32(size / shape[-1] ** 0.5)
 
 
+def in_cone(embeddings: TokenEmbeddings, cosine: float) -> TokenEmbeddings:
+    """Return unit vectors with a common direction added, so that unrelated ones have about this cosine."""
+    if not cosine:
+        return embeddings
+    vectors = np.asarray(embeddings.vectors, dtype="float32")
+    common = _noise(np.random.default_rng(5), (vectors.shape[1],), 1.0)
+    shifted = vectors + np.float32((cosine / (1 - cosine)) ** 0.5) * common / np.linalg.norm(common)
+    return TokenEmbeddings(shifted / np.linalg.norm(shifted, axis=1, keepdims=True), embeddings.offsets)
+
+
 class Judged:
     """Relevance judgements for vectors of a collection in BEIR layout: its documents in order, and its test queries."""
 
@@ -124,11 +135,13 @@ class Collection:
         queries: TokenEmbeddings,
         count: int,
         judged: Judged | None = None,
+        cosine: float = 0.0,
     ) -> None:
-        self.documents, self.queries, self.count, self.judged = documents, queries, count, judged
+        self.documents: Callable[[], Iterator[TokenEmbeddings]] = lambda: (in_cone(p, cosine) for p in documents())
+        self.queries, self.count, self.judged, self.cosine = in_cone(queries, cosine), count, judged, cosine
         self.best: list[set[int]] | None = None
         if count < STREAMED:
-            scores = np.concatenate([maxsim(queries, part.to("float32")) for part in documents()], axis=1)
+            scores = np.concatenate([maxsim(self.queries, part.to("float32")) for part in self.documents()], axis=1)
             self.best = [set(row.tolist()) for row in np.argsort(-scores, axis=1, kind="stable")[:, :K]]
 
     def quality(self, found: list[list[int]]) -> dict[str, float]:
@@ -213,6 +226,7 @@ def measure_ivf(
     collection: Collection, nbits: int, efforts: list[str], threads: int, lists: bool = True
 ) -> Iterator[dict[str, Any]]:
     system = f"IVF {nbits}-bit" + ("" if lists else ", no lists")
+    system += f", cosine {collection.cosine}" if collection.cosine else ""
     folder = Path(tempfile.mkdtemp(prefix="latelier-bench-"))
     try:
         with indexes.IVF(folder / "index", nbits=nbits) as index:
@@ -319,13 +333,14 @@ def collections(options: argparse.Namespace) -> Iterator[Collection]:
         for size in options.sizes or [len(documents)]:
             part = documents[:size]
             chunks = [part[i : i + CHUNK] for i in range(0, len(part), CHUNK)]
-            yield Collection(lambda chunks=chunks: iter(chunks), queries, len(part), judged)
+            for cosine in [0.0, *options.cone]:
+                yield Collection(lambda chunks=chunks: iter(chunks), queries, len(part), judged, cosine)
         return
     for size in options.sizes or [options.synthetic]:
         shape = (size, options.tokens, options.dim)
-        yield Collection(
-            lambda shape=shape: synthetic_documents(*shape), synthetic_queries(*shape, queries=options.asked), size
-        )
+        asked = synthetic_queries(*shape, queries=options.asked)
+        for cosine in [0.0, *options.cone]:
+            yield Collection(lambda shape=shape: synthetic_documents(*shape), asked, size, cosine=cosine)
 
 
 def warm_up() -> None:
@@ -359,6 +374,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="*", help="numbers of documents to measure with, the first ones")
     parser.add_argument("--asked", type=int, default=300, help="number of queries")
     parser.add_argument("--nbits", type=int, nargs="*", default=[8], choices=(8, 4, 2, 1))
+    parser.add_argument("--cone", type=float, nargs="*", default=[], help="also measure in cones of such a mean cosine")
     parser.add_argument("--efforts", nargs="*", default=["balanced"])
     parser.add_argument("--threads", type=int, default=2, help="threads to build with")
     parser.add_argument("--peers", type=int, default=5000, help="maximum number of documents for other engines")

@@ -142,3 +142,34 @@ def test_no_document_and_bad_documents(kind):
 
 def test_a_mean_of_length_zero_stays_zero():
     assert MeanVectors().encode_documents([np.array([[1.0, -2.0], [-1.0, 2.0]])]).tolist() == [[0.0, 0.0]]
+
+
+def test_centered_encodings_see_through_a_cone():
+    rng = np.random.default_rng(0)
+    words = rng.standard_normal((400, 64))
+    documents = [words[rng.integers(0, 400, 20)] + 0.3 * rng.standard_normal((20, 64)) for _ in range(300)]
+    queries = [documents[i][:8] + 0.3 * rng.standard_normal((8, 64)) for i in range(0, 300, 10)]
+    mean = 40 * unit(1, dim=64)[0]
+    encodings = FixedDimensionalEncodings(r_reps=10)
+
+    def found(encodings, shift):
+        given = encodings.encode_documents([d + shift for d in documents])
+        scores = encodings.encode_queries([q + shift for q in queries]) @ given.T
+        return np.mean(scores.argmax(axis=1) == np.arange(0, 300, 10))
+
+    in_cone = encodings.centered([d + mean for d in documents[:100]])
+    assert found(encodings, 0) > 0.9
+    assert found(encodings, mean) < 0.5
+    assert found(in_cone, mean) > 0.9
+    shifted = encodings.encode_documents([documents[0] - np.array(in_cone.center)])
+    np.testing.assert_allclose(in_cone.encode_documents(documents[:1]), shifted, rtol=1e-3, atol=1e-3)
+    assert single_vectors_from_dict(json.loads(json.dumps(in_cone.to_dict()))) == in_cone
+
+
+def test_a_center_that_does_not_fit_is_refused():
+    with pytest.raises(InvalidArgumentError, match="center"):
+        FixedDimensionalEncodings(center=(1.0, float("nan")))
+    with pytest.raises(EmbeddingsError, match="5 dims, but the center has 12"):
+        FixedDimensionalEncodings().centered(unit(3)).encode_documents(unit(3, dim=5))
+    with pytest.raises(EmbeddingsError, match="no finite mean"):
+        FixedDimensionalEncodings().centered([np.full((1, 2), np.inf)])

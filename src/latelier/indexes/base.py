@@ -207,13 +207,13 @@ class Index(NotCopied, ABC):
         nprobe
             Of `IVF`: number of inverted lists probed per query token.
         candidates
-            Of `IVF`: number of documents from the probed lists that enter the sign stage, which scores them by their
-            sign codes. By default, these are at most 500 whose imputed score is not far below that of the k-th; more
+            Of `IVF`: number of documents from the probed lists that enter the binary stage, which scores them by their
+            binary codes. By default, these are at most 500 whose imputed score is not far below that of the k-th; more
             for k > 25, fewer than 128 dims, higher efforts or more than ten million tokens. Of `Qdrant`: number of
             documents that are scored by MaxSim for each query; by default ``max(200, 10 * k) * effort``.
         rerank
-            Of `IVF`: number of documents that leave the sign stage and are scored by their codes. By default, these are
-            all documents that may be among the `k` best according to their sign codes.
+            Of `IVF`: number of documents that leave the binary stage and are scored by their codes. By default, these
+            are all documents that may be among the `k` best according to their binary codes.
         min_score
             The least score, of the mode, of a hit.
         min_mean_score

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -124,6 +124,8 @@ _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
 # memory.
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
+# Documents whose tokens an index looks at before it encodes its first ones.
+_PEEKED = 256
 _BYTES = (str, bytes, bytearray, memoryview)  # iterating over them gives no ids
 
 
@@ -186,6 +188,17 @@ class DocumentBatches:
         self._dtype = dtype
         self._batch_bytes = batch_bytes
         self._show_progress = show_progress
+        self._read_bytes = min(_READ_BYTES * min(allowed_threads(), _READ_THREADS), batch_bytes // 4)
+        self._chunks = self._given()
+
+    def peek(self) -> TokenEmbeddings | None:
+        """Return the vectors of some first documents, which `read` yields all the same; None if there are none."""
+        first = next(self._chunks, None)
+        if first is None:
+            return None
+        self._chunks = chain([first], self._chunks)
+        documents, embeddings, _ = first
+        return pack(embeddings[:_PEEKED], _name_by(documents.ids), self._dtype, None)
 
     def read(
         self, dim: int | None, encode: Encode, are_finite: _AreFinite = lambda _: False
@@ -198,16 +211,15 @@ class DocumentBatches:
         finite. If not, the vectors themselves are checked, which reads them once more. Yields: with at least one
         document.
         """
-        read_bytes = min(_READ_BYTES * min(allowed_threads(), _READ_THREADS), self._batch_bytes // 4)
         documents, lengths, size, arrays = DocumentColumns([], [], [], []), [np.zeros(0, "int64")], 0, None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
-            for more, embeddings, more_bytes in self._given(read_bytes):
+            for more, embeddings, more_bytes in self._chunks:
                 name = _name_by(more.ids)
                 packed = pack(embeddings, name, self._dtype, dim)
                 dim = packed.dim
                 if arrays is None:
                     row_bytes = np.dtype(self._dtype).itemsize * dim
-                    arrays = _TokenArrays(encode, most=(self._batch_bytes + read_bytes) // row_bytes)
+                    arrays = _TokenArrays(encode, most=(self._batch_bytes + self._read_bytes) // row_bytes)
                 try:
                     encoded = arrays.append(packed)
                 except EmbeddingsError as error:
@@ -226,10 +238,10 @@ class DocumentBatches:
         if arrays is not None:
             yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
-    def _given(self, read_bytes: int) -> Iterator[tuple[DocumentColumns, Any, int]]:
+    def _given(self) -> Iterator[tuple[DocumentColumns, Any, int]]:
         """Yield some documents at a time, their embeddings, and the size of their ids, texts and metadata."""
         count, columns = 0, {name: iter(values) for name, values in self._columns.items()}
-        for items in _split(self._embeddings, read_bytes):
+        for items in _split(self._embeddings, self._read_bytes):
             first, size, documents = 0, 0, DocumentColumns([], [], [], [])
             for last in range(1, len(items) + 1):
                 given = {name: next(values, self) for name, values in columns.items()}
@@ -242,7 +254,7 @@ class DocumentBatches:
                         )
                 count += 1
                 size += documents.append(given["ids"], given.get("texts"), given.get("metadata"))
-                if size >= read_bytes or last == len(items):
+                if size >= self._read_bytes or last == len(items):
                     yield documents, items[first:last], size
                     first, size, documents = last, 0, DocumentColumns([], [], [], [])
         for name, values in columns.items():

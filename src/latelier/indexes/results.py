@@ -255,7 +255,7 @@ CauseKind: TypeAlias = Literal[
     "filtered",
     "not_probed",
     "not_candidate",
-    "sign_stage",
+    "binary_stage",
     "query_rounding",
     "scored_lower",
     "tied",
@@ -285,8 +285,8 @@ class Cause:
             No token of the document is in a probed inverted list (`IVF`).
         ``"not_candidate"``
             Documents in the probed lists with higher imputed scores fill the `candidates` (`IVF`).
-        ``"sign_stage"``
-            Its sign codes score too low to be reranked (`IVF`).
+        ``"binary_stage"``
+            Its binary codes score too low to be reranked (`IVF`).
         ``"query_rounding"``
             It scores lower with the query in 8 bits than in single precision (`IVF`).
         ``"scored_lower"``, ``"tied"``

@@ -400,6 +400,9 @@ class StoredIndex(Index):
                 self._planned(before, documents, tokens, batch.dim, texts)
             return batch
 
+        first = None if before.documents else batches.peek()
+        if first is not None:
+            self.prepare(first)
         with self._storage.transaction() as transaction:
             for batch in transaction.prepare(map(fitting, batches.read(self.dim, self.encode, self._are_finite))):
                 transaction.remove_prefixed(prefixes)
@@ -477,6 +480,13 @@ class StoredIndex(Index):
     @abstractmethod
     def encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
         """Return the token arrays of some documents, each with one row per token; they may be written to `into`."""
+
+    def prepare(self, first: TokenEmbeddings) -> None:
+        """Choose what `encode` needs to know of the first documents that are added; by default, nothing."""
+
+    def encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> Arrays:
+        """Return the token arrays of documents that may be the first ones, within the transaction that inserts them."""
+        return self.encode(embeddings)
 
     def _are_finite(self, arrays: Arrays) -> bool:
         """Whether token arrays show that all vectors were finite; if not, the vectors themselves are checked."""

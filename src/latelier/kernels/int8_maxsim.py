@@ -52,12 +52,14 @@ def emit_maxima(
     *,
     lanes: int = LANES,
     widened: bool = False,
+    leads: tuple[ir.Value, ir.Value] | None = None,
 ) -> list[ir.Value]:
     """Emit ``best[g, lane] = max(best[g, lane], scales[r] * <rows[r], groups[g, lane]>)`` for eight rows.
 
     `places`: addresses of the rows ``(8, words * 4)``, of their scales ``(8,)`` float32 and of the maxima ``(groups,
-    16)`` float32; for the others see `ByteProducts.multiply`. Returns the sixteen scaled products of each row: all rows
-    of the first group, then of the next.
+    16)`` float32; `leads`: addresses of ``(8,)`` and ``(groups, 16)`` float32, whose products are added to those of
+    rows and groups; for the others see `ByteProducts.multiply`. Returns the sixteen scaled products of each row: all
+    rows of the first group, then of the next.
     """
     rows, scales, best = places
     multiply = instruction_set_of(isa).products.multiply
@@ -70,6 +72,10 @@ def emit_maxima(
             place = builder.add(scales, constant(4 * r))
             scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
             product = builder.fmul(builder.sitofp(totals[ROWS * g + r], FLOATS), scale)
+            if leads is not None:
+                own = builder.load(at(builder, builder.add(leads[0], constant(4 * r)), ir.FloatType()), align=4)
+                others = builder.load(at(builder, builder.add(leads[1], constant(4 * LANES * g)), FLOATS), align=4)
+                product = builder.fadd(product, builder.fmul(splat(builder, own, FLOATS), others))
             highest = builder.select(builder.fcmp_ordered(">", product, highest), product, highest)
             products.append(product)
         builder.store(highest, best_at, align=4)

@@ -7,7 +7,7 @@ import pytest
 from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError
+from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.kernels import multiply
 
 pytestmark = pytest.mark.processor
@@ -63,6 +63,63 @@ def test_check_recommends_an_effort(early, monkeypatch):
     assert str(report).endswith(f"800 searched{'; ' if report.advice else ''}{report.advice}")
 
 
+def test_check_says_when_the_bits_cost_recall(early):
+    documents, _ = collection(300)
+    for nbits, costs in ((8, False), (1, True)):
+        index = indexes.IVF(nbits=nbits)
+        index.add(range(300), documents)
+        advice = index.check(queries=10).advice
+        assert ("mean cosine" in advice) == costs
+    assert "codes of 1 bits" in advice
+    assert "nbits=2" in advice
+
+
+def in_cone(vectors, cosine):
+    """The vectors with a common direction added, so that unrelated ones have about this cosine."""
+    common = np.random.default_rng(3).standard_normal(vectors.shape[1]).astype("float32")
+    shifted = vectors + common / np.linalg.norm(common) * np.float32((cosine / (1 - cosine)) ** 0.5)
+    return shifted / np.linalg.norm(shifted, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("nbits", [8, 4, 2, 1])
+def test_codes_keep_their_recall_in_a_cone(early, nbits):
+    """The exact hits are those of the vectors themselves: the loss of the codes counts."""
+    documents, queries = collection(400, dim=64)
+    found = []
+    for cosine in (0, 0.95):
+        given = [in_cone(m, cosine) for m in documents] if cosine else documents
+        asked = [in_cone(m, cosine) for m in queries] if cosine else list(queries)
+        index, truth = indexes.IVF(nbits=nbits), indexes.Flat()
+        index.add(range(400), given)
+        truth.add(range(400), given)
+        wanted = [{hit.id for hit in hits} for hits in truth.search(asked, 10)]
+        got = [{hit.id for hit in hits} for hits in index.search(asked, 10)]
+        found.append(np.mean([len(a & b) / 10 for a, b in zip(wanted, got, strict=True)]))
+    assert found[0] > {8: 0.98, 4: 0.93, 2: 0.8, 1: 0.6}[nbits]
+    assert found[1] > found[0] - 0.04
+
+
+def test_documents_of_an_index_that_was_emptied_may_have_another_dim(early):
+    index = indexes.IVF(nbits=4)
+    for dim in (8, 5, 8):
+        index.add(["a", "b"], [np.eye(dim), -np.eye(dim)])
+        np.testing.assert_allclose(index.get_embeddings("a").vectors, np.eye(dim), atol=0.1)
+        assert index.search(np.eye(dim)[:1], k=1)[0][0].id == "a"
+        index.remove(["a", "b"])
+
+
+def test_as_many_dims_as_integers_of_32_bits_can_add_up():
+    index = indexes.IVF()
+    vectors = np.ones((1, 65_536), dtype="float32") / 256
+    index.add(["a", "b"], [vectors, -vectors])
+    assert index.search(vectors, k=1)[0][0].score == pytest.approx(1, abs=0.01)
+    alternating = vectors * np.where(np.arange(65_536) % 2, 1, -1).astype("float32")
+    index.add("c", alternating)
+    assert index.search(alternating, k=1)[0][0].score == pytest.approx(1, abs=0.01)
+    with pytest.raises(EmbeddingsError, match="65,537 dims"):
+        indexes.IVF().add("a", np.ones((1, 65_537), dtype="float32"))
+
+
 @pytest.mark.parametrize("dim", [1, 2, 33, 130])
 def test_lists_of_any_dim(early, dim):
     documents, queries = collection(200, dim=dim)
@@ -86,7 +143,7 @@ def test_an_effort_that_is_none_is_refused(effort):
         indexes.IVF().search(np.ones((1, 2)), effort=effort)
 
 
-@pytest.mark.parametrize(("nbits", "most"), [(8, 150), (4, 75), (2, 45), (1, 30)])
+@pytest.mark.parametrize(("nbits", "most"), [(8, 153), (4, 75), (2, 45), (1, 30)])
 def test_bytes_per_token(early, tmp_path, nbits, most):
     """All files but the catalog, which holds texts and metadata."""
     rng = np.random.default_rng(0)
@@ -134,9 +191,9 @@ def test_queries_of_any_length(early, tokens):
     documents, _ = collection(400)
     index = indexes.IVF()
     index.add(range(400), documents)
-    query = np.concatenate(documents[:40])[:tokens]
-    assert len(query) == tokens
-    assert recall(index, [query]) >= 0.9
+    queries = [np.concatenate(documents[i : i + 40])[:tokens] for i in range(0, 360, 40)]
+    assert {len(query) for query in queries} == {tokens}
+    assert recall(index, queries) >= 0.9
 
 
 def test_snapshots_and_writes_of_several_threads_do_not_wait_for_each_other_forever():

@@ -49,7 +49,7 @@ def test_every_stage_is_named_and_every_change_finds_the_document(filled):
             changed = {"k": k, **options, **filter, **change.arguments}
             assert id in [hit.id for hit in index.search(query, **changed)[0]]
         seen.add(report.causes[0].kind)
-    assert seen >= {"not_probed", "not_candidate", "sign_stage", "scored_lower"}
+    assert seen >= {"not_probed", "not_candidate", "binary_stage", "scored_lower"}
 
 
 def test_an_index_without_lists_loses_no_document():

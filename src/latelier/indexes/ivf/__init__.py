@@ -1,4 +1,4 @@
-"""The fast approximate index: inverted lists find documents, sign codes choose among them, codes score them."""
+"""The fast approximate index: inverted lists find documents, binary codes choose among them, codes score them."""
 
 from latelier.indexes.ivf.index import IVF
 

@@ -1,7 +1,7 @@
 """Codes and the table of documents.
 
-`latelier.indexes.ivf.kernels.codes` describes the codes. Every token is coded separately, without a trained codebook,
-so documents can be stored before there are centroids, and merging segments only copies rows.
+`latelier.indexes.ivf.kernels.codes` describes the codes. Every token is coded separately, given the axis that the first
+write chooses, so documents can be stored before there are centroids, and merging segments only copies rows.
 
 The *ordinal* of a document is its position in the table. The documents in the inverted lists come first, in the order
 of `InvertedLists.numbers`, so the entries of the lists are ordinals. Of these, removed documents keep their ordinals,
@@ -13,33 +13,103 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape, byte_width, sign_words
+from latelier.indexes.single_vectors import RandomBits
 from latelier.indexes.store.segments import AROUND, Part, Segment, TokenArray, release_memory
 from latelier.kernels.threads import for_ranges
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 # Names of the stored arrays.
-SIGNS, CODES, SCALES = "signs", "codes", "scales"
+SIGNS, CODES, SCALES, LEADS = "signs", "codes", "scales", "leads"
 # Scales from here on are infinity or NaN.
 _INFINITE = 0xFF00
 # Scales from here on, 2**100, are rejected: the integers of up to 8,192 dims, times such a scale, exceed float32.
 _TOO_LARGE = int(np.float32(2**100).view("uint32")) >> 15
+# Leads from here on, 2**104, likewise: the last byte of a lead is its sign and the exponent without its lowest bit.
+_TOO_LARGE_LEAD = (104 + 127) // 2
+# Of more dims, the sums of the kernels, up to 255 * 127 * dim, could exceed 32 bits.
+MOST_DIMS = 65_536
+_AXIS_TOKENS, _AXIS_STEPS = 8192, 20
 
 
-@dataclass(frozen=True)
+def choose_axis(vectors: np.ndarray) -> np.ndarray:
+    """Return the leading singular direction of some tokens, ``(tokens, dim)``, not centred, by power iteration.
+
+    Any unit vector gives correct scores; this one leaves the least to the codes. All zeros if all tokens are.
+    """
+    rows = vectors[:: -(-len(vectors) // _AXIS_TOKENS)].astype("float64")
+    with np.errstate(invalid="ignore", over="ignore"):
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        usable = np.isfinite(lengths[:, 0]) & (lengths[:, 0] > 0)
+    rows = rows[usable] / lengths[usable]
+    axis = rows.sum(axis=0)
+    if not np.linalg.norm(axis) > 1e-6 and len(rows):  # opposite tokens
+        axis = rows[0]
+    for _ in range(_AXIS_STEPS):
+        axis = rows.T @ (rows @ (axis / max(np.linalg.norm(axis), 1e-300)))
+    return np.float32(axis / max(np.linalg.norm(axis), 1e-300))
+
+
+def read_axis(stored: Any, dim: int) -> np.ndarray:
+    """Return a stored axis, the bytes of its float32 in hexadecimal; raise `CorruptedIndexError` if it is none."""
+    try:
+        axis = np.frombuffer(bytes.fromhex(stored), "<f4").astype("float32")
+    except (TypeError, ValueError):
+        axis = np.zeros(0, "float32")
+    if len(axis) != dim or not np.linalg.norm(axis) < 1.001:
+        raise CorruptedIndexError(f"the stored axis of dim {dim} is damaged; restore a copy of the index.")
+    return axis
+
+
+@lru_cache(8)
+def _flips(dim: int, seed: int) -> np.ndarray:
+    """Return the factors before each Hadamard transform, ``(transforms, size)`` float32: random signs over sqrt(size).
+
+    If the dim is no power of two, a transform of its first numbers is followed by one of its last; these overlap.
+    """
+    size = 1 << max(0, dim.bit_length() - 1)
+    signs = RandomBits(seed).signs((1 if size == dim else 2, size))
+    return np.float32(signs / np.sqrt(size))
+
+
+@dataclass(frozen=True, eq=False)
 class Codec:
-    """Converts tokens of one dim to codes of 8, 4, 2 or 1 bits per number, and back."""
+    """Converts tokens of one dim to codes of 8, 4, 2 or 1 bits per number, and back.
+
+    `axis`: ``(dim,)`` float32, see `choose_axis`; None is all zeros, with which all leads are 0. `seed`: of the
+    rotation; that of all indexes is 0.
+    """
 
     bits: int
     dim: int
+    axis: np.ndarray | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dim > MOST_DIMS:
+            raise EmbeddingsError(f"received vectors of {self.dim:,} dims; an IVF index takes up to {MOST_DIMS:,}.")
+
+    @cached_property
+    def rotation(self) -> tuple[np.ndarray, np.ndarray]:
+        """The axis and the flips, for kernels."""
+        return np.zeros(self.dim, "float32") if self.axis is None else self.axis, _flips(self.dim, self.seed)
+
+    def rotate(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rotated rests of tokens, ``(tokens, dim)`` float32, and their leads, ``(tokens,)`` float32."""
+        from latelier.indexes.ivf.kernels.codes import rotate_rows
+
+        vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
+        rests, leads = np.empty_like(vectors), np.empty(len(vectors), dtype="float32")
+        rotate_rows(vectors, *self.rotation, rests, leads)
+        return rests, leads
 
     @cached_property
     def shape(self) -> CodeShape:
@@ -49,8 +119,8 @@ class Codec:
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
-        """Names of the arrays that a token's numbers are read from; below 8 bits, the sign code is a part of them."""
-        return {8: (CODES, SCALES), 1: (SIGNS, SCALES)}.get(self.bits, (SIGNS, CODES, SCALES))
+        """Names of the arrays that a token's numbers are read from; below 8 bits, the binary code is a part of them."""
+        return {8: (CODES, SCALES, LEADS), 1: (SIGNS, SCALES, LEADS)}.get(self.bits, (SIGNS, CODES, SCALES, LEADS))
 
     @cached_property
     def layout(self) -> dict[str, TokenArray]:
@@ -59,6 +129,7 @@ class Codec:
         layout: dict[str, TokenArray] = {
             SIGNS: TokenArray(np.dtype("uint32"), (words,)),
             SCALES: TokenArray(np.dtype("uint16"), ()),
+            LEADS: TokenArray(np.dtype("uint8"), (3,)),
         }
         if self.bits == 8:
             layout[CODES] = TokenArray(np.dtype("uint8"), (self.dim,))
@@ -78,8 +149,9 @@ class Codec:
         no_codes, no_planes = np.empty((0, self.dim), dtype="uint8"), np.empty((0, 0, 0), dtype="uint32")
         codes = stored[CODES] if self.bits == 8 else no_codes
         planes = stored[CODES] if 1 < self.bits < 8 else no_planes
-        encode_tokens(vectors, self.bits, stored[SIGNS], codes, planes, stored[SCALES])
-        too_large = (stored[SCALES] >= _TOO_LARGE) & (stored[SCALES] < _INFINITE)
+        encode_tokens(vectors, self.rotation, self.bits, stored[SIGNS], codes, planes, stored[SCALES], stored[LEADS])
+        too_large = (stored[SCALES] >= _TOO_LARGE) | (stored[LEADS][:, 2] & 0x7F >= _TOO_LARGE_LEAD)
+        too_large &= stored[SCALES] < _INFINITE
         if too_large.any():
             largest = np.abs(vectors[too_large]).max()
             raise EmbeddingsError(
@@ -108,6 +180,7 @@ class Codec:
             signs=arrays[SIGNS].ctypes.data + first * (4 * self.shape.sign_words),
             codes=codes + first * self.shape.code_bytes,
             scales=arrays[SCALES].ctypes.data + first * 2,
+            leads=arrays[LEADS].ctypes.data + first * 3,
             lengths=np.diff(segment.offsets),
         )
 
@@ -119,10 +192,11 @@ class Codec:
                 f"{len(part.segment)} documents; verify() lists the damaged files."
             )
         documents, tokens = self.locate(part.segment), int(part.lengths.sum())
-        from latelier.indexes.ivf.kernels.codes import decode_documents
+        from latelier.indexes.ivf.kernels.codes import decode_documents, restore_rows
 
-        vectors = np.empty((tokens, self.dim), dtype="float32")
-        decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors)
+        vectors, leads = np.empty((tokens, self.dim), dtype="float32"), np.empty(tokens, dtype="float32")
+        decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors, leads)
+        restore_rows(vectors, *self.rotation, leads)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
 
 

@@ -1,10 +1,10 @@
 """IVF.
 
-Documents are stored as codes and can be searched as soon as they are committed: first by comparing the sign codes of
+Documents are stored as codes and can be searched as soon as they are committed: first by comparing the binary codes of
 all documents, and with inverted lists once there are enough documents. The call that writes documents builds the lists
 after its commit: searches never wait for them, and if the process is killed meanwhile, no document is lost.
 
-A search scores the sign codes of all documents that are in no list, which takes 0.5 to 1.6 milliseconds per 100,000
+A search scores the binary codes of all documents that are in no list, which takes 0.5 to 1.6 milliseconds per 100,000
 tokens (for queries of 11 to 77 tokens). So lists pay off from about 100,000 tokens on, and appending pays off once some
 ten thousand tokens are in no list. Both take time proportional to the number of tokens; in a large index they are due
 after the tokens have grown by a constant factor, so the cost per added document does not depend on the index's size.
@@ -23,12 +23,14 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
 from latelier.indexes.base import PathLike
-from latelier.indexes.ivf.codec import Codec, DocumentTable, are_finite
+from latelier.indexes.ivf.codec import Codec, DocumentTable, are_finite, choose_axis, read_axis
 from latelier.indexes.ivf.layout import BITS, GROUP, byte_width, coarse_count, list_count
 from latelier.indexes.options import SearchOptions, Tokenizer
-from latelier.indexes.results import Id, StageLoss, warn_of_damage
+from latelier.indexes.ranking import exact_scores
+from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
+from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import StoredIndex
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.topk import TopK
@@ -70,6 +72,9 @@ LISTS = "inverted lists"
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
 _WINDOW_SHARE, _TRAINING_SHARE = 8, 3
+# `check` codes this many times k of the best documents of a query of so many tokens once more, and says how many of the
+# best k stay if these are fewer than _KEPT.
+_CHECKED_HITS, _CHECKED_TOKENS, _KEPT = 3, 32, 0.9
 # Most bytes of the headers of the files of inverted lists, and of their statistics.
 _OVERHEAD = 4096
 
@@ -82,8 +87,8 @@ class IVF(StoredIndex):
     path
         Folder of the index, made if it does not exist; ``None`` keeps it in memory.
     nbits
-        Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 150, 70, 38
-        or 22 bytes on disk, everything included.
+        Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 152, 72, 40
+        or 24 bytes on disk, everything included.
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
@@ -114,13 +119,13 @@ class IVF(StoredIndex):
     >>> index.add(["a", "b"], [np.eye(4), -np.eye(4)])
     >>> [[hit]] = index.search(np.array([[0.0, 1.0, 0.0, 0.0]]), k=1)
     >>> hit.id, round(hit.score, 2)
-    ('a', 0.99)
+    ('a', 1.0)
     >>> index
     IVF(2 documents, 8 tokens, dim=4, 4-bit, in memory)
     >>> print(index.why_not(-np.eye(4)[:1], "a", k=1))
-    'a' is not found with k=1: rank 2, score -0.090; the last hit 'b' scores 0.988.
+    'a' is not found with k=1: rank 2, score 0.000; the last hit 'b' scores 1.000.
       scored_lower: 1 document scores higher
-        by query token: 0 -1.078
+        by query token: 0 -1.000
     It is found if you
       search with k=2
     """
@@ -156,6 +161,7 @@ class IVF(StoredIndex):
         self._loaded: _Loaded | None = None
         self._loading = connections.Lock()
         self._has_warned = False
+        self._codecs: dict[int, Codec] = {}  # by dim; the axis of a dim never changes while there are documents
 
     @property
     def nbits(self) -> int:
@@ -182,6 +188,46 @@ class IVF(StoredIndex):
         with suppress(CorruptedIndexError):  # the call above has warned of the damage
             self._maintain(compacting=True)
 
+    def check(self, k: int = 10, *, queries: int = 20) -> CheckReport:
+        """Measure recall@k of `search` against exact scores, and say so if the number of bits costs recall.
+
+        For that, the best documents of each query are coded once more, with another rotation: the share of the best `k`
+        that stays among them is about the share that the codes kept of the vectors that were given. See `Index.check`.
+
+        Parameters
+        ----------
+        k, queries
+            See `Index.check`.
+
+        Returns
+        -------
+        CheckReport
+            See `Index.check`; its `advice` names the mean cosine of the tokens if the bits cost recall.
+        """
+        report = super().check(k, queries=queries)
+        with self.snapshot():
+            ids, kept = self.ids(), []
+            asked = [ids[i] for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), queries)).astype("int64"))]
+            if len(ids) <= k or self.nbits == BITS[0]:
+                return report
+            vectors, other = self.get_embeddings(asked).vectors, replace(self._codec(self.dim or 0), seed=1)
+            for query in self.get_embeddings(asked):
+                found = [hit.id for hit in self.search(query[:_CHECKED_TOKENS], _CHECKED_HITS * k)[0]]
+                best, numbers = self.get_embeddings(found), np.arange(len(found))
+                part = Part(Segment.build(numbers, found, best.lengths, other.encode(best)), numbers)
+                sample = TokenEmbeddings.from_list([query[:_CHECKED_TOKENS]])
+                order = np.argsort(-exact_scores(sample, other.decode(part))[0], kind="stable")
+                kept.append(np.count_nonzero(order[:k] < k) / k)
+        share, lengths = float(np.mean(kept)), np.linalg.norm(vectors, axis=1, keepdims=True)
+        if share >= _KEPT:
+            return report
+        mean = (vectors / np.maximum(lengths, 1e-30)).mean(axis=0)
+        advice = (
+            f"codes of {self.nbits} bits keep about {share:.2f} of the best {k} of these tokens, whose mean cosine is "
+            f"{float(mean @ mean):.2f}: an index with nbits={2 * self.nbits} keeps more"
+        )
+        return replace(report, advice="; ".join(filter(None, [report.advice, advice])))
+
     def close(self) -> None:
         """See `Index.close`."""
         super().close()
@@ -206,13 +252,41 @@ class IVF(StoredIndex):
 
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode`."""
-        return Codec(self.nbits, embeddings.dim).encode(embeddings, into)
+        return self._codec(embeddings.dim).encode(embeddings, into)
+
+    def _codec(self, dim: int) -> Codec:
+        """Return the codec of the documents of a dim, with the axis that the index stores for it."""
+        if dim not in self._codecs:
+            stored = self._storage.setting(f"axis_{dim}")
+            if stored is None:
+                return Codec(self.nbits, dim)  # there are no documents
+            self._codecs = {dim: Codec(self.nbits, dim, read_axis(stored, dim))}
+        return self._codecs[dim]
+
+    def prepare(self, first: TokenEmbeddings) -> None:
+        """See `StoredIndex.prepare`: store the axis in a commit of its own, so that all writers encode with one."""
+        if self._codec(first.dim).axis is None and first.num_tokens:
+            with self._storage.transaction() as transaction:
+                self._choose_axis(transaction, first)
+
+    def encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        """See `StoredIndex.encode_in`."""
+        return self._choose_axis(transaction, embeddings).encode(embeddings)
+
+    def _choose_axis(self, transaction: Transaction, first: TokenEmbeddings) -> Codec:
+        """Return the codec of a dim, for whose documents these are the first tokens unless it has an axis already."""
+
+        def choose() -> str:
+            return choose_axis(first.vectors).astype("<f4").tobytes().hex()
+
+        stored = transaction.set_missing(f"axis_{first.dim}", choose)
+        return Codec(self.nbits, first.dim, read_axis(stored, first.dim))
 
     def _are_finite(self, arrays: dict[str, np.ndarray]) -> bool:
         return are_finite(arrays)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
-        return Codec(self.nbits, part.segment.dim).decode(part)
+        return self._codec(part.segment.dim).decode(part)
 
     def _describe(self) -> str:
         return f"{self.nbits}-bit"
@@ -222,15 +296,16 @@ class IVF(StoredIndex):
     ) -> None:
         if not parts:
             return
-        from latelier.indexes.ivf.search import choose_search_parameters, search_query
+        from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, search_query
 
         scope = self._scope(snapshot, parts)
         parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens)
-        vectors, offsets = queries.vectors, queries.offsets
+        (rests, leads), offsets = scope.table.codec.rotate(queries.vectors), queries.offsets
 
         def search(first: int, last: int) -> None:
             for i in range(first, last):
-                stages = search_query(scope, vectors[offsets[i] : offsets[i + 1]], best.k, parameters)
+                own = slice(offsets[i], offsets[i + 1])
+                stages = search_query(scope, RotatedQuery(rests[own], leads[own]), best.k, parameters)
                 best.scores[i], best.row_ids[i] = stages.scores[: best.k], stages.numbers[: best.k]
 
         if len(queries) == 1:
@@ -251,7 +326,7 @@ class IVF(StoredIndex):
 
     def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
         """See `Index.find_loss`."""
-        from latelier.indexes.ivf.search import choose_search_parameters, find_loss
+        from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, find_loss
 
         if self._gpu is not None:
             return None  # scores all documents
@@ -263,14 +338,15 @@ class IVF(StoredIndex):
         ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
         k = min(k, snapshot.documents)
         parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens)
-        return find_loss(scope, np.asarray(query[0]), k, parameters, ordinal)
+        rotated = RotatedQuery(*scope.table.codec.rotate(np.asarray(query[0])))
+        return find_loss(scope, rotated, k, parameters, ordinal)
 
     def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
         """Return the document table and inverted lists of a snapshot; those of the latest one are cached."""
         loaded = self._loaded
         if loaded is not None and loaded.snapshot is snapshot:
             return loaded.table, loaded.lists
-        plan, codec, damage = self._planned(snapshot), Codec(self.nbits, snapshot.dim or 0), None
+        plan, codec, damage = self._planned(snapshot), self._codec(snapshot.dim or 0), None
         with self._loading.current:
             loaded = self._loaded
             if loaded is None or loaded.snapshot is not snapshot:
@@ -383,9 +459,9 @@ def compile_kernels() -> None:
     A few random documents are encoded, put into lists, appended and searched in each way.
     """
     from latelier.indexes.ivf.lists import append_documents, build_lists, train_centroids
-    from latelier.indexes.ivf.search import Scope, SearchParameters, search_query
+    from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
 
-    documents, tokens, dim = 128, 8, 32  # more documents than are reranked without the sign stage
+    documents, tokens, dim = 128, 8, 32  # more documents than are reranked without the binary stage
     vectors = np.random.default_rng(0).standard_normal((documents * tokens, dim), dtype="float32")
     codec, numbers, none = Codec(8, dim), np.arange(documents), np.zeros(0, dtype="int64")
     arrays = codec.encode(TokenEmbeddings(vectors, np.arange(0, len(vectors) + 1, tokens)))
@@ -400,4 +476,5 @@ def compile_kernels() -> None:
         SearchParameters(nprobe=4, candidates=documents, rerank=None),
         SearchParameters(nprobe=4, candidates=12, rerank=11, exact=True),
     ):
-        search_query(scope, vectors[:4], documents if parameters.exact else 1, parameters)
+        query = RotatedQuery(*codec.rotate(vectors[:4]))
+        search_query(scope, query, documents if parameters.exact else 1, parameters)

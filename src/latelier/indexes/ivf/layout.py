@@ -13,8 +13,8 @@ BITS = (8, 4, 2, 1)
 class CodeShape(NamedTuple):
     """The sizes of a token's codes.
 
-    `bits`: bits per number; `dim`: dimension of the token vectors; `sign_words`: words of 32 bits of a sign code;
-    `code_bytes`: bytes of a token's codes, without its sign code.
+    `bits`: bits per number; `dim`: dimension of the token vectors; `sign_words`: words of 32 bits of a binary code;
+    `code_bytes`: bytes of a token's codes, without its binary code.
     """
 
     bits: int
@@ -26,18 +26,19 @@ class CodeShape(NamedTuple):
 class CodedDocuments(NamedTuple):
     """Where documents are in memory: int64 arrays with one number per document.
 
-    `signs`, `codes`, `scales`: addresses of the first token's sign code, codes (bytes or bit planes; unused at 1 bit)
-    and scale. The other tokens follow without gaps. `lengths`: number of tokens.
+    `signs`, `codes`, `scales`, `leads`: addresses of the first token's binary code, codes (bytes or bit planes; unused
+    at 1 bit), scale and lead. The other tokens follow without gaps. `lengths`: number of tokens.
     """
 
     signs: np.ndarray
     codes: np.ndarray
     scales: np.ndarray
+    leads: np.ndarray
     lengths: np.ndarray
 
 
 def sign_words(dim: int) -> int:
-    """Return the number of 32-bit words of a sign code."""
+    """Return the number of 32-bit words of a binary code."""
     return -(-dim // 32)
 
 

@@ -2,7 +2,7 @@
 
 1. Probing: each query token finds its best inverted lists, by two levels of centroids.
 2. Candidates: documents in these lists with the highest sums of imputed scores, if these are near that of the k-th.
-3. Sign stage: MaxSim of the query with the candidates' sign codes (1 bit per number).
+3. Binary stage: MaxSim of the query with the candidates' binary codes (1 bit per number).
 4. Reranking: MaxSim of the codes with the query in 8 bits, and for the few best in single precision.
 
 If few documents are eligible, because the index is small, has no inverted lists yet or a filter selects few, then stage
@@ -48,10 +48,10 @@ from latelier.kernels.multiply import instruction_set
 # nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
 # the recall they give.
 _NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
-# The sign stage is left out for at most _FEW + _FEW_PER_HIT * k documents: reranking them at once is about as fast, and
-# a search of a small collection misses none.
+# The binary stage is left out for at most _FEW + _FEW_PER_HIT * k documents: reranking them at once is about as fast,
+# and a search of a small collection misses none.
 _FEW, _FEW_PER_HIT = 80, 4
-# Sign codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
+# Binary codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
 _SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
 # `SearchParameters.slack` of effort 1.0, and `share`, which is `_SHARE ** effort` for k <= 25. Beyond, the k-th imputed
 # score is less above those of all documents, and the exponent grows with k.
@@ -60,8 +60,8 @@ _SLACK, _SHARE = 2.0, 0.5
 # 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
 _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 0.3, 0.18
 # Below 2**20 tokens, nprobe is multiplied by 2**20 / tokens, by 2 at most: short queries need it to find what comparing
-# all sign codes finds. For 4,045 package descriptions of 400,000 tokens and queries of 11 tokens, recall@10 is 0.994 by
-# all sign codes, 0.994 with 80 lists per token and 0.987 with 40.
+# all binary codes finds. For 4,045 package descriptions of 400,000 tokens and queries of 11 tokens, recall@10 is 0.994
+# by all binary codes, 0.994 with 80 lists per token and 0.987 with 40.
 _SMALL, _MAX_SMALL_FACTOR = 1 << 20, 2.0
 
 
@@ -85,8 +85,8 @@ class SearchParameters:
 def choose_search_parameters(k: int, dim: int, options: SearchOptions, *, tokens: int = 0) -> SearchParameters:
     """Return the search parameters of an effort, with ``k <= rerank <= candidates``; those given replace its own.
 
-    `dim` is also the number of bits of a sign code. `tokens`: of the whole index: above ten million, the defaults grow
-    with it; below one million, `nprobe` grows as it falls.
+    `dim` is also the number of bits of a binary code. `tokens`: of the whole index: above ten million, the defaults
+    grow with it; below one million, `nprobe` grows as it falls.
     """
     factor, size = effort_factor(options.effort), size_factor(tokens)
     small = min(_MAX_SMALL_FACTOR, max(1.0, _SMALL / max(1, tokens)))
@@ -111,8 +111,8 @@ def choose_search_parameters(k: int, dim: int, options: SearchOptions, *, tokens
 _MARGIN = 4
 # Lists are probed only where
 #     eligible documents in lists > (3 + widening) / 2 * candidates,
-# and otherwise the sign codes of all eligible documents are compared. `widening` is the factor by which a filter raises
-# nprobe: probing as many lists takes about as long as comparing the sign codes of widening / 2 * candidates documents.
+# and otherwise the binary codes of all eligible documents are compared. `widening` is the factor by which a filter
+# raises nprobe: probing as many lists takes about as long as comparing those of widening / 2 * candidates documents.
 _SCAN, _MAX_WIDENING = 3, 16
 # A query token is compared with the centroids under its max(4, nprobe // 8) best coarse centroids.
 _MIN_COARSE, _LISTS_PER_COARSE = 4, 8
@@ -140,7 +140,7 @@ class Stages(NamedTuple):
     """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all.
 
     `nprobe`: inverted lists probed by each query token at most; None if none, since few documents are eligible.
-    `candidates`: documents that enter the sign stage. `reranked`: documents that leave it. `scored`: of these, the
+    `candidates`: documents that enter the binary stage. `reranked`: documents that leave it. `scored`: of these, the
     documents with the best 8-bit scores, by falling `scores` in single precision, then by row id (`numbers`).
     """
 
@@ -152,10 +152,16 @@ class Stages(NamedTuple):
     numbers: np.ndarray
 
 
-def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters) -> Stages:
-    """Run the stages of one query, ``(tokens, dim)`` float32; the first k of the documents scored last are the best."""
-    if not vectors.flags.carray:
-        vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
+class RotatedQuery(NamedTuple):
+    """A query as `Codec.rotate` returns it: ``(tokens, dim)`` rests and ``(tokens,)`` leads, float32."""
+
+    rests: np.ndarray
+    leads: np.ndarray
+
+
+def search_query(scope: Scope, query: RotatedQuery, k: int, parameters: SearchParameters) -> Stages:
+    """Run the stages of one query; the first k of the documents scored last are the best."""
+    vectors = query.rests
     table, used, candidates = scope.table, None, scope.eligible
     for lists, nprobe in _probings(scope, parameters):
         found = probe_for_candidates(scope, lists, vectors, nprobe, k, parameters)
@@ -172,7 +178,7 @@ def search_query(scope: Scope, vectors: np.ndarray, k: int, parameters: SearchPa
     highest = np.full(k + _MARGIN, -np.inf, dtype="float32")
     isa, shape = instruction_set().argument, tuple(table.codec.shape)
     for some, documents, places in table.windows(reranked, *table.codec.arrays):
-        rerank_scores(isa, tuple(documents), places, shape, vectors, highest, scores[some])
+        rerank_scores(isa, tuple(documents), places, shape, vectors, query.leads, highest, scores[some])
     best = np.flatnonzero(scores[:, 1] == scores[:, 1])  # NaN where a document was not among the best in 8 bits
     scored = reranked[best]
     order = np.lexsort((table.numbers[scored], -scores[best, 1]))
@@ -293,7 +299,7 @@ def keep_by_signs(
 
 
 def _sign_scores(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:
-    """Return the MaxSim of the query with some words of the documents' sign codes, float32."""
+    """Return the MaxSim of the query with some words of the documents' binary codes, float32."""
     tokens, dims = len(vectors), 32 * words
     integers, units = np.zeros((tokens, dims), dtype="int8"), np.empty(tokens, dtype="float32")
     round_to_integers(vectors, integers, units)
@@ -328,20 +334,20 @@ def variance_rows(tokens: int) -> np.ndarray:
 
 
 def find_loss(
-    scope: Scope, vectors: np.ndarray, k: int, parameters: SearchParameters, ordinal: int
+    scope: Scope, query: RotatedQuery, k: int, parameters: SearchParameters, ordinal: int
 ) -> StageLoss | None:
     """Return the stage in which a search loses a document; None if the search scores it in single precision."""
-    stages = search_query(scope, vectors, k, parameters)
+    stages = search_query(scope, query, k, parameters)
     if ordinal in stages.scored:
         return None
     documents = len(scope.eligible)
     if ordinal not in stages.candidates and stages.nprobe is not None and scope.lists is not None:
-        probed = probe_lists(scope.lists.centroids, vectors, stages.nprobe)
+        probed = probe_lists(scope.lists.centroids, query.rests, stages.nprobe)
         return _loss_in_lists(scope, scope.lists, probed, stages.candidates, parameters.nprobe, ordinal)
     if ordinal not in stages.reranked:
         candidates, kept = len(stages.candidates), len(stages.reranked)
-        text = f"its sign codes score too low: {kept:,} of {candidates:,} documents leave the sign stage"
-        cause = Cause("sign_stage", text, {"candidates": candidates, "reranked": kept})
+        text = f"its binary codes score too low: {kept:,} of {candidates:,} documents leave the binary stage"
+        cause = Cause("binary_stage", text, {"candidates": candidates, "reranked": kept})
         return StageLoss(cause, "rerank", max(k, kept), documents)
     reranked, kept = len(stages.reranked), len(stages.scored)
     text = f"with the query in 8 bits it is not among the best of {reranked:,} reranked documents; {kept:,} are"

@@ -206,7 +206,9 @@ class ShardWorker:
     ) -> None:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction, vectors = self._begun(), _writable(embeddings)
-        batch = DocumentBatch(list(documents), vectors.lengths, vectors.dim, self._index.encode(vectors))
+        batch = DocumentBatch(
+            list(documents), vectors.lengths, vectors.dim, self._index.encode_in(transaction, vectors)
+        )
         transaction.make_fields(fields)
         self._index.insert(transaction, batch, replace=replace, row_ids=np.array(row_ids))
         self._has_inserted = True

@@ -134,6 +134,14 @@ class Transaction:
         """Set one of the index's own settings, a JSON value, in the same commit as all other changes."""
         catalog.write_settings(self._start(), **{name: value})
 
+    def set_missing(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return one of the index's own settings; if there is none of this name, make it first."""
+        found = catalog.read_settings(self._start()).get(name)
+        if found is None:
+            found = make()
+            self.set_setting(name, found)
+        return found
+
     def make_fields(self, keys: Iterable[str]) -> None:
         """Let filters name metadata keys that no document has yet."""
         rows.make_fields(self._start(), keys)

@@ -7,24 +7,42 @@ from latelier.indexes.ivf.codec import Codec
 from latelier.indexes.store.segments import Segment
 
 DIMS = [1, 31, 64, 100, 130]
+# The sizes of the integers of the codes.
+SIZES = {4: (6, 18, 30, 44, 58, 75, 96, 127), 2: (38, 127), 1: (127,)}
 LENGTHS = np.array([1, 2, 7, 8, 9, 16, 33, 5])
 
 
+def random_axis(dim, seed=9):
+    axis = np.random.default_rng(seed).standard_normal(dim)
+    return (axis / np.linalg.norm(axis)).astype("float32")
+
+
 class CodedSample:
-    """Random documents, and an order other than that in memory to read them in."""
+    """Random documents along an axis, and an order other than that in memory to read them in.
+
+    `rests`: the rotated rests that are coded, per document; `leads`: their components along the axis, as they are read.
+    """
 
     def __init__(self, dim, bits=8, seed=0):
         rng = np.random.default_rng(seed)
-        self.vectors = [rng.standard_normal((n, dim)).astype("float32") for n in LENGTHS]
-        self.codec = Codec(bits, dim)
+        axis = random_axis(dim)
+        self.vectors = [(rng.standard_normal((n, dim)) + 2 * axis).astype("float32") for n in LENGTHS]
+        self.codec = Codec(bits, dim, axis)
+        self.rests = [self.codec.rotate(vectors)[0] for vectors in self.vectors]
         self.arrays = self.codec.encode(TokenEmbeddings.from_list(self.vectors))
         numbers = np.arange(len(LENGTHS))
         segment = Segment.build(numbers, numbers.tolist(), LENGTHS, self.arrays)
         self.documents = self.codec.locate(segment)
         self.chosen = np.array([6, 0, 3, 5, 1, 7, 2, 4])
 
+    @property
+    def leads(self):
+        """The stored components along the axis, per document."""
+        padded = np.concatenate([np.zeros((len(self.arrays["leads"]), 1), "uint8"), self.arrays["leads"]], axis=1)
+        return np.split(padded.view("<f4")[:, 0].astype("float64"), np.cumsum(LENGTHS)[:-1])
+
     def decoded(self):
-        """The vectors that the codes stand for, computed number by number from what is stored."""
+        """The rests that the codes stand for, computed number by number from what is stored."""
         bits, dim = self.codec.bits, self.codec.dim
         scales = (self.arrays["scales"].astype("uint32") << 15).view("float32").astype("float64")
         rows = []
@@ -34,10 +52,10 @@ class CodedSample:
                 if bits == 8:
                     number = int(self.arrays["codes"][t, i]) - 128
                 else:
-                    code = bit(self.arrays["signs"][t], i)
+                    size = 0
                     for plane in range(bits - 1):
-                        code = 2 * code + bit(self.arrays["codes"][t, plane], i)
-                    number = 2 * code - (2**bits - 1)
+                        size = 2 * size + bit(self.arrays["codes"][t, plane], i)
+                    number = SIZES[bits][size] * (1 if bit(self.arrays["signs"][t], i) else -1)
                 row.append(number * scales[t])
             rows.append(row)
         return np.split(np.array(rows), np.cumsum(LENGTHS)[:-1])

@@ -78,7 +78,9 @@ def test_the_nearest_centroid_is_one_of_those_under_the_same_coarse_centroid(isa
 def test_three_digits_are_as_precise_as_single_precision(dim):
     vectors = np.random.default_rng(2).standard_normal((19, dim)).astype("float32")
     vectors[3] = 0
-    query = quantise_query(vectors)
+    leads = np.arange(19, dtype="float32")
+    query = quantise_query(vectors, leads)
+    np.testing.assert_allclose(query.leads[:19] * query.scales, leads, rtol=1e-6)
     fine = sum(query.digits[place].astype("float64") / 254**place for place in range(3))[:, :dim]
     np.testing.assert_allclose(fine * query.scales[:, None], vectors, atol=2e-7 * np.abs(vectors).max())
     assert (query.rows[:, :dim].astype(int) - 128 == query.digits[0, :, :dim]).all()

@@ -1,4 +1,4 @@
-"""Scores of sign codes, and reranking by all codes, against naive loops: for each instruction set, and between them."""
+"""Scores of binary codes, and reranking by all codes, against naive loops, for each instruction set."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def reranked(isa, sample, vectors, most=0):
     """Scores in 8 bits and in single precision, of all documents or of the `most` best so far."""
     scores, highest = np.empty((len(sample.chosen), 2), dtype="float32"), np.full(most, -np.inf, dtype="float32")
     documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
-    rerank_scores(isa.argument, documents, sample.chosen, shape, vectors, highest, scores)
+    rerank_scores(isa.argument, documents, sample.chosen, shape, *sample.codec.rotate(vectors), highest, scores)
     return scores.T
 
 
@@ -32,11 +32,13 @@ def reranked(isa, sample, vectors, most=0):
 def test_reranking_equals_the_loop(isa, bits, dim, tokens):
     sample = CodedSample(dim, bits)
     vectors = np.random.default_rng(3).standard_normal((tokens, dim)).astype("float32")
-    query, decoded = quantise_query(vectors), sample.decoded()
+    rests, leads = sample.codec.rotate(vectors)
+    query, decoded = quantise_query(rests, leads), sample.decoded()
     rounded = query.digits[0, :, :dim].astype("float64") * query.scales[:, None]
     both = reranked(isa, sample, vectors)
-    for scores, asked in zip(both, (rounded, vectors.astype("float64")), strict=True):
-        wanted = [sum((asked @ decoded[d].T).max(axis=1)) for d in sample.chosen]
+    for scores, asked in zip(both, (rounded, rests.astype("float64")), strict=True):
+        products = [asked @ decoded[d].T + np.outer(leads, sample.leads[d]) for d in sample.chosen]
+        wanted = [sum(each.max(axis=1)) for each in products]
         np.testing.assert_allclose(scores, wanted, rtol=3e-6, atol=1e-5)
     rough, best = reranked(isa, sample, vectors, most=3)
     np.testing.assert_array_equal(rough, both[0])
@@ -53,7 +55,7 @@ def test_instruction_sets_rerank_alike_to_the_last_bit(bits):
         np.testing.assert_array_equal(scores, first)
 
 
-# Sign codes.
+# Binary codes.
 # Around the 32, 64 and 128 tokens that are compared at a time.
 LENGTHS = np.array([1, 2, 31, 32, 33, 64, 65, 96, 97, 128, 129, 300])
 
@@ -66,7 +68,7 @@ class Signs:
         vectors = rng.standard_normal((int(LENGTHS.sum()), dim)).astype("float32")
         vectors[::7] = -np.abs(vectors[::7])
         arrays = Codec(1, dim).encode(TokenEmbeddings(vectors, np.append(0, LENGTHS.cumsum())))
-        self.positive = np.split(vectors >= 0, LENGTHS.cumsum()[:-1])
+        self.positive = np.split(Codec(1, dim).rotate(vectors)[0] >= 0, LENGTHS.cumsum()[:-1])
         numbers = np.arange(len(LENGTHS))
         self._segment = Segment.build(numbers, numbers.tolist(), LENGTHS, arrays)
         self.documents = Codec(1, dim).locate(self._segment)

@@ -310,7 +310,7 @@ def find_lists(
     than ``2 ** bits``. Returns the lists, best first (-1: fewer), and their excess, ``(tokens, nprobe)`` int32 both.
     """
     packed, start, fine, fine_start, fine_offsets = centroids
-    query = quantise_query(vectors, 1)
+    query = quantise_query(vectors, np.zeros(len(vectors), dtype=np.float32), 1)
     rows, scales = query.rows, query.scales
     tokens, groups = len(rows), len(packed)
     everything = np.empty((tokens, 1, 2), dtype=np.int64)

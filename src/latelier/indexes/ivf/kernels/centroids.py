@@ -234,7 +234,8 @@ class QuantisedQuery(NamedTuple):
     With ``width = byte_width(dim)`` and groups of 16 tokens, one in each SIMD lane: `digits` ``(3, tokens, width)``
     int16; `rows` ``(tokens, width)`` uint8, first digits + 128, for packed centroids; `packed` ``(3, groups, width / 4,
     16, 4)`` int8, for document rows; `start` ``(3, groups, 16)`` int32, ``-128 * (sum of a token's digits)``, which
-    cancels the shift of document rows; `scales` ``(tokens,)`` float32. Most stages read only the first digit.
+    cancels the shift of document rows; `scales` ``(tokens,)`` float32; `leads` ``(16 * groups,)`` float32, in units of
+    the scales. Most stages read only the first digit.
     """
 
     vectors: np.ndarray
@@ -243,14 +244,19 @@ class QuantisedQuery(NamedTuple):
     packed: np.ndarray
     start: np.ndarray
     scales: np.ndarray
+    leads: np.ndarray
+
+
+# The rest of a query token is taken to be at least so long, beside its lead: a smaller one adds nothing to a score.
+_LEAST_REST = np.float32(2**-24)
 
 
 @kernel()
-def quantise_query(vectors: np.ndarray, digits: int = DIGITS) -> QuantisedQuery:
+def quantise_query(vectors: np.ndarray, leads: np.ndarray, digits: int = DIGITS) -> QuantisedQuery:
     """Return a quantised query; the scale of each token is its largest absolute number / 127.
 
-    `vectors`: ``(tokens, dim)`` float32; `digits`: how many digits to compute, the first ones, in place of three:
-    probing reads only the first.
+    `vectors`: ``(tokens, dim)`` float32, rotated rests; `leads`: ``(tokens,)`` float32; `digits`: how many digits to
+    compute, the first ones, in place of three: probing reads only the first.
     """
     tokens, dim = vectors.shape
     words, groups = 8 * -(-dim // 32), -(-tokens // LANES)  # words of four bytes: byte_width(dim) / 4
@@ -261,6 +267,7 @@ def quantise_query(vectors: np.ndarray, digits: int = DIGITS) -> QuantisedQuery:
         np.zeros((digits, groups, words, LANES, 4), dtype=np.int8),
         np.zeros((digits, groups, LANES), dtype=np.int32),
         np.empty(tokens, dtype=np.float32),
+        np.zeros(groups * LANES, dtype=np.float32),
     )
     rest = np.empty(dim, dtype=np.float64)
     for t in range(tokens):
@@ -270,9 +277,11 @@ def quantise_query(vectors: np.ndarray, digits: int = DIGITS) -> QuantisedQuery:
             x = vectors[t, i]
             size = -x if x < 0 else x
             peak = size if size > peak else peak
+        peak = max(peak, _LEAST_REST * abs(leads[t]))
         query.scales[t] = peak / np.float32(127)
         # Smaller scales are rounded so much that digits would be above 127: the token is taken as zeros.
         inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-42 else 0.0
+        query.leads[t] = leads[t] * inverse
         for i in range(dim):
             rest[i] = np.float64(vectors[t, i]) * inverse
         for place in range(digits):

@@ -1,22 +1,28 @@
 """Token vectors as codes of 8, 4, 2 or 1 bits, and back to the bytes that integer kernels multiply.
 
-A document token is a vector of small integers times a scale. The signs of the integers are stored separately, as a sign
-code of one bit per number, in words of 32 bits, since the sign stage of a search reads only signs. At 4 bits and
-fewer, the sign is the highest bit of an integer's code and is not stored again.
+The token vectors of many models lie in a narrow cone. So each index has an *axis*, a unit vector u along which its
+tokens point, and the component ``d . u`` of a token is stored as a number, its *lead*. The rest, ``d - (d . u) u``, is
+rotated and coded; the same rotation of the query gives ``q . d = (q . u) (d . u) + rest(q) . rest(d)``. The rotation
+(random signs and Hadamard transforms) makes the numbers of the rest nearly normal and alike, which a few levels fit.
+
+The rest is a vector of small integers times a scale. The signs of the integers are stored separately, as a binary code
+of one bit per number, in words of 32 bits, since the binary stage of a search reads only signs. At 4 bits and fewer,
+the sign is the highest bit of an integer's code and is not stored again.
 
 =====  ==================================  ===========================================
-bits   integers                            stored beside the sign code
+bits   integers                            stored beside the binary code
 =====  ==================================  ===========================================
 8      -127 to 127                         a byte each, shifted by 128
-4      odd, -15 to 15                      three bit planes
-2      -3, -1, 1, 3                        one bit plane
-1      -1, 1                               nothing
+4      16 of -127 to 127                   three bit planes
+2      -127, -38, 38, 127                  one bit plane
+1      -127, 127                           nothing
 =====  ==================================  ===========================================
 
-At 8 bits, ``scale = max(abs(vector)) / 127``. At fewer bits, the step between integers is the one with the least
-squared error for normally distributed numbers, and the scale restores the norm of the token, since otherwise coarse
-codes would lower every score. A scale is stored in 16 bits: the exponent of a float32 and 8 bits of its fraction
-(``bits >> 15``; scales have no sign).
+At 8 bits, ``scale = max(abs(rest)) / 127``. At fewer bits, the levels are those with the least squared error for
+normally distributed numbers (Max, 1960), and the scale makes the product of the
+code with the rest its square, so that products with other vectors are unbiased (RaBitQ, Gao and Long, 2024,
+https://arxiv.org/abs/2405.12497; for several bits https://arxiv.org/abs/2409.09913). A scale is stored in 16 bits: the
+exponent of a float32 and 8 bits of its fraction (``bits >> 15``; scales have no sign); a lead in 24, ``bits >> 8``.
 
 Array views are avoided, since numba takes seconds to compile their error paths. Addresses are not checked: the caller
 must keep the memory alive and stay within it.
@@ -30,7 +36,7 @@ import numpy as np
 
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
 from latelier.kernels import jit as vectors
-from latelier.kernels.jit import ROWS, at, cgutils, constant, intrinsic, ir, kernel, types
+from latelier.kernels.jit import FLOATS, LANES, ROWS, at, cgutils, constant, intrinsic, ir, kernel, shuffle, types
 
 _WORD = ir.IntType(32)
 _BITS = ir.VectorType(ir.IntType(1), 32)
@@ -56,33 +62,41 @@ def take_plane(typing_context: Any, rows: Any, bit: Any, plane: Any, words: Any)
     return signature, generate
 
 
+# The sizes of the integers of codes, by number of bits: in proportion, the levels with the least squared error for a
+# normal distribution (Max, 1960); and where one ends and the next begins, in standard deviations.
+_SIZES = {1: (127,), 2: (38, 127), 4: (6, 18, 30, 44, 58, 75, 96, 127)}
+_EDGES = {1: (), 2: (0.9816,), 4: (0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008)}
+
+
 def _merge_of(bits: int) -> Any:
     """Make the instruction sequence that merges `bits` planes."""
 
     @intrinsic
     def merge(typing_context: Any, signs: Any, low: Any, row: Any, words: Any) -> Any:
-        """Write ``2 * code - (2 ** bits - 1) + 128`` for each code to the ``32 * words`` bytes at `row`.
+        """Write the integer of each code + 128 to the ``32 * words`` bytes at `row`.
 
-        The highest plane is at `signs`, the others at `low`, one after the other from the highest.
+        The plane of signs is at `signs`, those of the number of the size at `low`, one after the other, highest first.
         """
         signature = types.void(*[types.int64] * 4)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             signs, low, row, words = arguments
-            offset = ir.Constant(_BYTES, [128 - (2**bits - 1)] * 32)
             stride = builder.mul(words, constant(4))
             with cgutils.for_range(builder, words) as loop:
                 step = builder.mul(loop.index, constant(4))
-                total = ir.Constant(_BYTES, [0] * 32)
-                for plane in range(bits):
-                    base = signs if plane == 0 else builder.add(low, builder.mul(stride, constant(plane - 1)))
-                    word = builder.load(at(builder, builder.add(base, step), _WORD), align=4)
-                    # A bit of plane p adds 2 ** (bits - p) to the doubled code.
-                    weight = ir.Constant(_BYTES, [2 ** (bits - plane)] * 32)
-                    zero = ir.Constant(_BYTES, [0] * 32)
-                    total = builder.add(total, builder.select(builder.bitcast(word, _BITS), weight, zero))
+
+                def load(plane: ir.Value) -> ir.Value:
+                    place = at(builder, builder.add(plane, step), _WORD)
+                    return builder.bitcast(builder.load(place, align=4), _BITS)
+
+                sizes = [ir.Constant(_BYTES, [size] * 32) for size in _SIZES[bits]]
+                for plane in reversed(range(bits - 1)):  # of each two neighbours, the lowest plane chooses one
+                    bit = load(builder.add(low, builder.mul(stride, constant(plane))))
+                    sizes = [builder.select(bit, *pair) for pair in zip(sizes[1::2], sizes[::2], strict=True)]
+                zero = ir.Constant(_BYTES, [128] * 32)
+                above, below = builder.add(zero, sizes[0]), builder.sub(zero, sizes[0])
                 target = builder.add(row, builder.mul(loop.index, constant(32)))
-                builder.store(builder.add(total, offset), at(builder, target, _BYTES), align=1)
+                builder.store(builder.select(load(signs), above, below), at(builder, target, _BYTES), align=1)
             return context.get_dummy_value()
 
         return signature, generate
@@ -98,7 +112,7 @@ def merge_planes(bits: int, signs: int, low: int, row: int, words: int) -> None:
     """Merge the planes of a token's 1, 2 or 4-bit codes into bytes that kernels multiply.
 
     `bits`: 1, 2 or 4; `signs`, `low`: address of the highest plane, and of the other planes from the highest to the
-    lowest; `row`: address of ``32 * words`` bytes, written: ``2 * code - (2 ** bits - 1)``, shifted by 128.
+    lowest; `row`: address of ``32 * words`` bytes, written: the integers, shifted by 128.
     """
     if bits == 4:
         _merge_4(signs, low, row, words)
@@ -193,12 +207,11 @@ def _read(bits: int) -> Any:
     return read
 
 
-read_half, read_word = _read(16), _read(32)
+read_byte, read_half, read_word = _read(8), _read(16), _read(32)
 
 
-# Steps of the uniform quantisers with 16 and 4 levels that have the least squared error for a normal distribution, in
-# standard deviations.
-_STEP_4, _STEP_2 = np.float32(0.3352), np.float32(0.9957)
+_SIZES_4, _SIZES_2, _SIZES_1 = (np.array(_SIZES[bits], "float32") for bits in (4, 2, 1))
+_EDGES_4, _EDGES_2, _EDGES_1 = (np.array(_EDGES[bits], "float32") for bits in (4, 2, 1))
 # Adding this to a float32 in (-256, 256) rounds it to an integer; the lowest bits of the sum hold this integer + 128.
 _ROUND = np.float32(1.5 * 2**23 + 128)
 # The scale of very small numbers has no finite inverse, and that of very large ones an inexact one: tokens whose scale
@@ -209,55 +222,156 @@ _INFINITE, _INFINITY_BITS = np.uint32(0xFF00), np.uint32(0x7F800000)
 
 
 class TokenAddresses(NamedTuple):
-    """Addresses of a token's sign code, codes and scale."""
+    """Addresses of a token's binary code, codes, scale and lead."""
 
     signs: int
     codes: int
     scales: int
+    leads: int
+
+
+@intrinsic
+def _mix_lanes(typing_context: Any, address: Any) -> Any:
+    """Replace the sixteen float32 at an address by their Hadamard transform."""
+    signature = types.void(types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        place = at(builder, arguments[0], FLOATS)
+        numbers = builder.load(place, align=4)
+        for step in (1, 2, 4, 8):
+            signs = ir.Constant(FLOATS, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
+            swapped = shuffle(builder, numbers, [lane ^ step for lane in range(LANES)])
+            numbers = builder.fadd(builder.fmul(numbers, signs), swapped)
+        builder.store(numbers, place, align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@kernel("contract", inner=True)
+def _transform(vector: np.ndarray, begin: int, size: int) -> None:
+    """Replace `size` numbers, a power of two, by their Hadamard transform."""
+    step = 1
+    if size >= LANES:
+        for first in range(begin, begin + size, LANES):
+            _mix_lanes(np.int64(vector.ctypes.data) + 4 * first)  # type: ignore[call-arg]
+        step = LANES
+    while step < size:
+        for first in range(begin, begin + size, 2 * step):
+            for i in range(first, first + step):
+                x, y = vector[i], vector[i + step]
+                vector[i], vector[i + step] = x + y, x - y
+        step *= 2
+
+
+@kernel("reassoc", "contract", inner=True)
+def _split_off(vector: np.ndarray, axis: np.ndarray, rest: np.ndarray) -> float:
+    """Write the vector without its component along the axis, which is returned."""
+    lead = 0.0
+    for i in range(len(vector)):
+        lead += np.float64(vector[i]) * np.float64(axis[i])
+    for i in range(len(vector)):
+        rest[i] = np.float32(vector[i] - lead * axis[i])
+    return lead
+
+
+@kernel(inner=True)
+def _rotate(vector: np.ndarray, axis: np.ndarray, flips: np.ndarray, rest: np.ndarray) -> float:
+    """Write the rotated rest of a vector; return its lead. `flips`: see `Codec.rotation`."""
+    lead = _split_off(vector, axis, rest)
+    size = flips.shape[1]
+    for r in range(len(flips)):
+        begin = r * (len(vector) - size)
+        for i in range(size):
+            rest[begin + i] *= flips[r, i]
+        _transform(rest, begin, size)
+    return lead
+
+
+@kernel()
+def rotate_rows(rows: np.ndarray, axis: np.ndarray, flips: np.ndarray, rests: np.ndarray, leads: np.ndarray) -> None:
+    """Write the rotated rest of each row, ``(n, dim)`` float32, and its lead, ``(n,)`` float32."""
+    for r in range(len(rows)):
+        leads[r] = _rotate(rows[r], axis, flips, rests[r])
+
+
+@kernel()
+def restore_rows(rows: np.ndarray, axis: np.ndarray, flips: np.ndarray, leads: np.ndarray) -> None:
+    """Replace rotated rests by the vectors that they and their leads come from."""
+    size = flips.shape[1]
+    for n in range(len(rows)):
+        row = rows[n]
+        for turn in range(len(flips)):
+            r = len(flips) - 1 - turn
+            begin = r * (len(row) - size)
+            _transform(row, begin, size)
+            for i in range(size):
+                row[begin + i] *= flips[r, i]
+        missing = np.float64(leads[n]) - _dot(row, axis)  # the code of a rest has a small component along the axis
+        for i in range(len(row)):
+            row[i] += np.float32(missing * axis[i])
+
+
+@kernel("reassoc", "contract", inner=True)
+def _dot(vector: np.ndarray, other: np.ndarray) -> float:
+    total = 0.0
+    for i in range(len(vector)):
+        total += np.float64(vector[i]) * np.float64(other[i])
+    return total
 
 
 @kernel()
 def encode_tokens(
-    vectors: np.ndarray, bits: int, signs: np.ndarray, codes: np.ndarray, planes: np.ndarray, scales: np.ndarray
+    vectors: np.ndarray,
+    rotation: tuple[np.ndarray, np.ndarray],
+    bits: int,
+    signs: np.ndarray,
+    codes: np.ndarray,
+    planes: np.ndarray,
+    scales: np.ndarray,
+    leads: np.ndarray,
 ) -> None:
     """Write the codes of tokens.
 
-    `vectors`: ``(tokens, dim)`` float32, contiguous. `bits`: 8, 4, 2 or 1. `signs`: ``(tokens, sign_words(dim))``
-    uint32, written; a bit is set where the integer is not negative. `codes`: ``(tokens, dim)`` uint8, written at 8 bits
-    only. `planes`: ``(tokens, bits - 1, sign_words(dim))`` uint32, highest plane first, written at fewer bits only.
-    `scales`: ``(tokens,)`` uint16, written; 0xFF00 or above for a token that holds NaN or infinity.
+    `vectors`: ``(tokens, dim)`` float32, contiguous. `rotation`: the axis and the flips, see `Codec.rotation`. `bits`:
+    8, 4, 2 or 1. `signs`: ``(tokens, sign_words(dim))`` uint32, written; a bit is set where the integer is positive or
+    zero. `codes`: ``(tokens, dim)`` uint8, written at 8 bits only. `planes`: ``(tokens, bits - 1, sign_words(dim))``
+    uint32, highest plane first, written at fewer bits only. `scales`: ``(tokens,)`` uint16, written; 0xFF00 or above
+    for a token that holds NaN or infinity. `leads`: ``(tokens, 3)`` uint8, written, lowest byte first.
     """
     dim, words = vectors.shape[1], signs.shape[1]
-    row = np.zeros(32 * words, dtype=np.uint8)
-    row_at, scaled = np.int64(row.ctypes.data), np.empty((1, dim), dtype=np.float32)
+    row, (axis, flips) = np.zeros(32 * words, dtype=np.uint8), rotation
+    row_at, rest, scaled = np.int64(row.ctypes.data), np.empty(dim, np.float32), np.empty(dim, np.float32)
     for t in range(len(vectors)):
+        lead = bits_of(np.float32(_rotate(vectors[t], axis, flips, rest)))  # type: ignore[call-arg]
+        lead = np.uint32(lead + (np.uint32(0x80) if lead & _INFINITY_BITS < _INFINITY_BITS else np.uint32(0)))
+        for i in range(3):
+            leads[t, i] = np.uint8(lead >> np.uint32(8 * i + 8))
         if bits == 8:
-            highest = _peak_bits(vectors[t])
+            highest = _peak_bits(rest)
             # Rounded up, so that the largest number is at most 127 * scale.
             peak = float_of(highest) / np.float32(127)  # type: ignore[call-arg]
             stored = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
             scale = float_of(np.uint32(stored) << np.uint32(15))
             scales[t] = stored if highest < _INFINITY_BITS else _INFINITE
             if scale < _SMALL:
-                _multiply(vectors[t], _LARGE, scaled[0])
-                _round_to_bytes(scaled[0], scale * _LARGE, row)
+                _multiply(rest, _LARGE, scaled)
+                _round_to_bytes(scaled, scale * _LARGE, row)
             else:
-                _round_to_bytes(vectors[t], scale, row)
+                _round_to_bytes(rest, scale, row)
             for i in range(dim):
                 codes[t, i] = row[i]
             take_plane(row_at, 7, np.int64(signs[t].ctypes.data), words)
             continue
-        norm = np.sqrt(_square(vectors[t]))
-        if _SMALL <= norm <= _LARGE:
-            coded = _quantise_uniformly(vectors[t], norm, bits, row)
-        else:
+        norm, power = np.sqrt(_dot(rest, rest)), np.float32(1)
+        if not _SMALL <= norm <= _LARGE:
             power = _LARGE if norm < _SMALL else _SMALL
-            _multiply(vectors[t], power, scaled[0])
-            coded = _quantise_uniformly(scaled[0], norm * power, bits, row)
+            _multiply(rest, power, rest)
+        scale = _quantise(rest, norm * power, bits, row) / power
         take_plane(row_at, bits - 1, np.int64(signs[t].ctypes.data), words)  # type: ignore[call-arg]
         for plane in range(bits - 1):
             take_plane(row_at, bits - 2 - plane, np.int64(planes[t, plane].ctypes.data), words)
-        stored = (bits_of(np.float32(norm / np.sqrt(coded))) + np.uint32(0x4000)) >> np.uint32(15)
+        stored = (bits_of(np.float32(scale)) + np.uint32(0x4000)) >> np.uint32(15)
         # The largest numbers would be rounded up to infinity.
         scales[t] = min(stored, _INFINITE - np.uint32(1)) if norm < np.inf else _INFINITE
 
@@ -276,24 +390,25 @@ def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
         row[i] = np.uint8(bits_of(vector[i] * inverse + _ROUND))  # type: ignore[call-arg]
 
 
-@kernel(inner=True)
-def _quantise_uniformly(vector: np.ndarray, norm: float, bits: int, row: np.ndarray) -> float:
-    """Write a code ``c`` from 0 to ``2**bits - 1`` per number; return the sum of squares of ``2 * c - (2**bits - 1)``.
+@kernel("reassoc", "contract", inner=True)
+def _quantise(vector: np.ndarray, norm: float, bits: int, row: np.ndarray) -> float:
+    """Write a code per number: its sign in the highest bit, and the number of its size; return the scale of integers.
 
-    The step is a multiple of the root mean square of the token's numbers, which are taken to be normally distributed.
+    Edges are multiples of the root mean square of the token's numbers, which are taken to be normally distributed.
     """
-    half, most = np.float32(1 << (bits - 1)), np.float32((1 << bits) - 1)
-    step = np.float32(norm / np.sqrt(len(vector))) * (_STEP_4 if bits == 4 else _STEP_2)
-    inverse = np.float32(1) / step if step > 0 else np.float32(0)
+    sizes = _SIZES_4 if bits == 4 else _SIZES_2 if bits == 2 else _SIZES_1
+    edges = _EDGES_4 if bits == 4 else _EDGES_2 if bits == 2 else _EDGES_1
+    deviation, product = np.float32(norm / np.sqrt(len(vector))), np.float32(0)  # of the integers with the numbers
+    sign = np.uint8(1 << (bits - 1))
     for i in range(len(vector)):
-        x = vector[i] * inverse + half
-        x = x if x > 0 else np.float32(0)
-        row[i] = np.uint8(np.int32(x if x < most else most))
-    total = 0
-    for i in range(len(vector)):
-        value = 2 * np.int32(row[i]) - np.int32((1 << bits) - 1)
-        total += value * value
-    return float(total)
+        row[i] = sign if vector[i] >= 0 else np.uint8(0)
+        product += sizes[0] * abs(vector[i])
+    for n in range(len(edges)):
+        edge, step = edges[n] * deviation, sizes[n + 1] - sizes[n]
+        for i in range(len(vector)):
+            row[i] += np.uint8(1) if abs(vector[i]) >= edge else np.uint8(0)
+            product += step * abs(vector[i]) if abs(vector[i]) >= edge else np.float32(0)
+    return norm * norm / product if product > 0 else 0.0
 
 
 @kernel(inner=True)
@@ -304,14 +419,6 @@ def _peak_bits(vector: np.ndarray) -> int:
         size = np.uint32(bits_of(vector[i]) & np.uint32(0x7FFFFFFF))  # type: ignore[call-arg]
         largest = size if size > largest else largest
     return largest
-
-
-@kernel("reassoc", "contract", inner=True)
-def _square(vector: np.ndarray) -> float:
-    total = 0.0
-    for i in range(len(vector)):
-        total += np.float64(vector[i]) * np.float64(vector[i])
-    return total
 
 
 @kernel(inner=True)
@@ -350,6 +457,16 @@ def load_scales(address: int, count: int, scales: np.ndarray) -> None:
     for r in range(max(count, ROWS)):
         bits = np.uint32(read_half(address + 2 * min(r, count - 1)))
         scales[r] = float_of((bits if bits < _INFINITE else np.uint32(0)) << np.uint32(15))  # type: ignore[call-arg]
+
+
+@kernel(inner=True)
+def load_leads(address: int, count: int, leads: np.ndarray) -> None:
+    """Read the leads of consecutive tokens like their scales."""
+    for r in range(max(count, ROWS)):
+        place = address + 3 * min(r, count - 1)
+        bits = np.uint32(read_half(place)) << np.uint32(8) | np.uint32(read_byte(place + 2)) << np.uint32(24)
+        finite = bits & _INFINITY_BITS < _INFINITY_BITS
+        leads[r] = float_of(bits if finite else np.uint32(0))  # type: ignore[call-arg]
 
 
 @kernel()
@@ -405,7 +522,7 @@ def unpack_tokens(
     for n in range(count):
         ahead = min(n + ROWS, count - 1)
         _prefetch_token(places[0, ahead], places[1, ahead], places[2, ahead], shape)
-        load_row(TokenAddresses(places[0, n], places[1, n], places[2, n]), 0, shape, rows_at + n * width)
+        load_row(TokenAddresses(places[0, n], places[1, n], places[2, n], 0), 0, shape, rows_at + n * width)
         load_scales(places[2, n], 1, block_scales)
         scales[n] = block_scales[0]
         for j in range(shape.dim, width):
@@ -425,23 +542,28 @@ def _prefetch_token(signs: int, codes: int, scales: int, shape: CodeShape) -> No
 
 
 @kernel()
-def decode_documents(documents: CodedDocuments, chosen: np.ndarray, shape: CodeShape, vectors: np.ndarray) -> None:
-    """Write the decoded vectors of some documents, one document after the other.
+def decode_documents(
+    documents: CodedDocuments, chosen: np.ndarray, shape: CodeShape, vectors: np.ndarray, leads: np.ndarray
+) -> None:
+    """Write the decoded rests and leads of some documents, one document after the other.
 
     `documents`: `CodedDocuments`, as a plain tuple; `chosen`: ``(n,)`` int64: documents to decode; `shape`:
-    `CodeShape`, as a plain tuple; `vectors`: ``(tokens, dim)`` float32, written.
+    `CodeShape`, as a plain tuple; `vectors`: ``(tokens, dim)`` float32, and `leads`, ``(tokens,)`` float32, written.
     """
     documents, shape = CodedDocuments(*documents), CodeShape(*shape)
     block = np.empty((ROWS, 32 * shape.sign_words), dtype=np.uint8)
-    block_scales = np.empty(ROWS, dtype=np.float32)
+    block_scales, block_leads = np.empty(ROWS, dtype=np.float32), np.empty(ROWS, dtype=np.float32)
     done = 0
     for d in chosen:
         for first in range(0, documents.lengths[d], ROWS):
             count = min(ROWS, documents.lengths[d] - first)
-            load_rows(token_addresses(documents, d, first, shape), shape, count, block, block_scales)
+            here = token_addresses(documents, d, first, shape)
+            load_rows(here, shape, count, block, block_scales)
+            load_leads(here.leads, count, block_leads)
             for r in range(count):
                 for i in range(shape.dim):
                     vectors[done, i] = np.float32(np.int32(block[r, i]) - 128) * block_scales[r]
+                leads[done] = block_leads[r]
                 done += 1
 
 
@@ -452,4 +574,5 @@ def token_addresses(documents: CodedDocuments, document: int, token: int, shape:
         documents.signs[document] + token * shape.sign_words * 4,
         documents.codes[document] + token * shape.code_bytes,
         documents.scales[document] + token * 2,
+        documents.leads[document] + token * 3,
     )

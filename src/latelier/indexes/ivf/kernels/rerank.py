@@ -16,6 +16,7 @@ import numpy as np
 from latelier.indexes.ivf.kernels.centroids import BASE, DIGITS, QuantisedQuery, as_multiplied, quantise_query
 from latelier.indexes.ivf.kernels.codes import (
     TokenAddresses,
+    load_leads,
     load_row,
     load_rows,
     load_scales,
@@ -55,16 +56,19 @@ def _raise_maxima_of(lanes: int) -> Any:
     def raise_maxima(typing_context: Any, isa: Any, places: Any, words: Any, stride: Any) -> Any:
         """Raise the maxima of sixteen query tokens by eight rows, see `emit_maxima`, and keep the products.
 
-        `places` are six addresses: of the rows from `as_multiplied`, of their scales ``(8,)`` float32, of the maxima
-        ``(16,)`` float32, of the query tokens ``(words, 16, 4)`` int8, of their starting sums ``(16,)`` int32, and of
-        the products ``(8, 16)`` float32, whose rows are `stride` bytes apart.
+        `places` are eight addresses: of the rows from `as_multiplied`, of their scales ``(8,)`` float32, of the maxima
+        ``(16,)`` float32, of the leads of the rows ``(8,)`` and of the query tokens ``(16,)`` float32, of the query
+        tokens ``(words, 16, 4)`` int8, of their starting sums ``(16,)`` int32, and of the products ``(8, 16)`` float32,
+        whose rows are `stride` bytes apart.
         """
-        signature = types.void(isa, types.UniTuple(types.int64, 6), types.int64, types.int64)
+        signature = types.void(isa, types.UniTuple(types.int64, 8), types.int64, types.int64)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             _, places, words, stride = arguments
-            *own, query, start, kept = cgutils.unpack_tuple(builder, places)
-            for r, product in enumerate(emit_maxima(builder, isa, tuple(own), [(query, start)], words, lanes=lanes)):
+            rows, scales, best, *leads, query, start, kept = cgutils.unpack_tuple(builder, places)
+            own, groups = (rows, scales, best), [(query, start)]
+            products = emit_maxima(builder, isa, own, groups, words, lanes=lanes, leads=(leads[0], leads[1]))
+            for r, product in enumerate(products):
                 place = builder.add(kept, builder.mul(stride, constant(r)))
                 builder.store(product, at(builder, place, FLOATS), align=4)
             return context.get_dummy_value()
@@ -129,6 +133,7 @@ def rerank_scores(
     chosen: np.ndarray,
     shape: CodeShape,
     vectors: np.ndarray,
+    query_leads: np.ndarray,
     highest: np.ndarray,
     scores: np.ndarray,
 ) -> None:
@@ -136,16 +141,18 @@ def rerank_scores(
 
     `isa`: `InstructionSet.argument`. `documents`: `CodedDocuments`, as a plain tuple. `chosen`: ``(n,)`` int64:
     documents to score. The earlier the best ones come, the fewer others are scored twice. `shape`: `CodeShape`, as a
-    plain tuple. `vectors`: ``(tokens, dim)`` float32: the query. `highest`: ``(most,)`` float32, minus infinity before
-    the first call for a query: the highest scores in 8 bits so far. A document is scored in single precision if its
-    score in 8 bits is among them. With `most` 0, all are. `scores`: ``(n, 2)`` float32, written: in 8 bits, and in
-    single precision, NaN if the document is not scored so. Minus infinity for a document without tokens.
+    plain tuple. `vectors`: ``(tokens, dim)`` float32: the rotated rests of the query; `query_leads`: ``(tokens,)``
+    float32. `highest`: ``(most,)`` float32, minus infinity before the first call for a query: the highest scores in 8
+    bits so far. A document is scored in single precision if its score in 8 bits is among them. With `most` 0, all are.
+    `scores`: ``(n, 2)`` float32, written: in 8 bits, and in single precision, NaN if the document is not scored so.
+    Minus infinity for a document without tokens.
     """
-    documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), quantise_query(vectors)
+    documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), quantise_query(vectors, query_leads)
     groups, longest = query.packed.shape[1], ROWS
     for d in chosen:
         longest = max(longest, documents.lengths[d])
-    scales, best = np.empty(longest, dtype=np.float32), np.empty(groups * LANES, dtype=np.float32)
+    scales, leads = np.empty(longest, dtype=np.float32), np.empty(longest, dtype=np.float32)
+    best = np.empty(groups * LANES, dtype=np.float32)
     products = np.empty((longest, min(groups, _GROUPS) * LANES), dtype=np.float32)
     row, edges = np.empty(32 * shape.sign_words, dtype=np.uint8), np.empty(products.shape[1], dtype=np.float32)
     margins, no_margins = _margins(query), np.zeros(products.shape[1], dtype=np.float32)
@@ -157,9 +164,10 @@ def rerank_scores(
         best[:] = -np.inf
         if tokens > 0:
             load_scales(documents.scales[d], tokens, scales)
+            load_leads(documents.leads[d], tokens, leads)
         for first in range(0, groups, _GROUPS):
             some = (first, min(_GROUPS, groups - first))
-            _raise_by_document(isa, documents, (d, ahead), shape, query, some, scales, products, best)
+            _raise_by_document(isa, documents, (d, ahead), shape, query, some, (scales, leads), products, best)
         score = _add_up(best, query.scales)
         scores[n, 0], scores[n, 1] = score, np.nan
         if not _enters(highest, score):
@@ -167,20 +175,18 @@ def rerank_scores(
         for first in range(0, groups if tokens > 0 else 0, _GROUPS):
             count = min(_GROUPS, groups - first)
             if groups > _GROUPS:  # these products were overwritten
-                _raise_by_document(isa, documents, (d, d), shape, query, (first, count), scales, products, best)
+                _raise_by_document(
+                    isa, documents, (d, d), shape, query, (first, count), (scales, leads), products, best
+                )
             for i in range(count * LANES):
                 t = first * LANES + i
                 is_token = t < len(query.scales)
                 edges[i], best[t] = (best[t], -np.inf) if is_token else (np.inf, np.inf)
-            here = token_addresses(documents, d, 0, shape)
+            here, own = token_addresses(documents, d, 0, shape), (scales[:tokens], leads[:tokens])
             some_best, some_margins = best[first * LANES :], margins[first * LANES :]
             # The tokens with the highest products in 8 bits, which are then the edges of the others.
-            _multiply_all_digits(
-                here, shape, query, first, scales[:tokens], products, (row, edges, no_margins), some_best
-            )
-            _multiply_all_digits(
-                here, shape, query, first, scales[:tokens], products, (row, some_best, some_margins), some_best
-            )
+            _multiply_all_digits(here, shape, query, first, own, products, (row, edges, no_margins), some_best)
+            _multiply_all_digits(here, shape, query, first, own, products, (row, some_best, some_margins), some_best)
         scores[n, 1] = _add_up(best, query.scales)
 
 
@@ -230,21 +236,23 @@ def _raise_by_document(
     shape: CodeShape,
     query: QuantisedQuery,
     some: tuple[int, int],
-    scales: np.ndarray,
+    own: tuple[np.ndarray, np.ndarray],
     products: np.ndarray,
     best: np.ndarray,
 ) -> None:
     """Write the products in 8 bits of a document with some groups of query tokens, and raise their maxima in `best`.
 
-    `pair` are the document and the next one, which is prefetched; `some` the first group and the number of groups.
+    `pair` are the document and the next one, which is prefetched; `some` the first group and the number of groups;
+    `own` the scales and leads of the document's tokens.
     """
-    (d, ahead), (first_group, groups) = pair, some
+    (d, ahead), (first_group, groups), (scales, leads) = pair, some, own
     tokens, more = documents.lengths[d], documents.lengths[ahead]
     width, stride = 32 * shape.sign_words, products.shape[1] * 4
     rows, wide = np.empty((ROWS, width), dtype=np.uint8), np.empty(ROWS * width, dtype=np.uint16)
     row_scales = np.empty(ROWS, dtype=np.float32)
     packed_at, start_at = np.int64(query.packed.ctypes.data), np.int64(query.start.ctypes.data)
     best_at, scales_at = np.int64(best.ctypes.data), np.int64(scales.ctypes.data)
+    leads_at, query_leads_at = np.int64(leads.ctypes.data), np.int64(query.leads.ctypes.data)
     products_at = np.int64(products.ctypes.data)
     in_place = shape.bits == 8 and shape.dim == width  # codes can be multiplied without copying them
     for token in range(0, max(tokens, more), ROWS):
@@ -264,9 +272,9 @@ def _raise_by_document(
         block_at = as_multiplied(isa, block_at, wide)
         for g in range(first_group, first_group + groups):
             step = 4 * LANES * g
-            own = (block_at, scales_at + 4 * first, best_at + step)
+            ours = (block_at, scales_at + 4 * first, best_at + step, leads_at + 4 * first, query_leads_at + step)
             kept = products_at + stride * first + 4 * LANES * (g - first_group)
-            places = (*own, packed_at + step // 4 * width, start_at + step, kept)
+            places = (*ours, packed_at + step // 4 * width, start_at + step, kept)
             # Only the sets with wide rows multiply fewer lanes in less time.
             lanes = len(query.scales) - LANES * g if has_wide_rows(isa) else LANES
             if lanes <= 4:
@@ -285,7 +293,7 @@ def _multiply_all_digits(
     shape: CodeShape,
     query: QuantisedQuery,
     first: int,
-    scales: np.ndarray,
+    own: tuple[np.ndarray, np.ndarray],
     products: np.ndarray,
     limits: tuple[np.ndarray, np.ndarray, np.ndarray],
     best: np.ndarray,
@@ -293,10 +301,10 @@ def _multiply_all_digits(
     """Raise the maxima `best` by products of a document's tokens with all digits of some groups of query tokens.
 
     Only tokens whose product in 8 bits may reach the edge of a query token are multiplied, and each once: their
-    products in 8 bits become minus infinity. The groups are those from group `first`. `limits` holds memory for a
-    token's codes, the edges, which may be `best`, and the margins of the products.
+    products in 8 bits become minus infinity. The groups are those from group `first`. `own` holds the scales and leads
+    of the tokens, `limits` memory for a token's codes, the edges, which may be `best`, and the margins of the products.
     """
-    row, edges, margins = limits
+    (scales, leads), (row, edges, margins) = own, limits
     width, columns = len(row), products.shape[1]
     in_place = shape.bits == 8 and shape.dim == width
     digits_at, stride = np.int64(query.digits.ctypes.data), query.digits.shape[1] * width * 2
@@ -322,5 +330,6 @@ def _multiply_all_digits(
                 value = np.float32(sums[2] + query.start[2, first + g, lane])
                 value = value * _UNIT + np.float32(sums[1] + query.start[1, first + g, lane])
                 value = value * _UNIT + np.float32(sums[0] + query.start[0, first + g, lane])
-                best[g * LANES + lane] = max(best[g * LANES + lane], value * scales[r])
+                value = value * scales[r] + leads[r] * query.leads[t]
+                best[g * LANES + lane] = max(best[g * LANES + lane], value)
                 products[r, g * LANES + lane] = -np.inf

@@ -1,8 +1,8 @@
-"""Binary (sign) stage.
+"""Binary stage.
 
 The dot product of a unit vector with the signs of another is about ``0.8 * sqrt(dim)`` times their cosine. MaxSim of
 these products ranks documents well enough to discard nearly all before their codes are read, and is more precise than
-Hamming distances (Gao and Long, 2024, *RaBitQ*; but we do not rotate the vectors).
+Hamming distances (Gao and Long, 2024, *RaBitQ*).
 
 Four signs have only sixteen values, so a product is a sum of lookups in the tables of `fill_sign_tables`, one for every
 four dims, and one instruction looks up 16 to 64 document tokens (Andre et al., 2017, *Accelerated nearest neighbor
@@ -298,8 +298,8 @@ def sign_scores(
     Up to a constant, this is the MaxSim of the query, in the integers of its tables, and the signs of the document.
     `isa`: `InstructionSet.argument`. `documents`: `CodedDocuments`, as a plain tuple. `chosen`: ``(n,)`` int64:
     documents to score, with at least one token each. `query`: tables and units of the query, see `fill_sign_tables` and
-    `round_to_integers`. The tables may have fewer words than the sign codes; then the first dims are scored. `scores`:
-    ``(n,)`` float32, written; minus infinity where the sum is not finite.
+    `round_to_integers`. The tables may have fewer words than the binary codes; then the first dims are scored.
+    `scores`: ``(n,)`` float32, written; minus infinity where the sum is not finite.
     """
     documents = CodedDocuments(*documents)
     tables, units = query
