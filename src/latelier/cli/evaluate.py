@@ -95,9 +95,8 @@ def evaluate(
     from latelier.evaluation.measures import default_measures, largest_cutoff
     from latelier.retrieve.passages import StoredDocuments
 
-    measures = measure or default_measures(k)
+    measures, measured = measure or default_measures(k), {}
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
-    facts: dict[str, Any] = {"data": str(data)}
     if run is not None:
         refuse_unused_split(context, data)
         refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
@@ -107,23 +106,22 @@ def evaluate(
             refuse_unused(context, ("kind",), "has no effect beside --index, which has a kind already")
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem)
-        qrels = collection.qrels
         with _searched_index(index, kind) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
             if output is not None:
                 _check_output(output, collection, None if index is None else searched)
-            documents = len(collection.documents) if index is None else len(StoredDocuments(searched))
-            k = _enough(context, k, widest, documents)
+            k = _enough(context, k, widest, len(StoredDocuments(searched) if index else collection.documents))
             with _retriever(index, searched, model, device, trust_remote_code) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=show_progress())
                 found, measured = _timed_run(retriever, collection, k, search)
-        facts |= measured
+                qrels = collection.qrels
     if output is not None:
         evaluation.write_run(found, output)
     result = evaluation.evaluate(found, qrels, measures, ignore_identical_ids=ignore_identical_ids)
     if json_output:
-        print_json({**facts, "queries": len(result.per_query), "measures": result, "per_query": result.per_query})
+        facts = {"data": str(data), **measured, "queries": len(result.per_query), "measures": result}
+        print_json({**facts, "per_query": result.per_query})
     else:
         typer.echo(printable(str(result), lines=True))
 
