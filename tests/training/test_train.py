@@ -35,6 +35,13 @@ def test_a_model_is_trained_in_place_and_saved(model, options, tmp_path):
     assert any(line.startswith("step 2/2: validation: success@1 ") for line in lines)
     saved = ColBERT(str(tmp_path / "out"), device="cpu").encode_query("what is 3?")
     torch.testing.assert_close(saved, model.encode_query("what is 3?"))
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "Size: 12 training samples" in card
+    assert not any(text in card for text in (*PAIRS.queries, "is a number"))
+    (tmp_path / "new").touch()
+    assert {file.stat().st_mode for file in (tmp_path / "out").rglob("*") if file.is_file()} == {
+        (tmp_path / "new").stat().st_mode
+    }
 
 
 def test_without_validation_and_progress_nothing_is_measured_or_printed(model, options, tmp_path, capfd):

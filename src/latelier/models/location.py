@@ -103,6 +103,7 @@ def saving(path: object) -> Iterator[str]:
     unfinished = folder / f".{uuid4().hex}.tmp"
     try:
         unfinished.mkdir(parents=True)
+        ordinary = unfinished.stat().st_mode & 0o666  # of a new file, by the umask
         try:
             yield str(unfinished)
             for source in sorted(unfinished.rglob("*")):
@@ -110,6 +111,7 @@ def saving(path: object) -> Iterator[str]:
                 if source.is_dir():
                     target.mkdir(exist_ok=True)
                 else:
+                    source.chmod(ordinary)  # safetensors gives its files to the owner alone
                     source.replace(target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -279,6 +279,11 @@ def run_trainer(
             loss=choose_loss(model, rows, options),
             evaluator=evaluator,
         )
+        card = model.model_card_data  # it is published with the model, but the texts need not be
+        card.widget, card.usage_examples, card.usage_examples_display = [], None, None
+        for described in card.train_datasets:
+            for name in ("examples", "examples_table"):
+                described.pop(name, None)
         trainer.remove_callback(PrinterCallback)  # prints to standard output
         trainer.remove_callback(ProgressCallback)
         if on_progress is not None:
@@ -338,7 +343,7 @@ def train(
     Rows with a teacher's scores are trained with `Distillation`, others with `Contrastive`, or with
     `CachedContrastive` if batches have more than 32 rows. The model is validated five times during training, and the
     best checkpoint is saved; without validation rows, the final model is saved. The saved model loads with `ColBERT`
-    and in plain sentence-transformers.
+    and in plain sentence-transformers. Its model card holds none of the texts.
 
     Parameters
     ----------
