@@ -264,7 +264,7 @@ def run_trainer(
             per_device_train_batch_size=options.batch_size,
             learning_rate=options.learning_rate,
             warmup_steps=0.1,
-            batch_sampler=InOrder if options.neighbours else BatchSamplers.NO_DUPLICATES,
+            batch_sampler=InOrder if options.neighbours else BatchSamplers.NO_DUPLICATES,  # type: ignore[arg-type]
             bf16=model.device.type == "cuda" and torch.cuda.is_bf16_supported(),
             logging_steps=0.05,
             report_to=[],
