@@ -95,7 +95,7 @@ def evaluate(
     from latelier.evaluation.measures import default_measures, largest_cutoff
     from latelier.retrieve.passages import StoredDocuments
 
-    measures, measured = measure or default_measures(k), {}
+    measures, measured = measure or default_measures(k), dict[str, Any]()
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
     if run is not None:
         refuse_unused_split(context, data)
