@@ -535,7 +535,9 @@ def as_ids(ids: object) -> list[Id]:
 
 def as_prefixes(prefixes: object) -> list[str]:
     """Return the beginnings of ids as a list."""
-    listed = [prefixes] if isinstance(prefixes, str) or not isinstance(prefixes, Iterable) else list(prefixes)
+    listed: list[Any] = (
+        [prefixes] if isinstance(prefixes, str) or not isinstance(prefixes, Iterable) else list(prefixes)
+    )
     # A single text would remove what begins with one of its letters, and an empty one everything.
     if isinstance(prefixes, str) or not all(isinstance(each, str) and each and is_unicode(each) for each in listed):
         raise InvalidArgumentError(f"received {describe(prefixes)} as prefixes; give a list of beginnings of ids.")
