@@ -13,6 +13,7 @@ from latelier.cli.locations import open_index
 from latelier.cli.options import (
     DeviceOption,
     Kind,
+    ModelOption,
     SearchKeywords,
     TrustOption,
     is_given,
@@ -32,7 +33,19 @@ IdenticalIdsOption: TypeAlias = Annotated[
     bool | None,
     typer.Option(help="Leave out the document with the id of its query; default: where that is relevant to no query."),
 ]
-_OF_A_SEARCH = ("index", "model", "kind", "k", "mode", "fusion", "weights", "effort", "on_problem", "device")
+_OF_A_SEARCH = (
+    "index",
+    "model",
+    "kind",
+    "k",
+    "mode",
+    "fusion",
+    "weights",
+    "effort",
+    "on_problem",
+    "device",
+    "trust_remote_code",
+)
 
 
 @takes_search_options("mode", "fusion", "weights", "effort")
@@ -50,9 +63,7 @@ def evaluate(
     run: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measure this run (TREC or JSON Lines); nothing is searched.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
-    ] = None,
+    model: ModelOption = None,
     trust_remote_code: TrustOption = False,
     kind: Annotated[
         Kind, typer.Option(help="Without --index: kind of the temporary index that the documents are put into.")

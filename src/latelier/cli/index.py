@@ -26,6 +26,7 @@ from latelier.cli.options import (
     JsonOption,
     Kind,
     MemoryOption,
+    ModelOption,
     TrustOption,
     document_id,
     refuse_unused,
@@ -58,9 +59,6 @@ PlaceArgument: TypeAlias = Annotated[
 FolderOption: TypeAlias = Annotated[
     Path | None,
     typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
-]
-ModelOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
 ]
 NewKindOption: TypeAlias = Annotated[
     Kind | None,

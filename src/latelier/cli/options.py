@@ -24,6 +24,9 @@ IndexArgument: TypeAlias = Annotated[
 QueryArgument: TypeAlias = Annotated[str, typer.Argument(metavar="TEXT", help="The query.")]
 IdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+ModelOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="Model name or folder; default: the index's own, or all-MiniLM-L6-v2 untrained.")
+]
 QueryModelOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Model name or folder, or exported encoder; default: the index's own.")
 ]

@@ -69,7 +69,12 @@ def search(
             results = StoredDocuments(opened).search(None, checked_queries(text), count, chosen)[0]
             explanations = {}
     else:
-        given = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+        given: dict[str, Any] = {
+            "model": model,
+            "device": device,
+            "backend": backend,
+            "trust_remote_code": trust_remote_code,
+        }
         with open_retriever(index, max_memory=max_memory, **given) as retriever:
             results = retriever.search(text, k, **search)
             explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
@@ -108,7 +113,12 @@ def explain(
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
     quiet_loading()
-    given = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+    given: dict[str, Any] = {
+        "model": model,
+        "device": device,
+        "backend": backend,
+        "trust_remote_code": trust_remote_code,
+    }
     with open_retriever(index, **given) as retriever:
         explanation = retriever.explain(text, document_id(retriever.index, document))
     if figure is not None:  # first, as it fails for an ending that is no format
@@ -159,7 +169,12 @@ def why_not(
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
     quiet_loading()
-    given = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+    given: dict[str, Any] = {
+        "model": model,
+        "device": device,
+        "backend": backend,
+        "trust_remote_code": trust_remote_code,
+    }
     with open_retriever(index, **given) as retriever:
         report = retriever.why_not(text, document_id(retriever.index, document), k, **search)
     if json_output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -78,7 +78,12 @@ def serve(
     access.check_changes(bool(locations) and not read_only)  # the demo's index takes none
     listen(host, port).close()  # a port in use is an error before models are loaded
     with ExitStack() as stack:
-        options = {"model": model, "device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+        options: dict[str, Any] = {
+            "model": model,
+            "device": device,
+            "backend": backend,
+            "trust_remote_code": trust_remote_code,
+        }
         retrievers = open_named(locations, stack, read_only=read_only, max_memory=max_memory, **options)
         if demo:
             from latelier.demo import Session
@@ -141,7 +146,7 @@ def mcp(
     quiet_loading()
     try:
         with ExitStack() as stack:
-            options = {"model": model, "device": device, "trust_remote_code": trust_remote_code}
+            options: dict[str, Any] = {"model": model, "device": device, "trust_remote_code": trust_remote_code}
             retrievers = open_named(locations, stack, read_only=not writable, **options)
             server = create_mcp_server(retrievers, writable=writable)
             if http:

@@ -653,7 +653,7 @@ class ColBERT(MultiVectorEncoder):
     def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         with damage_errors(model_name_or_path, kwargs):
             modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
-            loaded = list(modules.values() if isinstance(modules, dict) else modules)
+            loaded: list[Any] = list(modules.values() if isinstance(modules, dict) else modules)
             check_modules(model_name_or_path, loaded)
             if isinstance(loaded[0], Transformer):
                 heads = Checkpoint(model_name_or_path, kwargs).heads(
@@ -683,7 +683,9 @@ class ColBERT(MultiVectorEncoder):
         loaded = [first, *others], options
         return self._construction.complete(model_name_or_path, loaded, False, bool(heads), self.prompts)
 
-    def _maybe_load_stanford_metadata(self, model_name_or_path: str, **kwargs: Any) -> None:
+    def _maybe_load_stanford_metadata(  # type: ignore[override]
+        self, model_name_or_path: str, **kwargs: Any
+    ) -> None:
         super()._maybe_load_stanford_metadata(model_name_or_path, **kwargs)
         self._legacy.skiplist_words = stanford_skiplist(Checkpoint(model_name_or_path, kwargs))
 
@@ -692,7 +694,7 @@ class ColBERT(MultiVectorEncoder):
         return Dense(1, 1)  # `_load_default_modules` puts the head in its place
 
     def _load_converted_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        loaded = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
+        loaded: Any = super()._load_converted_modules(model_name_or_path, *args, **kwargs)
         trained = token_head_of_dense(Checkpoint(model_name_or_path, kwargs), loaded[0][0])
         if trained is not None:
             self.similarity_fn_name = "meanmaxsim"

@@ -360,8 +360,9 @@ _MAX_PADDING = 16
 def put_behind_first(ids: list[int], marker: int | None, offsets: list[tuple[int, int]] | None = None) -> None:
     """Exchange the first two tokens of a text, and their offsets, if it begins with the marker."""
     if marker is not None and len(ids) > 1 and ids[0] == marker:
-        for each in (ids, offsets) if offsets else (ids,):
-            each[0], each[1] = each[1], each[0]  # type: ignore[index]
+        ids[:2] = ids[1::-1]
+        if offsets:
+            offsets[:2] = offsets[1::-1]
 
 
 class _Task(NamedTuple):

@@ -165,7 +165,8 @@ def token_head_of_dense(checkpoint: Checkpoint, transformer: Transformer) -> lis
     head = checkpoint.unpickled(HEAD_FILES[1])
     if head is None:
         return None
-    first: Any = transformer.tokenizer.cls_token or transformer.tokenizer.bos_token
+    tokenizer: Any = transformer.tokenizer
+    first = tokenizer.cls_token or tokenizer.bos_token
     mask = MultiVectorMask(skiplist_words=[first] if first else [], skiplist_tasks=["query", "document"])
     return [transformer, head.to_dense(), mask, Normalize(module_input_name="token_embeddings")]
 

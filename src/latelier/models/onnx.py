@@ -372,10 +372,11 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
         for name in (GRAPH_FILE, WEIGHTS_FILE):
             _link_or_copy(source / name, unfinished / name)
         model.tokenizer.backend_tokenizer.save(str(unfinished / TOKENIZER_FILE))
-        weights, kinds = {}, []
+        weights: dict[str, Tensor] = {}
+        kinds = []
         for i, head in enumerate(heads):
             kinds.append(type(head.activation_function).__name__ + RESIDUAL * head.use_residual)
-            tensors = dict(head.linear.named_parameters())
+            tensors: dict[str, Tensor] = dict(head.linear.named_parameters())
             if head.use_residual:
                 tensors["residual"] = _residual(head)
             weights |= {f"{i}.{name}": tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
@@ -414,7 +415,7 @@ def fold(heads: Iterable[Dense]) -> list[Dense]:
             weight = weight + _residual(head)
         if folded and _is_matrix(folded[-1]):
             weight = weight @ folded.pop().linear.weight.detach().double()
-        options = {"bias": False, "activation_function": nn.Identity(), "module_input_name": "token_embeddings"}
+        options: Any = {"bias": False, "activation_function": nn.Identity(), "module_input_name": "token_embeddings"}
         made = Dense(weight.shape[1], weight.shape[0], init_weight=weight.to(head.linear.weight.dtype), **options)
         folded.append(made)
     return folded

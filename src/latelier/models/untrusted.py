@@ -161,7 +161,7 @@ def _reasons(folder: Path) -> Iterator[str]:
         if parts is None or parts.anchor or ".." in parts.parts:
             yield f"modules.json names the folder {short(path)}."
             return
-        name = kind.rpartition(".")[2] or "Transformer"  # a folder without a list holds an encoder
+        name = str(kind).rpartition(".")[2] or "Transformer"  # a folder without a list holds an encoder
         yield from _reasons_of_module(folder.joinpath(*parts.parts), name)
 
 
