@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from sentence_transformers import MultiVectorEncoder
@@ -655,10 +655,10 @@ class ColBERT(MultiVectorEncoder):
             modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
             loaded: list[Any] = list(modules.values() if isinstance(modules, dict) else modules)
             check_modules(model_name_or_path, loaded)
-            if isinstance(loaded[0], Transformer):
-                heads = Checkpoint(model_name_or_path, kwargs).heads(
-                    loaded[0].model, loaded[0].get_embedding_dimension()
-                )
+            encoder: Any = loaded[0]
+            if isinstance(encoder, Transformer):
+                width = int(encoder.get_embedding_dimension())
+                heads = Checkpoint(model_name_or_path, kwargs).heads(cast(nn.Module, encoder.model), width)
                 report_unused(heads, loaded, model_name_or_path)
         return modules, module_kwargs
 
