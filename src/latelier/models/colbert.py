@@ -674,7 +674,8 @@ class ColBERT(MultiVectorEncoder):
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         checkpoint = Checkpoint(model_name_or_path, kwargs)
         prepare(self, checkpoint)
-        (first, *others), options = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        modules, options = super()._load_default_modules(model_name_or_path, *args, **kwargs)
+        first, *others = cast(list[Any], modules)
         heads = checkpoint.heads(first.model, first.get_embedding_dimension()) if others[:-2] else []
         if heads:
             others[0] = choose_head(heads, model_name_or_path, self._construction.embedding_size).to_dense()
