@@ -27,6 +27,7 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.base import Index, PathLike
+from latelier.indexes.ivf import IVF
 from latelier.indexes.results import INT64, Id, dump_json, duplicate_ids
 from latelier.utils.checks import describe, parse_bytes, short
 from latelier.utils.files import parse_json, replaced
@@ -181,6 +182,8 @@ def copy_documents(
         if isinstance(target, Index):
             if given is target or (given.path is not None and given.path == target.path):
                 raise InvalidArgumentError("source and target are the same index; give two.")
+            if isinstance(source, IVF) and isinstance(target, IVF):
+                target.take_axis(source)
             added = _add_batches(batches, target, given.dim if total else None, stored)
         elif isinstance(source, Index):
             added = _write_parquet(batches, parquet_path(target), source, ids, stored)

@@ -273,6 +273,13 @@ class IVF(StoredIndex):
         """See `StoredIndex.encode_in`."""
         return self._choose_axis(transaction, embeddings).encode(embeddings)
 
+    def take_axis(self, other: IVF) -> None:
+        """Code along the axis of another index, unless there is one already: then a copy loses next to nothing."""
+        axis = None if other.dim is None else other._codec(other.dim).axis
+        if axis is not None:
+            with self._storage.transaction() as transaction:
+                transaction.set_missing(f"axis_{len(axis)}", lambda: axis.astype("<f4").tobytes().hex())
+
     def _choose_axis(self, transaction: Transaction, first: TokenEmbeddings) -> Codec:
         """Return the codec of a dim, for whose documents these are the first tokens unless it has an axis already."""
 
