@@ -248,38 +248,58 @@ def _mix_lanes(typing_context: Any, address: Any) -> Any:
     return signature, generate
 
 
-@kernel("contract", inner=True)
+@intrinsic
+def _mix_pair(typing_context: Any, address: Any, other: Any) -> Any:
+    """Replace sixteen float32 each, x and y at two addresses, by x + y and x - y."""
+    signature = types.void(types.int64, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        places = [at(builder, argument, FLOATS) for argument in arguments]
+        x, y = (builder.load(place, align=4) for place in places)
+        builder.store(builder.fadd(x, y), places[0], align=4)
+        builder.store(builder.fsub(x, y), places[1], align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@kernel(inner=True)
 def _transform(vector: np.ndarray, begin: int, size: int) -> None:
     """Replace `size` numbers, a power of two, by their Hadamard transform."""
-    step = 1
+    start = np.int64(vector.ctypes.data) + 4 * begin
     if size >= LANES:
-        for first in range(begin, begin + size, LANES):
-            _mix_lanes(np.int64(vector.ctypes.data) + 4 * first)  # type: ignore[call-arg]
+        for first in range(0, size, LANES):
+            _mix_lanes(start + 4 * first)  # type: ignore[call-arg]
         step = LANES
-    while step < size:
-        for first in range(begin, begin + size, 2 * step):
-            for i in range(first, first + step):
-                x, y = vector[i], vector[i + step]
-                vector[i], vector[i + step] = x + y, x - y
-        step *= 2
+        while step < size:
+            for first in range(0, size, 2 * step):
+                for i in range(first, first + step, LANES):
+                    _mix_pair(start + 4 * i, start + 4 * (i + step))  # type: ignore[call-arg]
+            step *= 2
+    else:
+        step = 1
+        while step < size:
+            for first in range(begin, begin + size, 2 * step):
+                for i in range(first, first + step):
+                    x, y = vector[i], vector[i + step]
+                    vector[i], vector[i + step] = x + y, x - y
+            step *= 2
 
 
 @kernel("reassoc", "contract", inner=True)
-def _split_off(vector: np.ndarray, axis: np.ndarray, rest: np.ndarray) -> float:
-    """Write the vector without its component along the axis, which is returned."""
-    lead = 0.0
+def _dot(vector: np.ndarray, other: np.ndarray) -> float:
+    total = np.float32(0)
     for i in range(len(vector)):
-        lead += np.float64(vector[i]) * np.float64(axis[i])
-    for i in range(len(vector)):
-        rest[i] = np.float32(vector[i] - lead * axis[i])
-    return lead
+        total += vector[i] * other[i]
+    return total
 
 
 @kernel(inner=True)
 def _rotate(vector: np.ndarray, axis: np.ndarray, flips: np.ndarray, rest: np.ndarray) -> float:
     """Write the rotated rest of a vector; return its lead. `flips`: see `Codec.rotation`."""
-    lead = _split_off(vector, axis, rest)
-    size = flips.shape[1]
+    lead, size = _dot(vector, axis), flips.shape[1]
+    for i in range(len(vector)):
+        rest[i] = vector[i] - lead * axis[i]
     for r in range(len(flips)):
         begin = r * (len(vector) - size)
         for i in range(size):
@@ -307,17 +327,9 @@ def restore_rows(rows: np.ndarray, axis: np.ndarray, flips: np.ndarray, leads: n
             _transform(row, begin, size)
             for i in range(size):
                 row[begin + i] *= flips[r, i]
-        missing = np.float64(leads[n]) - _dot(row, axis)  # the code of a rest has a small component along the axis
+        missing = leads[n] - _dot(row, axis)  # the code of a rest has a small component along the axis
         for i in range(len(row)):
-            row[i] += np.float32(missing * axis[i])
-
-
-@kernel("reassoc", "contract", inner=True)
-def _dot(vector: np.ndarray, other: np.ndarray) -> float:
-    total = 0.0
-    for i in range(len(vector)):
-        total += np.float64(vector[i]) * np.float64(other[i])
-    return total
+            row[i] += missing * axis[i]
 
 
 @kernel()
@@ -363,7 +375,7 @@ def encode_tokens(
                 codes[t, i] = row[i]
             take_plane(row_at, 7, np.int64(signs[t].ctypes.data), words)
             continue
-        norm, power = np.sqrt(_dot(rest, rest)), np.float32(1)
+        norm, power = np.sqrt(_square(rest)), np.float32(1)
         if not _SMALL <= norm <= _LARGE:
             power = _LARGE if norm < _SMALL else _SMALL
             _multiply(rest, power, rest)
@@ -419,6 +431,14 @@ def _peak_bits(vector: np.ndarray) -> int:
         size = np.uint32(bits_of(vector[i]) & np.uint32(0x7FFFFFFF))  # type: ignore[call-arg]
         largest = size if size > largest else largest
     return largest
+
+
+@kernel("reassoc", "contract", inner=True)
+def _square(vector: np.ndarray) -> float:
+    total = 0.0
+    for i in range(len(vector)):
+        total += np.float64(vector[i]) * np.float64(vector[i])
+    return total
 
 
 @kernel(inner=True)
