@@ -276,7 +276,7 @@ class TokenEmbeddings(Sequence[Any]):
         if name in DTYPES:
             return self._cast(name)
         try:
-            device = resolve_device(target)
+            device = resolve_device(target)  # type: ignore[arg-type]
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"cannot convert embeddings to {target!r:.80}: {error} A dtype is one of {', '.join(DTYPES)}."

@@ -87,7 +87,9 @@ def beside_thresholds(
     options: SearchOptions, report: Callable[[SearchOptions], WhyNotReport], is_found: Callable[[], bool]
 ) -> WhyNotReport:
     """Return the report of a search without its thresholds, and whether these leave the document out."""
-    without = {name: None for name in ("min_score", "min_mean_score") if getattr(options, name) is not None}
+    without: dict[str, Any] = {
+        name: None for name in ("min_score", "min_mean_score") if getattr(options, name) is not None
+    }
     found = report(replace(options, **without))
     if not without or is_found():
         return found

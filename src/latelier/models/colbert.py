@@ -676,7 +676,9 @@ class ColBERT(MultiVectorEncoder):
         prepare(self, checkpoint)
         modules, options = super()._load_default_modules(model_name_or_path, *args, **kwargs)
         first, *others = cast(list[Any], modules)
-        heads = checkpoint.heads(first.model, first.get_embedding_dimension()) if others[:-2] else []
+        heads = (
+            checkpoint.heads(cast(Any, first).model, cast(Any, first).get_embedding_dimension()) if others[:-2] else []
+        )
         if heads:
             others[0] = choose_head(heads, model_name_or_path, self._construction.embedding_size).to_dense()
         elif self._legacy.prefixes:

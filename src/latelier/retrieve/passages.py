@@ -494,8 +494,10 @@ class StoredDocuments:
 
     def _result(self, hit: Found, record: Record) -> Result:
         passage = decode_passage_id(hit.id) if self.has_passages else None
-        place = (hit.id, None, None) if passage is None else (passage.document, passage.start, passage.end)
-        return Result(place[0], hit.score, record.text, record.metadata, *place[1:], hit.mean_score)
+        if passage is None:
+            return Result(hit.id, hit.score, record.text, record.metadata, mean_score=hit.mean_score)
+        place = passage.start, passage.end
+        return Result(passage.document, hit.score, record.text, record.metadata, *place, hit.mean_score)
 
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""

@@ -763,12 +763,12 @@ def _find(
 ) -> list[list[list[Found]] | LatelierError]:
     """Answer searches with equal options; a fault in the vectors of one is not that of another."""
     queries = [query for search in searches for query in search.queries]
+    vectors: Any = None
+    means: Any = None
     try:
         if not searches[0].has_texts:
             vectors = means = prepare_queries(queries, stored.index.dim)
-        elif options.mode == "keywords":
-            vectors = means = None
-        else:
+        elif options.mode != "keywords":
             chosen = [rows[text] for text in queries]
             vectors, means = encoded[chosen], own[chosen]
         hits = iter(stored.find(vectors, queries, searches[0].k, options, means))

@@ -58,14 +58,16 @@ class _BodyInThread(APIRoute):
     """Reads and checks a body in a thread, so that a large one does not delay other requests."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle, field = super().get_route_handler(), self.body_field
+        handle = super().get_route_handler()
+        field: Any = self.body_field
         if field is None:
             return handle
 
         class _Checked(Request):
             async def json(self) -> Any:
                 """Return the model, which FastAPI takes as it is, or the fault, which it refuses after the access."""
-                return await asyncio.to_thread(checked_body, field.field_info.annotation, await self.body())
+                kind: Any = field.field_info.annotation
+                return await asyncio.to_thread(checked_body, kind, await self.body())
 
         async def checked(request: Request) -> Response:
             return await handle(_Checked(request.scope, request.receive))

@@ -355,14 +355,14 @@ def encode_tokens(
     row, (axis, flips) = np.zeros(32 * words, dtype=np.uint8), rotation
     row_at, rest, scaled = np.int64(row.ctypes.data), np.empty(dim, np.float32), np.empty(dim, np.float32)
     for t in range(len(vectors)):
-        lead = bits_of(np.float32(_rotate(vectors[t], axis, flips, rest)))  # type: ignore[call-arg]
+        lead: Any = bits_of(np.float32(_rotate(vectors[t], axis, flips, rest)))  # type: ignore[call-arg]
         lead = np.uint32(lead + (np.uint32(0x80) if lead & _INFINITY_BITS < _INFINITY_BITS else np.uint32(0)))
         for i in range(3):
             leads[t, i] = np.uint8(lead >> np.uint32(8 * i + 8))
         if bits == 8:
             highest = _peak_bits(rest)
             # Rounded up, so that the largest number is at most 127 * scale.
-            peak = float_of(highest) / np.float32(127)  # type: ignore[call-arg]
+            peak = float_of(highest) / np.float32(127)
             stored = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
             scale = float_of(np.uint32(stored) << np.uint32(15))
             scales[t] = stored if highest < _INFINITY_BITS else _INFINITE
@@ -380,7 +380,7 @@ def encode_tokens(
             power = _LARGE if norm < _SMALL else _SMALL
             _multiply(rest, power, rest)
         scale = _quantise(rest, norm * power, bits, row) / power
-        take_plane(row_at, bits - 1, np.int64(signs[t].ctypes.data), words)  # type: ignore[call-arg]
+        take_plane(row_at, bits - 1, np.int64(signs[t].ctypes.data), words)
         for plane in range(bits - 1):
             take_plane(row_at, bits - 2 - plane, np.int64(planes[t, plane].ctypes.data), words)
         stored = (bits_of(np.float32(scale)) + np.uint32(0x4000)) >> np.uint32(15)

@@ -161,7 +161,6 @@ def rerank_scores(
         tokens = documents.lengths[d]
         for line in range(0, 2 * documents.lengths[ahead], 64):
             prefetch(documents.scales[ahead] + line)  # type: ignore[call-arg]
-        for line in range(0, 3 * documents.lengths[ahead], 64):
             prefetch(documents.leads[ahead] + line)
         best[:] = -np.inf
         if tokens > 0:
