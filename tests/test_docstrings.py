@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import latelier
 from latelier.indexes.options import SearchKeywords
+from latelier.retrieve.retriever import WriteKeywords
 
 
 def own_names(modules: Iterable[ModuleType]) -> dict[str, object]:
@@ -47,9 +49,9 @@ def described(function: object) -> set[str]:
 
 def taken(function: object) -> set[str]:
     parameters = inspect.signature(function).parameters
-    unpacked = [name for name, each in parameters.items() if each.annotation == "Unpack[SearchKeywords]"]
-    options = SearchKeywords.__annotations__ if unpacked else ()
-    return {*parameters, *options} - {"self", "cls"}
+    keywords = {"Unpack[SearchKeywords]": SearchKeywords, "Unpack[WriteKeywords]": WriteKeywords}
+    options = [keywords[each.annotation].__annotations__ for each in parameters.values() if each.annotation in keywords]
+    return {*parameters, *itertools.chain(*options)} - {"self", "cls"}
 
 
 def test_public_names_have_a_docstring():

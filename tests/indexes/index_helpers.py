@@ -52,8 +52,8 @@ def check_stored(index, stored, given):
     if keeps_vectors(index):
         np.testing.assert_array_equal(stored, given)
         return
-    # A step of 8-bit codes, and 1/128 for the rounding of scales; 16 levels of the normal distribution at 4 bits.
-    step = np.abs(given).max(axis=1) / 100 if index.nbits == 8 else np.linalg.norm(given, axis=1) / 4
+    # Codes are of rotated vectors: an error of half a step, norm / 127 at most, may come together in one number.
+    step = np.linalg.norm(given, axis=1) / (64 if index.nbits == 8 else 4)
     assert (np.abs(np.asarray(stored) - given) <= step[:, None]).all()
 
 

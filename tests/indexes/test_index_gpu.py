@@ -21,10 +21,10 @@ def on_device(index, **options):
 def test_a_coded_index_is_scored_exactly(nbits):
     rng = np.random.default_rng(0)
     index = indexes.IVF(nbits=nbits)
-    documents = [rng.normal(size=(n, 16)).astype("float32") for n in rng.integers(1, 9, 300)]
+    documents = [rng.normal(size=(n, 24)).astype("float32") for n in rng.integers(1, 9, 300)]
     index.add(range(300), documents, metadata=[{"n": i} for i in range(300)])
     index.remove([3, 77])
-    queries = [rng.normal(size=(n, 16)).astype("float32") for n in (1, 5)]
+    queries = [rng.normal(size=(n, 24)).astype("float32") for n in (1, 5)]
     exact = index.search(queries, 7, effort="exact")
     narrow = index.search(queries, 7, effort="exact", filter="n % 9 = 1")
     on_device(index)

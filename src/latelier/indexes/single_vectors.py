@@ -309,7 +309,8 @@ class FixedDimensionalEncodings(SingleVectors):
         Examples
         --------
         >>> import numpy as np
-        >>> FixedDimensionalEncodings(r_reps=2).centered([np.array([[1.0, 0.0], [0.5, 1.0]])]).center
+        >>> document = np.array([[1.0, 0.0], [0.5, 1.0]])
+        >>> FixedDimensionalEncodings(r_reps=2).centered([document]).center
         (0.75, 0.5)
         """
         packed = embeddings if isinstance(embeddings, TokenEmbeddings) else TokenEmbeddings.from_list(embeddings)

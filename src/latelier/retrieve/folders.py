@@ -336,7 +336,13 @@ _SETTING = "files"
 
 
 class Synchronised(NamedTuple):
-    """How many documents of a source were new, changed, removed from the index, and unchanged; what was skipped."""
+    """How many documents of a source were new, changed, removed from the index, and unchanged; what was skipped.
+
+    Examples
+    --------
+    >>> print(Synchronised(new=2, changed=1, removed=0, unchanged=40, skipped=[]))
+    2 new, 1 changed, 40 unchanged
+    """
 
     new: int
     changed: int

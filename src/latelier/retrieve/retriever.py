@@ -645,7 +645,7 @@ class Retriever(NotCopied):
         Examples
         --------
         >>> retriever = Retriever(device="cpu")
-        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
+        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far.")])
         >>> threshold = retriever.estimate_threshold(0.5).min_mean_score
         >>> [hit.id for hit in retriever.search("fruit", min_mean_score=threshold)]
         ['a']
