@@ -35,6 +35,8 @@ def url(shallow, tmp_path_factory):
 
 LARGE = 2**53 + 1  # JavaScript rounds it
 NUMBERS = {"large": 1e20, "whole": float(2**60), "negative": -1e19, "huge": 2**64, "least": 2**63, "exact": -(2**63)}
+FILLER = "Kings ruled before the republic and nobody knows why they did. " * 20
+LONG = f"{FILLER}Bananas are healthy. {FILLER}"
 VALUES = [
     {"id": "exact", "text": "The moon.", "isbn": LARGE, "kind": "", "digits": str(LARGE)},
     {"id": "rounded", "text": "The sun.", "isbn": 2**53, "kind": "sky", "huge": 2**70},
@@ -54,10 +56,12 @@ def many(shallow, tmp_path_factory):
         "values": VALUES,
         "numbers": [*numbers, {"id": "other", "text": "The sun."} | dict.fromkeys(NUMBERS, 0.5)],
         "pooled": moon,
+        "long": [("long", LONG)],
     }
     for name, documents in contents.items():
         with Retriever(shallow, folder / name, device="cpu") as retriever:
-            retriever.add(documents, pool_factor=2 if name == "pooled" else 1)
+            passages = 64 if name == "long" else None
+            retriever.add(documents, pool_factor=2 if name == "pooled" else 1, passages=passages)
     server = Process(*(str(folder / name) for name in contents), "--model", shallow, "--device", "cpu", "--no-log")
     shutil.move(folder / "moved", folder / "elsewhere")
     yield server.url
@@ -118,7 +122,7 @@ def test_the_time_of_each_stage_is_shown(page):
     expect(times).to_have_text([re.compile(rf"^{name} \d+\.\d ms$") for name in names])
     page.select_option("#mode", "keywords")
     expect(times).to_have_count(4)
-    assert [time.split()[0] for time in times.all_inner_texts()] == ["queue", "search", "read", "network"]
+    assert [time.split()[0] for time in times.all_text_contents()] == ["queue", "search", "read", "network"]
 
 
 def test_results_appear_while_typing_with_one_search_per_pause(page):
@@ -167,6 +171,44 @@ def test_filters_come_from_the_fields_and_from_values_that_are_shown(page):
     assert ids(page) == ["mars"]
     condition.get_by_role("button").click()
     expect(page.locator("#status")).to_contain_text("2 documents in")
+
+
+def test_the_first_screen_offers_searches_and_back_and_forward_restore_them(page):
+    page.locator("#start").get_by_role("button", name="Bananas are healthy").click()
+    expect(page.locator("#results h2").first).to_have_text("fruit", timeout=60_000)
+    page.fill("#query", "planets")
+    page.keyboard.press("Enter")
+    expect(page.locator("#results h2").first).to_have_text("mars", timeout=60_000)
+    page.go_back()
+    expect(page.locator("#results h2").first).to_have_text("fruit", timeout=60_000)
+    assert page.input_value("#query") == "Bananas are healthy"
+    page.go_forward()
+    expect(page.locator("#results h2").first).to_have_text("mars", timeout=60_000)
+    page.wait_for_timeout(1500)
+    page.locator("#query").focus()
+    page.keyboard.press("Escape")
+    expect(page.locator("#start").get_by_role("button", name="planets")).to_be_visible()
+    assert page.locator("#why-not").is_hidden()
+
+
+def test_the_marks_of_a_long_text_are_in_its_snippet(page, many):
+    page.goto(f"{many}/?index=long&q=healthy+fruit")
+    text = page.locator("#results .text").first
+    expect(text.locator("mark", has_text="Bananas")).to_be_in_viewport(timeout=60_000)
+    assert len(text.inner_text()) < 300
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(text).to_have_text(LONG.strip())
+    expect(text.locator("mark", has_text="Bananas")).to_be_in_viewport()
+
+
+def test_a_search_that_finds_nothing_offers_another(page):
+    page.click("#add-condition")
+    page.locator("#conditions input").fill("nothing is of this kind")
+    page.fill("#query", "planets")
+    expect(page.locator("#status")).to_have_text("No document found.", timeout=60_000)
+    page.get_by_role("button", name="Search without the filters").click()
+    expect(page.locator("#results h2")).to_have_count(4, timeout=60_000)
 
 
 def test_a_document_with_a_script_is_shown_as_text(page):

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from latelier import indexes
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve import Retriever
 from serve.conftest import Process
 
@@ -72,6 +73,21 @@ def test_a_server_in_the_background_of_a_script_says_what_stopped_it(folder, sta
         signal.signal(signal.SIGINT, before)
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(60) == 130
+
+
+def test_a_retriever_uses_the_model_of_a_server(own_folder, shallow, start, monkeypatch):
+    monkeypatch.setenv("LATELIER_READ_TOKEN", TOKEN)
+    server = start(own_folder, "--read-token", TOKEN, "--model", shallow, "--device", "cpu")
+    with Retriever(f"{server.url}/v1/indexes/records") as retriever:
+        retriever.add([("fruit", "Bananas are healthy."), ("moon", "The moon is far away.")])
+        assert [found[0].id for found in retriever.search(["apples", "planets"], k=1)] == ["fruit", "moon"]
+        with pytest.raises(InvalidArgumentError, match="explanations"):
+            retriever.explain("apples", "fruit")
+    with pytest.raises(LatelierError, match="'other'"):
+        Retriever(f"{server.url}/v1/indexes/other")
+    monkeypatch.delenv("LATELIER_READ_TOKEN")
+    with pytest.raises(LatelierError, match="401"):
+        Retriever(server.url)
 
 
 def test_64_clients_at_once_get_their_own_answers(folder, shallow, asked):

@@ -1,5 +1,6 @@
 """The REST interface over a real retriever, without a network."""
 
+import base64
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from fastapi.testclient import TestClient
 
 from latelier.errors import InvalidArgumentError
@@ -208,6 +210,24 @@ def test_explanations_add_up_to_the_score(client):
     assert "healthy" in words
 
 
+def test_the_passage_that_a_search_found_is_explained_and_its_snippet_holds_what_matched(shallow):
+    filler = "Kings ruled before the republic and nobody knows why. " * 12
+    with Retriever(shallow, device="cpu") as retriever:
+        retriever.add([("a", f"{filler}Bananas are healthy. {filler}")], passages=64)
+        with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+            (found,) = post(client, "/search", {"query": "healthy fruit", "k": 1})["results"][0]
+            body = {"query": "healthy fruit", "ids": ["a", "a"], "starts": [found["start"], 0]}
+            best, first = post(client, "/explain", body)
+            assert (best["text"], best["score"]) == (found["text"], pytest.approx(found["score"], abs=1e-4))
+            assert first["text"].startswith("Kings")
+            assert first["score"] < best["score"]
+            start, end = best["snippet"]["start"], best["snippet"]["end"]
+            assert "Bananas are healthy." in best["text"][start:end]
+            assert end - start <= 260
+            answer = client.post(f"{INDEX}/explain", json=body | {"starts": [0]})
+            assert "1 starts for 2 ids" in error(answer, 422)["message"]
+
+
 def test_several_documents_are_explained_with_one_encoding_of_the_query(client, retriever, monkeypatch):
     encoded, encode = [], retriever.query_model.encode_queries
     monkeypatch.setattr(retriever.query_model, "encode_queries", lambda texts: encoded.append(texts) or encode(texts))
@@ -235,6 +255,46 @@ def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
     assert [result["index"] for result in answer["results"]] == best
     np.testing.assert_allclose([r["relevance_score"] for r in answer["results"]], scores[best].numpy(), rtol=1e-4)
     assert answer["results"][0]["document"] == {"text": texts[best[0]]}
+
+
+TEXTS = ["a pear", "Kings ruled before the republic. " * 5, "moon"]
+
+
+@pytest.mark.parametrize("input_type", ["query", "document"])
+def test_texts_are_encoded_as_the_model_encodes_them(client, retriever, input_type):
+    expected = getattr(retriever.model, f"encode_{input_type}")(TEXTS)
+    body = {"texts": TEXTS, "input_type": input_type}
+    as_json = client.post("/v1/encode", json=body).json()
+    assert (as_json["model"], as_json["dims"], as_json["dtype"]) == ("records", 384, "float32")
+    encoded = client.post("/v1/encode", json={**body, "format": "base64"}).json()["embeddings"]
+    packed = client.post("/v1/encode", json=body, headers={"accept": "application/octet-stream"})
+    arrays = safetensors.numpy.load(packed.content)
+    for i, matrix in enumerate(expected):
+        from_base64 = np.frombuffer(base64.b64decode(encoded[i]), "<f4").reshape(-1, 384)
+        start, end = arrays["offsets"][i : i + 2]
+        for vectors in (as_json["embeddings"][i], from_base64, arrays["vectors"][start:end]):
+            np.testing.assert_allclose(vectors, matrix.numpy(), rtol=0, atol=1e-5)
+
+
+def test_vectors_are_shortened_to_the_dims_and_dtype_that_are_asked_for(client, retriever):
+    body = {"texts": ["a pear"], "input_type": "query", "dims": 64, "dtype": "float16"}
+    (vectors,) = client.post("/v1/encode", json=body).json()["embeddings"]
+    expected = retriever.model.encode_query(["a pear"], truncate_dim=64)[0]
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-3)
+    assert "384 dimensions" in error(client.post("/v1/encode", json={**body, "dims": 500}), 422)["message"]
+
+
+def test_searches_and_texts_to_encode_that_wait_together_get_their_own_answers(client, retriever):
+    def ask(i):
+        if i % 2:
+            return post(client, "/search", {"query": "planets", "k": 1})["results"][0][0]["id"]
+        kind = "query" if i % 4 else "document"
+        (rows,) = client.post("/v1/encode", json={"texts": [TEXTS[i % 3]], "input_type": kind}).json()["embeddings"]
+        expected = getattr(retriever.model, f"encode_{kind}")(TEXTS[i % 3])
+        return np.allclose(rows, expected, rtol=0, atol=1e-5)
+
+    with ThreadPoolExecutor(12) as threads:
+        assert list(threads.map(ask, range(24))) == [True, "moon"] * 12
 
 
 def test_many_texts_are_ranked_as_the_retriever_ranks_them(client, retriever):

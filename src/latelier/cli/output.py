@@ -40,7 +40,7 @@ def print_json(value: Any) -> None:
 
 
 def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:
-    """Return a table of results: rank, score, id and the beginning of the text.
+    """Return a table of results: rank, score, id and the beginning of the text, or what matched if it is explained.
 
     `results`: best first. `explanations`: document id to explanation; each is printed below the line of its result.
     """
@@ -52,11 +52,16 @@ def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanati
         head = f"{rank:3}  {result.score:6.3f}  "
         room = max(_width() - len(head) - left - 2, 20)
         # Cut before the text is split: it may have megabytes. split() turns any white space into single spaces.
-        words = " ".join((result.text or "")[: 20 * room].split())
+        shown = result.text or ""
+        explanation = (explanations or {}).get(result.id)
+        if explanation is not None and explanation.text == shown:
+            start, _ = explanation.snippet(room)
+            shown = ("... " if start else "") + shown[start:]
+        words = " ".join(shown[: 20 * room].split())
         text = textwrap.shorten(printable(words), room, placeholder=" ...")
         lines.append(f"{head}{bold(f'{id_:{left}}')}  {text}".rstrip())
-        if explanations and result.id in explanations:
-            lines += _explanation_lines(explanations[result.id])
+        if explanation is not None:
+            lines += _explanation_lines(explanation)
     return lines
 
 

@@ -55,6 +55,7 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.retrieve.explanation import explain_documents
     from latelier.retrieve.model import checked_queries
     from latelier.retrieve.passages import StoredDocuments
     from latelier.utils.checks import check_count
@@ -67,7 +68,7 @@ def search(
         with open_index(index, max_memory=max_memory) as opened:
             chosen, count = opened.checked_options(search), check_count("k", k)
             results = StoredDocuments(opened).search(None, checked_queries(text), count, chosen)[0]
-            explanations = {}
+            explanations: dict[Any, Any] = {}
     else:
         given: dict[str, Any] = {
             "model": model,
@@ -77,7 +78,11 @@ def search(
         }
         with open_retriever(index, max_memory=max_memory, **given) as retriever:
             results = retriever.search(text, k, **search)
-            explanations = {result.id: retriever.explain(text, result.id) for result in results} if explain else {}
+            explanations = {}
+            if explain:
+                ids, starts = [result.id for result in results], [result.start for result in results]
+                parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts)
+                explanations = dict(zip(ids, parts, strict=True))
     if json_output:
         print_json({"query": text, "results": results_json(results, explanations)})
     elif results:

@@ -20,7 +20,7 @@ from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraErr
 from latelier.indexes import Id, Index
 from latelier.indexes.results import as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
-from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.passages import StoredDocuments, decode_passage_id
 from latelier.scores.topk import Alignment, align
 from latelier.utils.checks import cut, describe, printable, short
 from latelier.utils.files import as_path, write_bytes
@@ -158,6 +158,42 @@ class Explanation:
         for match in self.tokens:
             added[match.position] = added.get(match.position, 0.0) + match.similarity
         return _spans(self.document_words, added)
+
+    def snippet(self, length: int = 240) -> tuple[int, int]:
+        """Return the part of the text, of about so many characters, whose words added most to the score.
+
+        Returns
+        -------
+        tuple of int
+            Its first character and the one after its last; the beginning of the text if no word matched.
+
+        Examples
+        --------
+        >>> from latelier.retrieve import Retriever
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "The moon is far away from here. Bananas are healthy.")])
+        >>> explanation = retriever.explain("unhealthy fruit", "a")
+        >>> start, end = explanation.snippet(24)
+        >>> explanation.text[start:end]
+        'Bananas are healthy.'
+        """
+        spans, text = self.spans, self.text
+        best, first, last = -1.0, 0, 0
+        for i, span in enumerate(spans):
+            inside = [each for each in spans[i:] if each.end <= span.start + length]
+            if sum(each.contribution for each in inside) > best:
+                best, first, last = sum(each.contribution for each in inside), span.start, span.start + length
+                last = inside[-1].end if inside else min(span.end, last)
+        # A third of the room that is left stands before the first word; no word is cut.
+        start = max(0, min(first - max(0, length - (last - first)) // 3, len(text) - length))
+        end = min(len(text), max(start + length, last))
+        if start:
+            begin = re.search(r"\s", text[start - 1 : first])
+            start = start + begin.start() if begin else first
+        if end < len(text):
+            ends = list(re.finditer(r"\s", text[last : end + 1]))
+            end = last + ends[-1].start() if ends else end
+        return start, end
 
     @property
     def query_spans(self) -> list[Span]:
@@ -579,10 +615,12 @@ def _label(text: str) -> str:
     return cut(printable(text), _LONGEST_LABEL)
 
 
-def explain_documents(model: QueryModel, index: Index, query: str, ids: Sequence[Id]) -> list[Explanation]:
+def explain_documents(
+    model: QueryModel, index: Index, query: str, ids: Sequence[Id], *, starts: Sequence[int | None] | None = None
+) -> list[Explanation]:
     """Explain the scores of some documents for one query, which is encoded once; see `Retriever.explain`.
 
-    Of a document that is stored as passages, the best passage is explained.
+    Of a document that is stored as passages, the one that begins where `starts` says is explained, or else the best.
     """
     if not isinstance(query, str):
         raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
@@ -590,7 +628,8 @@ def explain_documents(model: QueryModel, index: Index, query: str, ids: Sequence
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():
         stored = StoredDocuments(index)
-        parts = [best_part(stored, vectors, id) for id in wanted]
+        places = [None] * len(wanted) if starts is None else starts
+        parts = [best_part(stored, vectors, id, start) for id, start in zip(wanted, places, strict=True)]
         documents, records = index.get_embeddings(parts), index.get(parts)
     explanations = []
     for id, document, record in zip(wanted, documents, records, strict=True):
@@ -608,12 +647,16 @@ def explain_documents(model: QueryModel, index: Index, query: str, ids: Sequence
     return explanations
 
 
-def best_part(stored: StoredDocuments, query: Any, id: Id) -> Id:
-    """Return the id under which a document is stored, or its best passage for the vectors of a query.
+def best_part(stored: StoredDocuments, query: Any, id: Id, start: int | None = None) -> Id:
+    """Return the id under which a document is stored, or its passage from `start`, or its best one for a query.
 
     An id that is not in the index is returned as it is.
     """
     parts = stored.parts(id)
+    for part in parts if start is not None else ():
+        passage = decode_passage_id(part)
+        if passage is not None and passage.start == start:
+            return part
     if len(parts) <= 1:
         return parts[0] if parts else id
     scores = [float(align(query, document).similarities.sum()) for document in stored.index.get_embeddings(parts)]

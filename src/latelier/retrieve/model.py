@@ -40,6 +40,7 @@ from latelier.models.exported import (
 )
 from latelier.models.location import DEFAULT_MODEL
 from latelier.models.untrusted import load, load_untrusted
+from latelier.retrieve.remote import RemoteEncoder, is_address
 from latelier.utils import is_count
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, cut, describe, short
@@ -158,6 +159,10 @@ def given_model(
             raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
         return QueryModel(None, {}, lambda: model)
     name = os.fspath(DEFAULT_MODEL if model is None else model)
+    if is_address(name):
+        if device is not None or options:
+            raise InvalidArgumentError("device and model_options are for a model that is loaded here, not on a server.")
+        return QueryModel(None, {}, None, RemoteEncoder(name))
     if is_folder(Path(name)):  # as an absolute path, so that the index can be opened from any working directory
         name = str(Path(name).resolve())
     if not is_exported(name):
@@ -195,7 +200,8 @@ def _stored_model(
             f"received compute_dtype={asked!r}, but the index was filled {filled}; omit it, or make a new index."
         )
     if model is not None:
-        return given_model(model, device, computing if is_exported(model) else {**options, **computing}, trust)
+        is_loaded = not (is_exported(model) or is_address(os.fspath(model)))
+        return given_model(model, device, {**options, **computing} if is_loaded else computing, trust)
     if stored is None or stored.name is None:
         raise InvalidArgumentError(
             f"{index!r} does not name its model: it is empty, or was filled with embeddings or with a model given as "
@@ -429,7 +435,7 @@ class QueryModel:
         name: str | None,
         options: Mapping[str, Any],
         load: Callable[[], ColBERT] | None,
-        encoder: ExportedEncoder | None = None,
+        encoder: ExportedEncoder | RemoteEncoder | None = None,
         compute_dtype: str = "auto",
     ) -> None:
         self.name, self.options, self.encoder, self.compute_dtype = name, dict(options), encoder, compute_dtype
@@ -441,9 +447,8 @@ class QueryModel:
     def loaded(self) -> ColBERT:
         """The model itself, loaded on first use."""
         if self._load is None:
-            raise InvalidArgumentError(
-                f"{short(self.name)} is an exported encoder, without the model that this needs; give the model."
-            )
+            given = "a server only encodes" if self.name is None else f"{short(self.name)} is an exported encoder"
+            raise InvalidArgumentError(f"{given}, without the model that this needs; give the model.")
         with self._lock:
             self._loaded = self._loaded or self._load()
         return self._loaded

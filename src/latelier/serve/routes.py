@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
+import safetensors.numpy
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from latelier.errors import CorruptedIndexError, EmbeddingsError, StorageError, UnknownIdError
+from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError, StorageError, UnknownIdError
 from latelier.indexes import Id
 from latelier.indexes.results import Record
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import Search
-from latelier.serve.errors import UnknownIndexError, checked_body, storage_problem
+from latelier.serve.errors import TooLargeError, UnknownIndexError, checked_body, storage_problem
 from latelier.serve.schemas import (
     ChangeResponse,
     DocumentsRequest,
     DocumentText,
+    EncodeRequest,
+    EncodeResponse,
     ErrorResponse,
     ExplainRequest,
     ExplainResponse,
@@ -41,6 +46,7 @@ from latelier.serve.schemas import (
 )
 from latelier.serve.security import Reading, Writing
 from latelier.serve.service import Limits, Service
+from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import short
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -62,12 +68,12 @@ class _BodyInThread(APIRoute):
         field: Any = self.body_field
         if field is None:
             return handle
+        model: Any = field.field_info.annotation
 
         class _Checked(Request):
             async def json(self) -> Any:
                 """Return the model, which FastAPI takes as it is, or the fault, which it refuses after the access."""
-                kind: Any = field.field_info.annotation
-                return await asyncio.to_thread(checked_body, kind, await self.body())
+                return await asyncio.to_thread(checked_body, model, await self.body())
 
         async def checked(request: Request) -> Response:
             return await handle(_Checked(request.scope, request.receive))
@@ -95,8 +101,8 @@ async def list_indexes(request: Request) -> list[IndexResponse]:
 
 @router.get("/indexes/{index}", dependencies=[Reading])
 async def get_index(service: Index) -> IndexResponse:
-    """Describe an index."""
-    return await service.ask(_describe(service))
+    """Describe an index, with up to three texts that searches can begin with."""
+    return await service.ask(_describe(service, with_examples=True))
 
 
 @router.post("/indexes/{index}/search", dependencies=[Reading], response_model=SearchResponse)
@@ -173,7 +179,7 @@ async def explain(request: Request, service: Index, body: ExplainRequest) -> lis
 
     def explain_all(retriever: Retriever) -> list[ExplainResponse]:
         ids = [_spelled_or_same(retriever, id) for id in body.ids]
-        explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids)
+        explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids, starts=body.starts)
         return [ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
 
     return await service.ask(explain_all)
@@ -208,6 +214,54 @@ async def rerank(request: Request, body: RerankRequest) -> RerankResponse:
         shown = DocumentText(text=texts[position]) if body.return_documents else None
         results.append(RankedDocument(index=position, relevance_score=hit.score, document=shown))
     return RerankResponse(model=service.name, results=results)
+
+
+# Numbers as JSON: about 20 bytes each.
+_MOST_NUMBERS = 8_000_000
+
+
+@router.post(
+    "/encode",
+    dependencies=[Reading],
+    response_model=EncodeResponse,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)
+async def encode(request: Request, body: EncodeRequest) -> Response:
+    """Return the token vectors of texts, as the model of an index makes them for queries or for documents.
+
+    With the header ``Accept: application/octet-stream``, the answer is a safetensors file of two arrays: ``vectors``,
+    all tokens of all texts one after the other, and ``offsets``, where each text begins and the last one ends.
+    """
+    limits = _limits(request)
+    limits.check_batch(len(body.texts))
+    limits.check_texts(body.texts)
+    service = _service(request, body.model or next(iter(request.app.state.services)))
+    matrices = await service.encode(body.texts, is_query=body.input_type == "query")
+    is_packed = request.headers.get("accept") == "application/octet-stream"
+    return await asyncio.to_thread(_encoded, service.name, body, matrices, is_packed=is_packed)
+
+
+def _encoded(name: str, body: EncodeRequest, matrices: list[np.ndarray], *, is_packed: bool) -> Response:
+    dims = matrices[0].shape[1]
+    if body.dims is not None and body.dims > dims:
+        raise InvalidArgumentError(f"received dims={body.dims:,}; the model makes vectors of {dims:,} dimensions.")
+    vectors = np.concatenate(matrices)
+    if body.dims is not None and body.dims < dims:
+        vectors = vectors[:, : body.dims]
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vectors = np.ascontiguousarray(vectors, dtype=np.dtype(body.dtype).newbyteorder("<"))
+    offsets = lengths_to_offsets([len(matrix) for matrix in matrices])
+    if is_packed:
+        content = safetensors.numpy.save({"vectors": vectors, "offsets": offsets})
+        return Response(content, media_type="application/octet-stream")
+    if body.format == "json" and vectors.size > _MOST_NUMBERS:
+        raise TooLargeError(
+            f"the answer has {vectors.size:,} numbers, of {_MOST_NUMBERS:,} at most as JSON; send fewer texts, or ask "
+            "for format base64, or with the header Accept: application/octet-stream."
+        )
+    rows = [vectors[start:end] for start, end in itertools.pairwise(offsets)]
+    embeddings = [b64encode(row.data).decode() if body.format == "base64" else row.tolist() for row in rows]
+    return _json({"model": name, "dims": vectors.shape[1], "dtype": body.dtype, "embeddings": embeddings})
 
 
 def _limits(request: Request) -> Limits:
@@ -277,7 +331,19 @@ async def _listed(service: Service) -> IndexResponse:
         )
 
 
-def _describe(service: Service) -> Callable[[Retriever], IndexResponse]:
+# Reading the ids of more documents than these for a few examples would take longer than a search.
+_MOST_IDS = 100_000
+
+
+def _examples(retriever: Retriever) -> list[str]:
+    """Return the first words of three documents from all over an index."""
+    ids = retriever.index.ids() if len(retriever.index) <= _MOST_IDS else []
+    records = retriever.index.get(list(dict.fromkeys(ids[len(ids) * i // 3] for i in range(3)))) if ids else []
+    heads = [(record.text or "").strip().split("\n")[0].lstrip("# ") for record in records]
+    return list(dict.fromkeys(" ".join(head[:80].split()[:6]).rstrip(".,:;") for head in heads if head))
+
+
+def _describe(service: Service, *, with_examples: bool = False) -> Callable[[Retriever], IndexResponse]:
     def describe(retriever: Retriever) -> IndexResponse:
         return IndexResponse(
             name=service.name,
@@ -286,6 +352,7 @@ def _describe(service: Service) -> Callable[[Retriever], IndexResponse]:
             dim=retriever.index.dim,
             model=retriever.model_name,
             fields=retriever.index.fields,
+            examples=_examples(retriever) if with_examples else [],
         )
 
     return describe

@@ -242,8 +242,16 @@ class ExplainRequest(_Body):
 
     query: Text
     ids: Some[Id]
+    starts: Many[StrictInt | None] | None = None
+    """For each id, the first character of the passage to explain, as a search returns it; default: its best one."""
     similarities: bool = False
     """Return the similarity of each query token with each document token as well."""
+
+    @model_validator(mode="after")
+    def _one_start_per_id(self) -> Self:
+        if self.starts is not None and len(self.starts) != len(self.ids):
+            raise ValueError(f"received {len(self.starts):,} starts for {len(self.ids):,} ids")
+        return self
 
 
 class SpanBody(_Body):
@@ -262,25 +270,56 @@ class WordBody(_Body):
     contribution: float
 
 
+class SnippetBody(_Body):
+    """The part of a text whose words added most to the score, in code points."""
+
+    start: int
+    end: int
+
+
+class WordPositions(_Body):
+    """A word, and the positions of its tokens."""
+
+    word: str
+    positions: list[int]
+    is_special: bool
+    """Whether it is a token of the model's own, such as ``[CLS]``."""
+
+
 class ExplainResponse(_Body):
     """The terms of a document's score."""
 
     id: Id
     score: float
     text: str
+    snippet: SnippetBody
     spans: list[SpanBody]
     words: list[WordBody]
     query_tokens: list[str]
     document_tokens: list[str]
+    query_words: list[WordPositions]
+    document_words: list[WordPositions]
+    """The words that the tokens form."""
     similarities: list[list[float]] | None = None
     """Query tokens times document tokens."""
 
     @classmethod
     def of(cls, explanation: Explanation, *, similarities: bool) -> ExplainResponse:
         """Return the response for an explanation."""
+        (start, end), special = explanation.snippet(), explanation.special
+        query_words, document_words = (
+            [
+                WordPositions(word=word.text, positions=list(word.positions), is_special=word.text in special)
+                for word in words
+            ]
+            for words in (explanation.query_words, explanation.document_words)
+        )
         return cls(
             id=explanation.id,
             score=explanation.score,
+            snippet=SnippetBody(start=start, end=end),
+            query_words=query_words,
+            document_words=document_words,
             text=explanation.text,
             spans=[SpanBody(**span._asdict()) for span in explanation.spans],
             words=[WordBody(**match._asdict()) for match in explanation.words()],
@@ -301,6 +340,8 @@ class IndexResponse(_Body):
     model: str | None
     fields: list[str]
     """Keys of the metadata, which filters can name."""
+    examples: list[str] = []
+    """First words of some documents, to search for; only if one index is asked for."""
     error: str | None = None
     """Why the index cannot be read; null if it can."""
 
@@ -337,3 +378,27 @@ class RerankResponse(_Body):
 
     model: str
     results: list[RankedDocument]
+
+
+class EncodeRequest(_Body):
+    """Texts to encode as the token vectors of a model."""
+
+    texts: Some[Text]
+    input_type: Literal["query", "document"]
+    """Queries and documents have other markers, lengths and skipped tokens."""
+    model: Name | None = None
+    """Name of the index whose model encodes; default: the first index."""
+    dims: Count | None = None
+    """Keep the first so many numbers of each vector, and normalise them again."""
+    dtype: Literal["float32", "float16"] = "float32"
+    format: Literal["json", "base64"] = "json"
+    """Lists of numbers, or the little-endian bytes of each matrix in base64."""
+
+
+class EncodeResponse(_Body):
+    """One matrix of token vectors per text, of as many rows as it has scored tokens."""
+
+    model: str
+    dims: int
+    dtype: str
+    embeddings: list[list[list[float]] | str]

@@ -14,6 +14,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from latelier.errors import CorruptedIndexError, LatelierError, StorageError
@@ -108,6 +109,11 @@ class _Call(NamedTuple):
     arrived: float
 
 
+class _Encoding(NamedTuple):
+    texts: Sequence[str]
+    is_query: bool
+
+
 class Service:
     """One index behind a server, with a queue of reads and one of writes.
 
@@ -184,6 +190,21 @@ class Service:
 
         return cast("list[Hit]", await self._within(rank()))
 
+    async def encode(self, texts: Sequence[str], *, is_query: bool) -> list[np.ndarray]:
+        """Return one ``(tokens, dim)`` float32 array per text, encoded with those of other requests that wait."""
+
+        async def encode() -> list[np.ndarray]:
+            # Texts of about the same length fill the model's batches best; searches go on between the turns.
+            order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+            found: dict[int, np.ndarray] = {}
+            for first in range(0, len(order), _RANKED_TEXTS):
+                turn = order[first : first + _RANKED_TEXTS]
+                call = _Encoding([texts[i] for i in turn], is_query)
+                found |= dict(zip(turn, await self._reads.submit(call, len(turn)), strict=True))
+            return [found[i] for i in range(len(texts))]
+
+        return cast("list[np.ndarray]", await self._within(encode()))
+
     async def is_readable(self) -> bool:
         """Whether the files of the index can be read; other reads do not delay it: busy is not broken."""
         try:
@@ -201,7 +222,30 @@ class Service:
             ) from None
 
     def _read(self, calls: Sequence[Any]) -> Sequence[Any]:
-        return self._search(calls) if isinstance(calls[0], _Call) else [calls[0]()]
+        """Answer a question alone, or searches and texts to encode that wait together."""
+        if not isinstance(calls[0], (_Call, _Encoding)):
+            return [calls[0]()]
+        searches = [call for call in calls if isinstance(call, _Call)]
+        answers: dict[int, Any] = dict(zip(map(id, searches), self._search(searches) if searches else (), strict=True))
+        for is_query in (True, False):
+            alike = [call for call in calls if isinstance(call, _Encoding) and call.is_query == is_query]
+            answers |= dict(zip(map(id, alike), self._encode(alike) if alike else (), strict=True))
+        return [answers[id(call)] for call in calls]
+
+    def _encode(self, calls: Sequence[_Encoding]) -> list[Any]:
+        model, texts = self.retriever.query_model, [text for call in calls for text in call.texts]
+        start = perf_counter()
+        try:
+            with limited_threads(thread_count() // max(1, self._reads.batches)):
+                if calls[0].is_query:
+                    encoded = model.encode_queries(texts)
+                else:
+                    encoded = model.encode_documents(texts, batch_size=_RANKED_TEXTS)
+        except BaseException as error:  # noqa: BLE001 (as for searches)
+            return [_answerable(error)] if len(calls) == 1 else [self._encode([call])[0] for call in calls]
+        self._metrics.stage(self.name, "encode", perf_counter() - start)
+        rows = iter(encoded.to("numpy").to("float32"))
+        return [[next(rows) for _ in call.texts] for call in calls]
 
     def _search(self, calls: Sequence[_Call]) -> list[SearchAnswer | Exception]:
         begin = perf_counter()

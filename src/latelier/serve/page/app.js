@@ -1,9 +1,12 @@
 // The page: its state is in its form and in the address, so a link to a search can be shared.
 
-import { RequestError, explain, keepsIntegers, listIndexes, search, setToken, whyNot } from "./api.js";
+import { RequestError, describe, explain, keepsIntegers, listIndexes, read, search, setToken, whyNot } from "./api.js";
 import { element, heatMap, highlighted, stageTimes } from "./render.js";
 
 const DEBOUNCE_MS = 150;
+const PATIENCE_MS = 300; // then the page says that it searches
+const SETTLED_MS = 1000; // after such a pause a search is an entry of the history, and one of the recent ones
+const MOST_RECENT = 5;
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "contains"];
 const at = (id) => document.getElementById(id);
 const choices = ["index", "mode", "effort", "k"];
@@ -12,6 +15,8 @@ const defaults = { mode: "vectors", effort: "balanced", k: "10" };
 let indexes = [];
 let running = new AbortController();
 let timer = 0;
+let settling = 0;
+let isSettled = false;
 
 const current = () => indexes.find((index) => index.name === at("index").value);
 
@@ -96,7 +101,60 @@ function remember() {
   for (const triple of conditions()) address.append("filter", JSON.stringify(triple));
   const query = address.toString();
   document.title = at("query").value ? `${at("query").value} - Latelier` : "Latelier";
-  history.replaceState(null, "", query ? `?${query}` : location.pathname);
+  const wanted = query ? `?${query}` : location.pathname;
+  if (wanted === (location.search || location.pathname)) return;
+  history[isSettled ? "pushState" : "replaceState"](null, "", wanted);
+  isSettled = false;
+}
+
+const recentKey = () => `recent ${at("index").value}`;
+const recent = () => JSON.parse(localStorage.getItem(recentKey()) ?? "[]");
+
+// Called when nothing has been typed for a while after an answer.
+function settle(query, found) {
+  isSettled = true;
+  if (!found) return;
+  const kept = [query, ...recent().filter((each) => each !== query)].slice(0, MOST_RECENT);
+  localStorage.setItem(recentKey(), JSON.stringify(kept));
+}
+
+function searchButtons(title, queries) {
+  const list = element("ul");
+  for (const query of queries) {
+    const button = element("button", { type: "button" }, query);
+    button.addEventListener("click", () => {
+      at("query").value = query;
+      run();
+    });
+    list.append(element("li", {}, button));
+  }
+  return queries.length ? [element("h2", {}, title), list] : [];
+}
+
+// What there is to search for, where no search has been made.
+async function invite() {
+  const { name, fields, error } = current();
+  at("start").hidden = Boolean(error);
+  const examples = error ? [] : await describe(name).then((index) => index.examples, () => []);
+  if (at("index").value !== name || at("query").value.trim()) return;
+  const about = fields.length ? [element("p", {}, `Filters can use: ${fields.join(", ")}.`)] : [];
+  at("start").replaceChildren(...searchButtons("Recent", recent()), ...searchButtons("For example", examples), ...about);
+}
+
+// Searches that may find more than one that found nothing.
+function offers() {
+  const list = [];
+  const offer = (text, change) => {
+    const button = element("button", { type: "button" }, text);
+    button.addEventListener("click", () => {
+      change();
+      run();
+    });
+    list.push(element("li", {}, button));
+  };
+  if (conditions().length) offer("Search without the filters", () => at("conditions").replaceChildren());
+  if (at("mode").value !== "vectors") offer("Search by meaning", () => (at("mode").value = "vectors"));
+  return list;
 }
 
 // Takes over the address and returns what of it this server does not know.
@@ -104,6 +162,7 @@ function restore() {
   const address = new URLSearchParams(location.search);
   const unknown = [];
   at("query").value ||= address.get("q") ?? ""; // what has been typed meanwhile stays
+  for (const [name, usual] of Object.entries(defaults)) if (!address.has(name)) at(name).value = usual;
   for (const name of choices.filter((name) => address.has(name))) {
     const control = at(name);
     const wanted = address.get(name);
@@ -139,7 +198,10 @@ function fail(error) {
 
 function resultItem(query, result) {
   const id = String(result.id);
-  const text = element("p", { className: "text short" }, result.text ?? "(stored without its text)");
+  const whole = result.text ?? "(stored without its text)";
+  const text = element("p", { className: "text short" }, whole);
+  let snippet = [whole];
+  let spans = [];
   const map = element("button", { type: "button", ariaExpanded: "false" }, "Heat map");
   const more = element("button", { type: "button", ariaExpanded: "false" }, "Whole text");
   const place = element("div");
@@ -161,23 +223,44 @@ function resultItem(query, result) {
     place.replaceChildren();
     if (open) return;
     try {
-      const [explanation] = await explain(at("index").value, { query, ids: [result.id], similarities: true });
+      const asked = { query, ids: [result.id], starts: [result.start], similarities: true };
+      const [explanation] = await explain(at("index").value, asked);
       place.replaceChildren(heatMap(explanation));
     } catch (error) {
       place.replaceChildren(element("p", { className: "error" }, error.message));
     }
   });
-  more.addEventListener("click", () => {
-    more.ariaExpanded = String(!text.classList.toggle("short"));
+  more.addEventListener("click", async () => {
+    const open = !text.classList.toggle("short");
+    more.ariaExpanded = String(open);
+    if (!open) return text.replaceChildren(...snippet);
+    text.replaceChildren(...highlighted(whole, spans));
+    if (result.start === null) return;
+    const stored = await read(at("index").value, id).catch(() => null);
+    if (stored === null || !stored.text || text.classList.contains("short")) return;
+    // A title stands before the passage; white space between passages may be stored as other white space.
+    const characters = Array.from(whole);
+    const title = characters.length - (result.end - result.start);
+    const passage = characters.slice(title).join("");
+    const place = stored.text.indexOf(passage);
+    if (place < 0) return;
+    const shift = Array.from(stored.text.slice(0, place)).length - title;
+    const moved = spans
+      .filter((span) => span.start >= title)
+      .map((span) => ({ ...span, start: span.start + shift, end: span.end + shift }));
+    text.replaceChildren(...highlighted(stored.text, moved));
+    text.querySelector("mark")?.scrollIntoView({ block: "center" });
   });
   const score = element("span", { className: "score" }, `score ${result.score.toFixed(3)}`);
   const heading = element("h2", {}, id);
-  if (result.start !== null) score.append(`, characters ${result.start} to ${result.end}`);
+  if (result.start > 0) score.append(", from inside the document");
   const tools = element("div", { className: "tools" }, map, more);
-  const item = element("li", {}, heading, score, text, metadata, tools, place);
+  const item = element("li", { tabIndex: -1 }, heading, score, text, metadata, tools, place);
   item.mark = (explanation) => {
-    // The search and the explanation may differ in which passage of a document is its best.
-    if (explanation.text === result.text) text.replaceChildren(...highlighted(result.text, explanation.spans));
+    if (explanation.text !== result.text) return;
+    spans = explanation.spans;
+    snippet = highlighted(whole, spans, explanation.snippet.start, explanation.snippet.end);
+    text.replaceChildren(...(text.classList.contains("short") ? snippet : highlighted(whole, spans)));
   };
   return item;
 }
@@ -187,7 +270,8 @@ async function highlight(query, results, items, signal) {
   if (!known.length) return;
   let explanations;
   try {
-    explanations = await explain(at("index").value, { query, ids: known.map((result) => result.id) }, signal);
+    const starts = known.map((result) => result.start);
+    explanations = await explain(at("index").value, { query, ids: known.map((result) => result.id), starts }, signal);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     return; // documents with pooled tokens, for instance, cannot be explained: the results stay without marks
@@ -202,22 +286,31 @@ async function run() {
   const query = at("query").value;
   if (!indexes.length) return; // start() searches when they are known
   remember();
+  clearTimeout(settling);
   at("times").replaceChildren();
+  at("offers").replaceChildren();
+  at("start").hidden = at("why-not").hidden = at("timing").hidden = true;
   if (!query.trim()) {
     at("results").replaceChildren();
     say("");
+    await invite();
     return;
   }
+  at("why-not").hidden = at("timing").hidden = false;
   at("results").ariaBusy = "true";
+  const patience = setTimeout(() => say("Searching …"), PATIENCE_MS);
   try {
     const begin = performance.now();
     const answer = await search(at("index").value, { query, ...options() }, signal);
     const total = performance.now() - begin;
+    clearTimeout(patience);
     const [results] = answer.results;
     const items = results.map((result) => resultItem(query, result));
     at("results").replaceChildren(...items);
     const count = results.length === 1 ? "1 document" : `${results.length} documents`;
     say(results.length ? `${count} in ${total.toFixed(0)} ms` : "No document found.");
+    if (!results.length) at("offers").replaceChildren(...offers());
+    settling = setTimeout(settle, SETTLED_MS, query, results.length > 0);
     const stages = { ...answer.milliseconds, network: Math.max(0, total - (answer.milliseconds.total ?? total)) };
     at("times").replaceChildren(...stageTimes(stages));
     if (at("mode").value !== "keywords" && results.length) {
@@ -228,6 +321,7 @@ async function run() {
   } catch (error) {
     fail(error);
   } finally {
+    clearTimeout(patience);
     if (!signal.aborted) at("results").ariaBusy = "false";
   }
 }
@@ -280,6 +374,7 @@ async function start() {
 at("form").addEventListener("submit", (event) => {
   event.preventDefault();
   clearTimeout(timer);
+  isSettled = true;
   run();
 });
 at("form").addEventListener("input", schedule);
@@ -298,6 +393,26 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
     event.preventDefault();
     at("query").focus();
+  } else if (event.key === "Escape" && (!typing || event.target === at("query"))) {
+    at("query").value = "";
+    at("query").focus();
+    run();
+  } else if ((event.key === "ArrowDown" || event.key === "ArrowUp") && (!typing || event.target === at("query"))) {
+    const items = [...at("results").children];
+    const next = items.indexOf(event.target.closest("#results > li")) + (event.key === "ArrowDown" ? 1 : -1);
+    if (!items.length || next >= items.length || next < -1) return;
+    event.preventDefault();
+    (items[next] ?? at("query")).focus();
+  } else if (event.key === "Enter" && event.target.matches("#results > li")) {
+    event.target.querySelector(".tools button:last-child").click();
   }
+});
+addEventListener("popstate", () => {
+  if (!indexes.length) return;
+  at("query").value = "";
+  at("index").value = new URLSearchParams(location.search).get("index") ?? indexes[0].name;
+  restore();
+  describeIndex();
+  run();
 });
 start();

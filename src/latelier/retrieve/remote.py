@@ -1,0 +1,117 @@
+"""`RemoteEncoder`: the model of a server of `latelier serve`, which a retriever uses without torch and weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from latelier.embeddings import TokenEmbeddings
+from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
+from latelier.utils.checks import cut, short
+
+_TOKEN = "LATELIER_READ_TOKEN"
+_TEXTS = 64  # in a request: its answer is then a few megabytes
+_SECONDS = 120.0
+
+
+def is_address(name: str) -> bool:
+    """Whether a model's name is the address of a server."""
+    return name.startswith(("http://", "https://"))
+
+
+class RemoteEncoder:
+    """The encoder of a server: ``http://HOST:PORT`` is that of its first index, ``.../v1/indexes/NAME`` of another.
+
+    It sends the read token in the variable ``LATELIER_READ_TOKEN``, if that is set. It has no tokenizer, so it cannot
+    explain scores and cut passages.
+    """
+
+    similarity_fn_name = "maxsim"  # of a model whose scores are means, the server sends divided queries
+    document_overhead, max_length_document = 0, None
+    special_tokens: list[str] = []  # noqa: RUF012 (never changed)
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        path, _, name = parts.path.strip("/").rpartition("v1/indexes/")
+        if path or parts.query or not parts.hostname or (parts.path.strip("/") and not name):
+            raise InvalidArgumentError(
+                f"received {short(address)} as a model; expected http://HOST:PORT or http://HOST:PORT/v1/indexes/NAME."
+            )
+        self._url, self._index = f"{parts.scheme}://{parts.netloc}/v1/encode", unquote(name)
+        self._lock, self._dim = threading.Lock(), 0
+
+    @property
+    def embedding_size(self) -> int:
+        """Dimension of the token vectors."""
+        with self._lock:
+            self._dim = self._dim or self.encode_queries(["?"])[0].shape[1]
+        return self._dim
+
+    def encode_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return one ``(tokens, dim)`` float32 array per query."""
+        return self._encode(texts, "query")
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return one ``(tokens, dim)`` float32 array per document."""
+        return self._encode(texts, "document")
+
+    def tokens(self, text: str, is_query: bool = True) -> list[str]:
+        """Raise an error, as all that needs the tokenizer does."""
+        raise self._no_tokens()
+
+    def token_ranges(self, text: str, is_query: bool = True) -> list[tuple[int, int] | None]:
+        """See `tokens`."""
+        raise self._no_tokens()
+
+    def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
+        """See `tokens`."""
+        raise self._no_tokens()
+
+    def join(self, tokens: list[str]) -> str:
+        """See `tokens`."""
+        raise self._no_tokens()
+
+    def _no_tokens(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"{self._url} sends vectors, not the tokens that explanations and passages need; load the model here."
+        )
+
+    def _encode(self, texts: Sequence[str], input_type: str) -> list[np.ndarray]:
+        encoded: list[np.ndarray] = []
+        for first in range(0, len(texts), _TEXTS):
+            part = list(texts[first : first + _TEXTS])
+            answer = self._post({"texts": part, "input_type": input_type} | ({"model": self._index or None}))
+            try:
+                arrays = load(answer)
+                matrices = TokenEmbeddings(arrays["vectors"], arrays["offsets"])
+            except (SafetensorError, KeyError) as error:
+                raise EmbeddingsError(f"{self._url} answered with something else than vectors: {error}.") from error
+            if len(matrices) != len(part):
+                raise EmbeddingsError(f"{self._url} answered {len(part)} texts with {len(matrices)} matrices.")
+            encoded += list(matrices)
+        return encoded
+
+    def _post(self, body: dict[str, Any]) -> bytes:
+        headers = {"content-type": "application/json", "accept": "application/octet-stream"}
+        if os.environ.get(_TOKEN):
+            headers["authorization"] = f"Bearer {os.environ[_TOKEN]}"
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+                content: bytes = answer.read()
+                return content
+        except urllib.error.HTTPError as error:
+            reason = cut(error.read(2000).decode(errors="replace"), 500)
+            raise LatelierError(f"{self._url} answered with status {error.code}: {reason}") from error
+        except OSError as error:
+            raise LatelierError(f"{self._url} cannot be reached: {error}. Does the server run there?") from error
