@@ -610,9 +610,17 @@ class Window(NamedTuple):
         first = self.batches[0].vectors
         vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
         for batch in self.batches:
-            places = torch.from_numpy(rows_of(offsets, batch.rows)).to(vectors.device)
-            vectors[places] = batch.vectors.to(dtype)
+            places, given = rows_of(offsets, batch.rows), batch.vectors.to(dtype)
+            if vectors.device.type == "cpu":  # by numpy: after torch computes with threads here, a forked child hangs
+                _plain(vectors)[places] = _plain(given)
+            else:
+                vectors[torch.from_numpy(places).to(vectors.device)] = given
         return TokenEmbeddings(vectors, offsets)
+
+
+def _plain(vectors: Tensor) -> np.ndarray:
+    """Return a view that numpy can copy: it has no bfloat16."""
+    return (vectors.view(torch.int16) if vectors.dtype == torch.bfloat16 else vectors).detach().numpy()
 
 
 def document_length(model: Any, text: str) -> int | None:

@@ -171,7 +171,7 @@ class Explanation:
         --------
         >>> from latelier.retrieve import Retriever
         >>> retriever = Retriever(device="cpu")
-        >>> retriever.add([("a", "The moon is far away from here. Bananas are healthy.")])
+        >>> retriever.add([("a", "The moon is far away. Bananas are healthy.")])
         >>> explanation = retriever.explain("unhealthy fruit", "a")
         >>> start, end = explanation.snippet(24)
         >>> explanation.text[start:end]
