@@ -17,7 +17,7 @@ def sharded(tmp_path_factory, run, tiny, ray_session):
     options = ["--index", folder / "index", "--model", tiny, "--device", "cpu", "--kind", "flat", "--json"]
     result = run("index", folder / "records.jsonl", *options, "--shards", 2)
     assert json.loads(result.stdout)["documents"] == len(RECORDS), result.output
-    again = run("index", folder / "records.jsonl", *options, "--resume", "--shards", 3)
+    again = run("index", folder / "records.jsonl", *options, "--shards", 3)
     assert "has shards=2, not 3" in again.output
     return folder / "index"
 

@@ -125,7 +125,7 @@ _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 # memory.
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
 # Documents whose tokens an index looks at before it encodes its first ones.
-_PEEKED = 256
+_PEEKED = 16  # documents; so few are read at once with any budget, on which codes must not depend
 _BYTES = (str, bytes, bytearray, memoryview)  # iterating over them gives no ids
 
 
