@@ -191,7 +191,7 @@ def test_queries_of_any_length(early, tokens):
     documents, _ = collection(400)
     index = indexes.IVF()
     index.add(range(400), documents)
-    queries = [np.concatenate(documents[i : i + 40])[:tokens] for i in range(0, 360, 40)]
+    queries = [np.concatenate(documents[i : i + 40])[:tokens] for i in range(0, 360, 10)]
     assert {len(query) for query in queries} == {tokens}
     assert recall(index, queries) >= 0.9
 

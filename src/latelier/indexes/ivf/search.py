@@ -55,7 +55,7 @@ _FEW, _FEW_PER_HIT = 80, 4
 _SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
 # `SearchParameters.slack` of effort 1.0, and `share`, which is `_SHARE ** effort` for k <= 25. Beyond, the k-th imputed
 # score is less above those of all documents, and the exponent grows with k.
-_SLACK, _SHARE = 2.0, 0.5
+_SLACK, _SHARE = 2.0, 0.4
 # Collections above 10 million tokens: with s = tokens / 10 million, candidates grow by s ** 0.3, which doubles them at
 # 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
 _CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 0.3, 0.18
