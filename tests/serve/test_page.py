@@ -203,6 +203,7 @@ def test_the_marks_of_a_long_text_are_in_its_snippet(page, many):
 
 
 def test_a_search_that_finds_nothing_offers_another(page):
+    search(page, "planets")
     page.click("#add-condition")
     page.locator("#conditions input").fill("nothing is of this kind")
     page.fill("#query", "planets")
