@@ -337,6 +337,7 @@ def test_long_records_of_python_are_warned_of(tiny):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         retriever.add(["word " * 100], passages=False)
+    assert len(retriever) == 3
 
 
 def test_tables_and_documents_of_frameworks(tiny):
