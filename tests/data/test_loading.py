@@ -67,7 +67,7 @@ def test_ids_with_texts(rows, texts):
             {"query": "what is rust?", "positive": "Iron oxide.", "negative_1": "A novel.", "scores": "[0.8, 0.2]"},
         ],
         [
-            {"query": "where is Rome?", "pos": ["On the Tiber.", "In Georgia."], "scores": [0.9, 0.1]},
+            {"query": "where is Rome?", "pos": ["On the Tiber.", "In Georgia."], "labels": [1, 0], "scores": [0.9, 0.1]},
             {"query": "what is rust?", "pos": ["Iron oxide."], "neg": ["A novel."], "scores": [0.8, 0.2]},
         ],
         [
@@ -210,7 +210,7 @@ LISTED = {"query": "q", "documents": ["x"]}
         ({"query": "q", "document": "x", "document_2": "y"}, "'document_2' and 'document'"),
         (GOOD | {"positive_2": "y"}, "'positive' and 'positive_2'"),
         (GOOD | {"anchor": "r"}, "'query' and 'anchor'"),
-        (GOOD | {"scores": [1.0], "label": [0.5]}, "'scores' and 'label'"),
+        (GOOD | {"scores": [1.0], "score": [0.5]}, "'scores' and 'score'"),
     ],
 )
 def test_fields_of_which_one_would_be_ignored_are_refused(row, names):

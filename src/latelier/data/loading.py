@@ -162,7 +162,8 @@ def _alternatives(names: tuple[str, ...]) -> tuple[list[str], ...]:
     return (
         [name for name in names if name in _QUERY],
         [*lists, *positives, *parts],
-        [name for name in names if name in _SCORES],
+        # beside scores, labels say which documents are relevant
+        [name for name in names if name in _SCORES[:2]] or [name for name in names if name in _SCORES],
     )
 
 
@@ -232,7 +233,8 @@ def _scores_of_parts(
     row: Mapping[str, Any], positives: Sequence[str], negatives: Sequence[str], where: str
 ) -> list[float] | None:
     """Return the scores of the positives, then of the negatives: ``scores``, or ``pos_scores`` and ``neg_scores``."""
-    given = [name for name in (*_SCORES, *_SCORES_OF_PARTS) if row.get(name) is not None]
+    whole = _score_field(row)
+    given = [name for name in (whole, *_SCORES_OF_PARTS) if name is not None and row.get(name) is not None]
     if not given:
         return None
     if len(given) == 1 and given[0] in _SCORES:
@@ -427,10 +429,10 @@ def load_training_set(
         * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, together with `queries` and
           `documents`.
 
-        ``scores`` may also be called ``score``, ``labels`` or ``label``; they are lists of numbers in any case. Lists
-        may be arrays. Other fields are ignored, unless the name is nearly that of negatives or scores:
-        ``hard_negative`` and ``negative_text`` are errors. So are two fields of which only one would be read, such as
-        ``positive`` and ``answer``, or ``documents`` and ``negative``.
+        ``scores`` may also be called ``score``, ``labels`` or ``label``, which beside scores are ignored; they are
+        lists of numbers in any case. Lists may be arrays. Other fields are ignored, unless the name is nearly that of
+        negatives or scores: ``hard_negative`` and ``negative_text`` are errors. So are two fields of which only one
+        would be read, such as ``positive`` and ``answer``, or ``documents`` and ``negative``.
     queries, documents
         Id to text, for rows that hold ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
         ``{document_id, text}``. The id may also be called ``_id`` or ``id``, the text ``query`` or ``document``. The
