@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation import evaluate
+from latelier.evaluation import evaluate, read_qrels, read_run
 from latelier.evaluation.measures import largest_cutoff
 
 
@@ -43,6 +43,29 @@ def test_measures_equal_their_definitions(k):
         assert mean == pytest.approx(sum(values[name] for values in expected.values()) / len(expected), abs=1e-9)
         for query, values in expected.items():
             assert result.per_query[query][name] == pytest.approx(values[name], abs=1e-9)
+
+
+def test_files_are_measured_as_by_trec_eval(tmp_path):
+    """By hand, to four digits: scores count and not ranks, equal scores go by descending id, q3 has no judgements."""
+    (tmp_path / "qrels").write_text("q1 0 d1 2\nq1 0 d2 1\nq1 0 d3 0\nq1 0 d4 1\nq1 0 d5 1\nq2 0 d1 1\nq2 0 d7 0\n")
+    (tmp_path / "run").write_text(
+        "q1 Q0 d1 1 4.0 x\nq1 Q0 d2 2 3.0 x\nq1 Q0 d3 3 4 x\nq1 Q0 d5 4 2e0 x\nq1 Q0 d9 5 5.0 x\n"
+        "q2 Q0 d7 1 1.0 x\nq2 Q0 d1 2 2.0 x\nq2 Q0 d8 3 3.0 x\nq3 Q0 d1 1 1.0 x\n"
+    )
+    expected = {  # of q1, whose order is d9 d3 d1 d2 d5, and of q2, whose order is d8 d1 d7
+        "P@5": (0.6, 0.2),
+        "RR": (0.3333, 0.5),
+        "AP": (0.3583, 0.5),  # (1/3 + 2/4 + 3/5) / 4
+        "Rprec": (0.5, 0.0),
+        "Bpref": (0.0, 1.0),
+        "R@100": (0.75, 1.0),
+        "nDCG@5": (0.5103, 0.6309),  # (2/2 + 1/2.3219 + 1/2.5850) / (2 + 1/1.5850 + 1/2 + 1/2.3219), 1/1.5850
+    }
+    found = evaluate(read_run(tmp_path / "run"), read_qrels(tmp_path / "qrels"), expected)
+    for name, (first, second) in expected.items():
+        assert found.per_query["q1"][name] == pytest.approx(first, abs=5e-5), name
+        assert found.per_query["q2"][name] == pytest.approx(second, abs=5e-5), name
+        assert found[name] == pytest.approx((first + second) / 2, abs=5e-5), name
 
 
 def test_a_query_without_results_counts_as_zero_and_is_named():

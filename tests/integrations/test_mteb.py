@@ -174,6 +174,22 @@ def test_prompts_and_instructions_reach_the_model(folder, model):
         assert run[query] == pytest.approx(dict(zip(DOCUMENTS, row, strict=True)), abs=1e-4)
 
 
+@pytest.mark.parametrize("top_ranked", [None, {"moon": ["fruit", "moon", "rome"]}])
+def test_the_document_with_the_id_of_its_query_is_left_out(folder, model, top_ranked):
+    queries = Dataset.from_list([{"id": "moon", "text": "a planet and its moon"}])
+    task = make_task(folder, "LocalIdentical")
+    where = {"task_metadata": task.metadata, "hf_split": "test", "hf_subset": "default", "encode_kwargs": {}}
+    corpus = Dataset.from_list([{"id": i, "title": title, "text": text} for i, (title, text) in DOCUMENTS.items()])
+    found = {}
+    for ignored in (False, True):
+        with MTEBSearch(model, Flat, ignore_identical_ids=ignored) as search:
+            search.index(corpus, **where)
+            found[ignored] = search.search(queries, top_k=2, top_ranked=top_ranked, **where)["moon"]
+    assert list(found[False])[0] == "moon"
+    assert list(found[True])[0] == list(found[False])[1]
+    assert "moon" not in found[True] and len(found[True]) == 2
+
+
 def test_results_of_each_index_are_kept_apart(model):
     metas = [
         MTEBSearch(model, make, search_options=options).mteb_model_meta

@@ -71,3 +71,29 @@ def test_a_model_of_means_has_them_everywhere():
     np.testing.assert_allclose([hit.score for hit in retriever.rerank(query, TEXTS)], wanted[order], atol=1e-6)
     assert retriever.explain(query, "b").score == pytest.approx(float(wanted[1]), abs=1e-6)
     assert results[0].mean_score == pytest.approx(naive_mean(model, query, results[0].text), abs=1e-5)
+
+
+@pytest.mark.parametrize("passages", [None, 16])
+def test_an_estimated_threshold_lets_the_wanted_share_of_unanswered_pieces_through(minilm, passages):
+    """Counted again from searches: the piece of a document finds another one at or above the estimate."""
+    subjects, places = ["Ships", "Bananas", "Moons", "Doctors", "Violins"], ["in Rome", "at sea", "near Mars", "in May"]
+    texts = [f"{subject} {place} were counted by hand." for subject in subjects for place in places]
+    retriever = Retriever(minilm, device="cpu")
+    retriever.add(texts, passages=passages)
+    found = retriever.estimate_threshold(0.25)
+    assert (found.share, found.queries) == (0.25, 20)
+    assert found.low <= found.min_mean_score <= found.high <= 1
+    stricter = retriever.estimate_threshold(0.1)
+    assert stricter.min_mean_score >= found.min_mean_score
+    # Each piece is five of the words of its text, from one of two places: the estimate is of one of the two.
+    pieces = [[" ".join(text.split()[start : start + 5]) for start in range(3)] for text in texts]
+    shares = []
+    for chosen in (min, max):
+        best = [
+            chosen(max(hit.mean_score for hit in hits if hit.id != i) for hits in retriever.search(each, k=2))
+            for i, each in enumerate(pieces)
+        ]
+        shares.append(sum(score > found.min_mean_score for score in best) / len(best))
+    assert shares[0] <= 0.25 <= shares[1]
+    with pytest.raises(InvalidArgumentError, match="share=0.6"):
+        retriever.estimate_threshold(0.6)

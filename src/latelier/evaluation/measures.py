@@ -146,7 +146,7 @@ def evaluate_named(
         own = any(query in row for query, row in run.items() if query in qrels)
         ignore_identical_ids = own and not any(judged.get(query, 0) > 0 for query, judged in qrels.items())
     if ignore_identical_ids:
-        run = {query: {id_: score for id_, score in row.items() if id_ != query} for query, row in run.items()}
+        run = without_own(run)
     # Negated ranks as scores: every measure sees the same order.
     ranked = {
         query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
@@ -165,6 +165,11 @@ def evaluate_named(
         {q: {name: values[str(m)] for name, m in parsed.items()} for q, values in per_query.items()},
         "the document with the id of its query is left out" if ignore_identical_ids else "",
     )
+
+
+def without_own(run: Run) -> dict[str, dict[str, float]]:
+    """Return a run without the documents with the ids of their queries."""
+    return {query: {id_: score for id_, score in row.items() if id_ != query} for query, row in run.items()}
 
 
 def default_measures(k: int) -> list[str]:

@@ -19,6 +19,7 @@ from latelier.evaluation.evaluator import (
     search_index,
     temporary_index,
 )
+from latelier.evaluation.measures import without_own
 from latelier.indexes import IVF, Index
 from latelier.models import load
 from latelier.rank import rerank
@@ -65,6 +66,9 @@ class MTEBSearch:
     prompts
         Prompts by mteb's names, such as ``"NFCorpus-query"``, ``"Retrieval-query"`` or ``"query"``, from special to
         general; None for the prompts of the model.
+    ignore_identical_ids
+        Leave out the document with the id of its query, as BEIR does, where the task does not do so by itself (mteb's
+        ArguAna, Quora and others do).
 
     Raises
     ------
@@ -91,6 +95,7 @@ class MTEBSearch:
         search_options: Mapping[str, Any] | None = None,
         name: str | None = None,
         prompts: Mapping[str, str] | None = None,
+        ignore_identical_ids: bool = False,
     ) -> None:
         for argument, given in (("search_options", search_options), ("prompts", prompts)):
             if not isinstance(given, (Mapping, type(None))):
@@ -103,6 +108,7 @@ class MTEBSearch:
         self.name = name
         own = self.model.prompts if prompts is None else prompts
         self.prompts = {name: prompt for name, prompt in own.items() if prompt is not None}
+        self.ignore_identical_ids = ignore_identical_ids
         self._open = ExitStack()
         self._index: Index | None = None
 
@@ -110,7 +116,9 @@ class MTEBSearch:
     def mteb_model_meta(self) -> ModelMeta:
         """The model's metadata, with the index as an experiment: mteb keeps the results of each index apart."""
         meta = ModelMeta.from_multi_vector_encoder_model(self.model)
-        settings = describe_index(self.make_index, self.search_options)
+        settings: dict[str, Any] = describe_index(self.make_index, self.search_options)
+        if self.ignore_identical_ids:
+            settings["ignore_identical_ids"] = True
         changes = {"experiment_kwargs": settings} | ({} if self.name is None else {"name": self.name})
         return meta.model_copy(update=changes)
 
@@ -191,16 +199,18 @@ class MTEBSearch:
             raise LatelierError("there is no index to search; call index first, as mteb does.")
         texts = dict(self._texts(queries, task_metadata, _QUERY, num_proc))
         encode = self._encoder(self.model.encode_query, task_metadata, _QUERY, encode_kwargs)
-        if top_ranked is None:
-            return search_index(self._index, texts, encode, top_k, self.search_options)
+        ignored = self.ignore_identical_ids
         run: dict[str, dict[str, float]] = {}
-        for (query, _), vectors in zip(texts.items(), encode(list(texts.values())), strict=True):
-            candidates = list(top_ranked.get(query, ()))
-            found = []
-            if candidates:
-                [found] = rerank([candidates], [vectors.cpu()], [self._index.get_embeddings(candidates)], top_k)
-            run[query] = {str(hit.id): hit.score for hit in found}
-        return run
+        if top_ranked is None:
+            run = search_index(self._index, texts, encode, top_k + ignored, self.search_options)
+        else:
+            for (query, _), vectors in zip(texts.items(), encode(list(texts.values())), strict=True):
+                candidates = [id_ for id_ in top_ranked.get(query, ()) if not (ignored and id_ == query)]
+                found = []
+                if candidates:
+                    [found] = rerank([candidates], [vectors.cpu()], [self._index.get_embeddings(candidates)], top_k)
+                run[query] = {str(hit.id): hit.score for hit in found}
+        return {query: dict(list(row.items())[:top_k]) for query, row in without_own(run).items()} if ignored else run
 
     def close(self) -> None:
         """Close the index and remove its folder."""
