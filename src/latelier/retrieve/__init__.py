@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.folders import Synchronised, read_documents
     from latelier.retrieve.passages import Passages, Result, Results
-    from latelier.retrieve.retriever import Retriever
-    from latelier.retrieve.thresholds import Threshold
+    from latelier.retrieve.retriever import Retriever, Threshold
     from latelier.retrieve.workers import EncodingWorkers
 
 __all__ = [
@@ -31,7 +30,6 @@ __getattr__, __dir__ = lazy_names(
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     passages=("Passages", "Result", "Results"),
     folders=("Synchronised", "read_documents"),
-    retriever=("Retriever",),
-    thresholds=("Threshold",),
+    retriever=("Retriever", "Threshold"),
     workers=("EncodingWorkers",),
 )

@@ -305,8 +305,8 @@ class Result(NamedTuple):
     ``end - start`` characters of the text are those of that place. For whole documents, both are None.
 
     `mean_score` is the mean, over the tokens of the query's own text, of the similarity with the best token of the
-    document. It leaves out markers and query expansion, so that it means the same for every query and in every mode; a
-    search by keywords has none.
+    document. It leaves out markers and query expansion, so that it means the same for every query and in every mode. It
+    takes reading the vectors of the hits, so only a search with `min_mean_score` has it; -1 leaves no document out.
 
     Examples
     --------

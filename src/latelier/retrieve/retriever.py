@@ -6,10 +6,13 @@ result comes out by `Retriever.search`: the query is encoded, the index searched
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
@@ -38,9 +41,8 @@ from latelier.retrieve.indexing import (
 from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
 from latelier.retrieve.passages import DocumentSettings, Found, Passages, Result, StoredDocuments
 from latelier.retrieve.readers import FileDocuments
-from latelier.retrieve.thresholds import Threshold, estimate_threshold
 from latelier.retrieve.why_not import explain_miss
-from latelier.utils.checks import check_choice, check_count, describe
+from latelier.utils.checks import check_choice, check_count, check_number, describe
 from latelier.utils.misc import NotCopied, progress_bar, warn_caller
 
 if TYPE_CHECKING:
@@ -60,6 +62,40 @@ class WriteKeywords(TypedDict, total=False):
     pool_factor: int | None
     precision: str | None
     workers: EncodingWorkers | int | None
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A `min_mean_score`, estimated for a wanted share of questions without an answer that still find a document.
+
+    Parameters
+    ----------
+    share
+        The wanted share.
+    min_mean_score
+        The estimate.
+    low, high
+        Its interval of 95% for questions like the pieces; the actual share depends on how alike they are.
+    queries
+        Number of pieces that it is estimated from.
+
+    Examples
+    --------
+    >>> print(Threshold(0.05, 0.789, 0.742, 0.85, queries=200))
+    min_mean_score=0.789 (95%: 0.742 to 0.850): 5% of 200 pieces of text without an answer find a document
+    """
+
+    share: float
+    min_mean_score: float
+    low: float
+    high: float
+    queries: int
+
+    def __str__(self) -> str:
+        return (
+            f"min_mean_score={self.min_mean_score:.3f} (95%: {self.low:.3f} to {self.high:.3f}): {self.share:.0%} of "
+            f"{self.queries} pieces of text without an answer find a document"
+        )
 
 
 class Retriever(NotCopied):
@@ -465,7 +501,7 @@ class Retriever(NotCopied):
             How much an approximate index such as `latelier.indexes.IVF` searches; see `Index.search`.
         min_score, min_mean_score
             The least score, and the least `mean_score` (see `Result`), of a document; ``docs/scores.md`` says how to
-            choose them.
+            choose them. With `min_mean_score`, results have a `mean_score`.
 
         Returns
         -------
@@ -484,10 +520,8 @@ class Retriever(NotCopied):
         queries, chosen, k = checked_queries(texts), self.index.checked_options(options), check_count("k", k)
         if not queries:
             return []
-        vectors = own = None
-        if chosen.mode != "keywords":
-            vectors = self._model.encode_queries(queries)
-            own = self._model.own_vectors(queries, vectors)
+        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(queries)
+        own = None if vectors is None or chosen.min_mean_score is None else self._model.own_vectors(queries, vectors)
         results = StoredDocuments(self.index).search(vectors, queries, k, chosen, own)
         return results[0] if isinstance(texts, str) else results
 
@@ -626,6 +660,10 @@ class Retriever(NotCopied):
     def estimate_threshold(self, share: float = 0.05, *, queries: int = 200) -> Threshold:
         """Estimate from the documents a `min_mean_score` that leaves out irrelevant ones.
 
+        Pieces of a few words out of the documents stand for questions. The document that a piece is from is left out,
+        so the best of the others is what a question without an answer would find. Some of them do answer the piece,
+        which makes the threshold rather too high than too low.
+
         Parameters
         ----------
         share
@@ -651,7 +689,31 @@ class Retriever(NotCopied):
         >>> [hit.id for hit in retriever.search("fruit", min_mean_score=threshold)]
         ['a']
         """
-        return estimate_threshold(self._model, self.index, share, queries)
+        share, queries = check_number("share", share, most=0.5), check_count("queries", queries, 20)
+        with self.index.snapshot():
+            stored = StoredDocuments(self.index)
+            ids = stored.ids()
+            if len(ids) < 2:
+                raise InvalidArgumentError(f"the index has {len(ids)} documents; an estimate needs at least 2.")
+            spread = np.linspace(0, len(ids) - 1, min(queries, len(ids))).astype("int64").tolist()
+            words = {record.id: (record.text or "").split() for record in stored.get([ids[i] for i in spread])}
+            words = {id: each for id, each in words.items() if each}
+            if not words:
+                raise LatelierError("the documents were stored without their texts: no pieces to search with.")
+            chance = random.Random(0)
+            starts = [chance.randint(0, max(0, len(each) - _WORDS)) for each in words.values()]
+            pieces = [" ".join(each[start:][:_WORDS]) for each, start in zip(words.values(), starts, strict=True)]
+            vectors = self._model.encode_queries(pieces)
+            own = self._model.own_vectors(pieces, vectors)
+            found = stored.find(vectors, pieces, 2, SearchOptions(), own)
+        best = []
+        for id, hits in zip(words, found, strict=True):
+            others = [hit.mean_score for hit in hits if stored.document(hit.id) != id]
+            best += [mean for mean in others[:1] if mean is not None]
+        scores, count = sorted(best), len(best)
+        place, deviation = (1 - share) * count, _SURE * math.sqrt(count * share * (1 - share))
+        at = [scores[min(max(round(each) - 1, 0), count - 1)] for each in (place - deviation, place, place + deviation)]
+        return Threshold(share, at[1], at[0], at[2], count)
 
     def close(self) -> None:
         """Close the index."""
@@ -674,6 +736,8 @@ class Retriever(NotCopied):
 _CHUNK_SIZE = 2048  # documents that are read and checked at once
 _CHARACTERS = 8  # of a token, more than texts have on average: what is longer than that is longer than the model reads
 _BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
+_WORDS = 5  # of a piece that stands for a question: the thresholds of longer ones are higher than those of questions
+_SURE = 1.96  # standard deviations of an interval of 95%
 
 
 def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> list[Hit]:
@@ -736,7 +800,8 @@ def search_batch(
     if rows:
         with stage("encode"):
             encoded = retriever.query_model.encode_queries(list(rows))
-            own = retriever.query_model.own_vectors(list(rows), encoded)
+            if any(isinstance(each, SearchOptions) and each.min_mean_score is not None for each in options):
+                own = retriever.query_model.own_vectors(list(rows), encoded)
     with index.snapshot():
         stored = StoredDocuments(index)
         with stage("search"):
@@ -768,10 +833,11 @@ def _find(
     means: Any = None
     try:
         if not searches[0].has_texts:
-            vectors = means = prepare_queries(queries, stored.index.dim)
+            vectors = prepare_queries(queries, stored.index.dim)
+            means = None if options.min_mean_score is None else vectors
         elif options.mode != "keywords":
             chosen = [rows[text] for text in queries]
-            vectors, means = encoded[chosen], own[chosen]
+            vectors, means = encoded[chosen], None if options.min_mean_score is None else own[chosen]
         hits = iter(stored.find(vectors, queries, searches[0].k, options, means))
         return [[next(hits) for _ in search.queries] for search in searches]
     except EmbeddingsError as error:

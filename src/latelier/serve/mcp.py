@@ -257,7 +257,9 @@ class _Tools:
                 "the documents that have words of the query (rerank)."
             ),
         ] = SearchOptions.mode,
-        min_mean_score: Annotated[float | None, Field(description="The least mean_score of a document.")] = None,
+        min_mean_score: Annotated[
+            float | None, Field(description="The least mean_score of a document; without it, none is computed.")
+        ] = None,
     ) -> list[FoundDocument]:
         """Find the documents that match a query best, with the passages that matched."""
         retriever = self._retriever(index)

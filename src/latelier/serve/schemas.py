@@ -101,7 +101,7 @@ class _Options(_Body):
     min_score: Number | None = None
     """The least score of a document."""
     min_mean_score: Number | None = None
-    """The least mean score of a document."""
+    """The least mean score of a document; -1 leaves none out, and gives each its `mean_score`."""
 
     @model_validator(mode="after")
     def _options_of_the_mode(self) -> Self:
@@ -174,7 +174,7 @@ class ResultResponse(_Body):
     score: float
     mean_score: float | None = None
     """The mean, over the tokens of the query's own text, of the similarity with the best token of the document; null
-    for a search by keywords."""
+    without `min_mean_score`."""
     text: str | None = None
     """The document's text, or its best passage."""
     metadata: dict[str, Any] | None = None
