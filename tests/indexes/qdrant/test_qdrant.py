@@ -129,7 +129,7 @@ def test_documents_beyond_the_limit_of_qdrant_are_refused():
 
 def test_keywords_are_made_dropped_and_made_again():
     index = indexes.Qdrant(keywords=False)
-    index.add(["a", "b", "c"], matrices([1, 1, 1]), ["a wing", "winged Ängste", None])
+    index.add(["a", "b", "c"], matrices([1, 1, 1]), ["myWing", "winged Ängste of three", None])
     with pytest.raises(LatelierError, match=r"compact\(keywords=True\) makes them"):
         index.search(mode="keywords", texts="wing")
     index.compact(keywords=True)

@@ -53,6 +53,18 @@ def test_words_are_found_by_stem_and_without_accents(shared):
         assert found(shared, text) == ids, text
 
 
+def test_identifiers_are_found_by_their_parts(tmp_path):
+    texts = ["def parseHTTPHeader(line)", "parse_http_header = 3", "The PDFs of McDonald", "a header", None]
+    with indexes.Flat(tmp_path) as index:
+        index.add(list("abcde"), [np.eye(2)] * 5, texts)
+        for text, ids in [("http", "ab"), ("header", "abd"), ("parseHTTPHeader", "a"), ("pd", ""), ("pdfs", "c")]:
+            assert sorted(found(index, text)) == list(ids), text
+        index.verify()
+        index.update(["a"], [np.eye(2)], ["nothing"])
+        index.verify()
+        assert found(index, "http") == ["b"]
+
+
 def test_tokenizers_differ_in_what_they_find():
     for tokenizer, ids in [("unicode61", []), ("trigram", [0]), ("porter", [0])]:
         with make(None, tokenizer=tokenizer) as index:

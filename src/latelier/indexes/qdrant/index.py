@@ -50,7 +50,7 @@ from latelier.indexes.results import (
 )
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.connections import as_folder
-from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
+from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, with_parts
 from latelier.utils.checks import check_choice, check_count, describe
 from latelier.utils.misc import progress_bar
 
@@ -606,4 +606,4 @@ def _candidates(k: int, options: SearchOptions) -> int | None:
 
 def _count(texts: Sequence[str], tokenizer: str) -> int:
     """Return the number of words of some texts."""
-    return sum(sum(each.values()) for each in count_words(texts, tokenizer))
+    return sum(sum(each.values()) for each in count_words([with_parts(text) for text in texts], tokenizer))

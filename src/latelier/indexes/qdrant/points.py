@@ -45,7 +45,7 @@ from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.filters.parse import fold_name, is_nameable
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
 from latelier.indexes.results import INT64, Id, dump_json
-from latelier.indexes.store.keywords import TOKENIZERS, query_words
+from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
 from latelier.indexes.store.rows import SqlValue, StoredDocument
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
@@ -218,7 +218,7 @@ class Points:
         configuration = self._collection.configuration
         if configuration.tokenizer is None or configuration.average_length is None:
             return [{} for _ in texts]
-        counts = count_words(texts, configuration.tokenizer)
+        counts = count_words([with_parts(text) for text in texts], configuration.tokenizer)
         vectors = [_document_vector(each, configuration.average_length) for each in counts]
         return [{} if vector is None else {KEYWORDS: vector} for vector in vectors]
 

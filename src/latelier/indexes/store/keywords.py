@@ -12,6 +12,7 @@ A query is plain text: each of its words is quoted, so FTS5's operators have no 
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -159,7 +160,7 @@ def drop_keywords(connection: sqlite3.Connection) -> None:
 
 def insert_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str | None]]) -> None:
     """Add documents, given as number and text, whose rows of ``content`` exist; those without a text are left out."""
-    given = ((number, text) for number, text in rows if text is not None)
+    given = ((number, with_parts(text)) for number, text in rows if text is not None)
     with translate_damage():
         check_config(connection)
         connection.executemany("INSERT INTO keyword (rowid, text) VALUES (?, ?)", given)
@@ -167,14 +168,13 @@ def insert_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str |
 
 def delete_texts(connection: sqlite3.Connection, row_ids: Sequence[int]) -> None:
     """Remove documents by number, ascending, before their rows of ``content`` are deleted."""
+    stored = "SELECT number, text FROM content WHERE number = ? AND text IS NOT NULL"
+    given = (row for row_id in row_ids for row in connection.execute(stored, (row_id,)))
     # FTS5 does not store the texts: this form of its insert gives it the text to remove.
-    statement = (
-        "INSERT INTO keyword (keyword, rowid, text) "
-        "SELECT 'delete', number, text FROM content WHERE number = ? AND text IS NOT NULL"
-    )
+    statement = "INSERT INTO keyword (keyword, rowid, text) VALUES ('delete', ?, ?)"
     with translate_damage():
         check_config(connection)
-        connection.executemany(statement, ((row_id,) for row_id in row_ids))
+        connection.executemany(statement, ((number, with_parts(text)) for number, text in given))
 
 
 def flush_keywords(connection: sqlite3.Connection) -> None:
@@ -255,6 +255,8 @@ def check_keywords(connection: sqlite3.Connection) -> None:
             raise keyword_damage("it has values of a wrong type")
         connection.backup(copy)
         copy.execute("DELETE FROM content WHERE text IS NULL")  # these documents are not in the keyword index
+        copy.create_function("with_parts", 1, with_parts)
+        copy.execute("UPDATE content SET text = with_parts(text)")
         # The rank 1 compares with the texts, which older versions of FTS5 always do.
         copy.execute("INSERT INTO keyword (keyword, rank) VALUES ('integrity-check', 1)")
         copy.execute("CREATE VIRTUAL TABLE keyword_terms USING fts5vocab(keyword, row)")
@@ -275,6 +277,20 @@ _MIN_IDF = 1e-6
 _VARINT_BYTES = 9
 # Rows read at a time where a filter selects the documents.
 _ROWS = 4096
+
+
+# Where a part of an identifier ends, as in parse|HTTP|Header; plurals such as PDFs are no identifiers.
+_PART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])(?!.s\b)")
+
+
+def with_parts(text: str) -> str:
+    """Return a text to index, followed by the parts of its identifiers: FTS5 cuts parse_header, but not parseHeader.
+
+    Queries stay as they are: those with names such as GitHub or mRNA would find less.
+    """
+    if _PART.search(text) is None:
+        return text
+    return " ".join([text, *(_PART.sub(" ", word) for word in re.findall(r"[^\W_]+", text) if _PART.search(word))])
 
 
 def query_words(text: str) -> list[str]:
