@@ -61,8 +61,25 @@ def around(page: Page, element: Locator, margin: int = 12) -> bytes:
 
 
 def results(browser: Browser, url: str) -> None:
-    page = open_page(browser, url + QUESTION + FILTER, width=1000, height=760)
-    save("page-results", page.screenshot())
+    for scheme in ("light", "dark"):
+        page = open_page(browser, url + QUESTION + FILTER, width=1280, height=860, scheme=scheme)
+        save("page-results" if scheme == "light" else "page-dark", page.screenshot())
+
+
+def start(browser: Browser, url: str) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 640})
+    page.goto(url)
+    expect(page.locator("#start button")).to_have_count(3, timeout=PATIENCE_MS)
+    save("page-start", page.screenshot())
+
+
+def filters(browser: Browser, url: str) -> None:
+    page = open_page(browser, url + QUESTION, width=1280, height=700)
+    page.locator("#filters summary").click()
+    page.locator("#facets").get_by_role("button", name="function").click()
+    expect(page.locator("#facets button[aria-pressed=true]")).to_have_count(1)
+    expect(page.locator("#times")).to_contain_text("highlights", timeout=PATIENCE_MS)
+    save("page-filters", page.screenshot())
 
 
 def heat_map(browser: Browser, url: str) -> None:
@@ -73,9 +90,12 @@ def heat_map(browser: Browser, url: str) -> None:
     save("page-heat-map", around(page, item))
 
 
-def dark_and_narrow(browser: Browser, url: str) -> None:
-    page = open_page(browser, url + QUESTION, width=390, height=780, scheme="dark")
-    save("page-dark-narrow", page.screenshot())
+def narrow(browser: Browser, url: str) -> None:
+    for scheme in ("light", "dark"):
+        page = open_page(browser, url + QUESTION, width=390, height=780, scheme=scheme)
+        page.get_by_role("button", name="Heat map").first.click()
+        expect(page.locator(".heat")).to_be_visible()
+        save(f"page-narrow-{scheme}", page.screenshot())
 
 
 def why_not(browser: Browser, url: str) -> None:
@@ -89,6 +109,8 @@ def why_not(browser: Browser, url: str) -> None:
 
 def make_index(folder: Path) -> None:
     documents = [each for each in standard_library_documents() if each["module"].partition(".")[0] in MODULES]
+    for document in documents:
+        document["characters"] = len(document["text"])
     with Retriever(index=indexes.IVF(folder), device="cpu") as retriever:
         retriever.add(documents, show_progress=True)
         retriever.export_encoder()
@@ -106,7 +128,7 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             for _ in range(3):  # the first searches of a process take longer
                 open_page(browser, url + QUESTION, width=1000, height=760).close()
-            for take in (results, heat_map, dark_and_narrow, why_not):
+            for take in (results, start, filters, heat_map, narrow, why_not):
                 take(browser, url)
             browser.close()
     finally:

@@ -36,6 +36,12 @@ def url(shallow, tmp_path_factory):
 LARGE = 2**53 + 1  # JavaScript rounds it
 NUMBERS = {"large": 1e20, "whole": float(2**60), "negative": -1e19, "huge": 2**64, "least": 2**63, "exact": -(2**63)}
 FILLER = "Kings ruled before the republic and nobody knows why they did. " * 20
+REPORT = {"title": "A healthy report", "page": 7, "url": "https://example.org/report"}
+PLACES = [
+    {"id": "fruit.py", "text": "import kings\n" * 40 + "    # bananas are healthy\n    return True\n"},
+    {"id": "report.pdf", "text": "Fruit.", "changed": "2024-02-03T04:05:06Z", "share": 1 / 3, "metadata": REPORT},
+    *({"id": f"moon {i}", "text": f"The moon {i}.", "kind": "odd" if i == 7 else "even"} for i in range(12)),
+]
 LONG = f"{FILLER}Bananas are healthy. {FILLER}"
 VALUES = [
     {"id": "exact", "text": "The moon.", "isbn": LARGE, "kind": "", "digits": str(LARGE)},
@@ -57,6 +63,7 @@ def many(shallow, tmp_path_factory):
         "numbers": [*numbers, {"id": "other", "text": "The sun."} | dict.fromkeys(NUMBERS, 0.5)],
         "pooled": moon,
         "long": [("long", LONG)],
+        "places": PLACES,
     }
     for name, documents in contents.items():
         with Retriever(shallow, folder / name, device="cpu") as retriever:
@@ -161,6 +168,7 @@ def test_filters_come_from_the_fields_and_from_values_that_are_shown(page):
     page.get_by_role("button", name="kind: sky").first.click()
     expect(page.locator("#status")).to_contain_text("2 documents in")
     assert set(ids(page)) == {"moon", "mars"}
+    page.locator("#filters summary").click()
     page.click("#add-condition")
     condition = page.locator("#conditions li").nth(1)
     assert condition.locator("select").first.locator("option").all_inner_texts() == ["isbn", "kind", "ripe", "year"]
@@ -171,6 +179,25 @@ def test_filters_come_from_the_fields_and_from_values_that_are_shown(page):
     assert ids(page) == ["mars"]
     condition.get_by_role("button").click()
     expect(page.locator("#status")).to_contain_text("2 documents in")
+
+
+def test_filters_offer_the_values_of_fields_with_counts_and_limits(page, many):
+    page.goto(f"{many}/?index=places&q=planets&k=20")
+    items = page.locator("#results > li")
+    expect(items).to_have_count(14, timeout=60_000)
+    page.locator("#filters summary").click()
+    odd = page.locator("#facets").get_by_role("button", name="odd 1", exact=True)
+    odd.click()
+    expect(items).to_have_count(1)
+    expect(odd).to_have_attribute("aria-pressed", "true")
+    odd.click()
+    expect(items).to_have_count(14)
+    page.get_by_label("changed to").fill("2024-02-03")
+    page.get_by_label("changed to").blur()
+    expect(page.locator("#results h2")).to_have_text(["A healthy report"])
+    page.get_by_label("changed to").fill("2024-02-02")
+    page.get_by_label("changed to").blur()
+    expect(page.locator("#status")).to_have_text("No document found.")
 
 
 def test_the_first_screen_offers_searches_and_back_and_forward_restore_them(page):
@@ -202,8 +229,34 @@ def test_the_marks_of_a_long_text_are_in_its_snippet(page, many):
     expect(text.locator("mark", has_text="Bananas")).to_be_in_viewport()
 
 
+def test_a_result_says_where_it_is_and_keeps_the_indentation_of_code(page, many):
+    page.goto(f"{many}/?index=places&q=healthy+fruit&k=10")
+    items = page.locator("#results > li")
+    expect(items).to_have_count(10, timeout=60_000)
+    code = items.filter(has_text="fruit.py")
+    expect(code.locator(".where")).to_have_text("line 41")
+    assert (
+        code.locator(".text").inner_text()
+        == "import kings\n\n\n\ndef eat():\n    # bananas are healthy\n    return True"
+    )
+    report = items.filter(has=page.get_by_role("link", name="A healthy report"))
+    expect(report.locator(".where")).to_have_text("report.pdfpage 7")
+    assert report.locator("h2 a").get_attribute("href") == "https://example.org/report"
+    assert report.locator(".metadata li").all_inner_texts() == [
+        "url: example.org",
+        "changed: 3 Feb 2024",
+        "share: 0.333333",
+    ]
+    page.get_by_role("button", name="More results").click()
+    expect(items).to_have_count(14)
+    expect(page.get_by_role("button", name="More results")).to_be_hidden()
+    report.get_by_role("button", name="changed").click()
+    expect(items).to_have_count(1)
+
+
 def test_a_search_that_finds_nothing_offers_another(page):
     search(page, "planets")
+    page.locator("#filters summary").click()
     page.click("#add-condition")
     page.locator("#conditions input").fill("nothing is of this kind")
     page.fill("#query", "planets")
@@ -231,10 +284,16 @@ def test_a_question_why_a_document_is_not_found_is_answered(page):
     page.get_by_role("button", name="Ask").click()
     expect(answer).to_contain_text("rank 1")
     assert "no such id" not in answer.inner_text()
+    page.get_by_role("button", name="year: 2021").click()
+    expect(page.locator("#status")).to_contain_text("1 document in")
+    page.get_by_role("button", name="Ask").click()
+    expect(answer.locator("li").first).to_contain_text("The filters leave it out.")
+    answer.get_by_role("button", name="Leave out the filters").click()
+    expect(page.locator("#results h2")).to_have_count(4)
 
 
 def test_everything_is_reached_by_keyboard(page):
-    page.locator("body").click()
+    page.locator("h1").click()
     page.keyboard.press("/")
     page.keyboard.type("healthy fruit")
     page.keyboard.press("Enter")
@@ -363,6 +422,7 @@ def test_numbers_beyond_what_javascript_or_sqlite_counts_exactly_are_found(page,
         expect(found).to_have_text([name], timeout=60_000)
         page.get_by_role("button", name="Remove this filter").click()
         expect(found).to_have_count(7, timeout=60_000)
+    page.locator("#filters summary").click()
     page.click("#add-condition")
     condition = page.locator("#conditions li")
     condition.locator("select").first.select_option("large")
@@ -376,7 +436,7 @@ def test_an_index_that_cannot_be_read_leaves_the_others_to_search(page, many):
     expect(page.locator("#about")).to_contain_text("moved: the server cannot use the files", timeout=60_000)
     page.select_option("#index", "whole")
     expect(page.locator("#results h2")).to_have_text(str(LARGE), timeout=60_000)
-    expect(page.locator("#about")).to_contain_text("whole: 1 documents")
+    expect(page.locator("#about")).to_contain_text("whole: 1 document")
     assert page.locator("#index").input_value() == "whole"
 
 

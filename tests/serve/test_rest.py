@@ -136,6 +136,25 @@ def test_the_passage_of_a_result_is_found_in_the_document(shallow):
         assert whole.index(passage, hit["start"]) == hit["start"] + len("A long title ")
 
 
+def test_fields_and_ids_count_documents_whether_they_are_whole_or_passages(client, shallow):
+    fields = client.get(f"{INDEX}/fields").json()
+    values = [{"value": year, "documents": 1} for year in (2019, 2021, 2023)]
+    assert fields == [{"field": "year", "values": values, "least": 2019, "greatest": 2023}]
+    assert client.get(f"{INDEX}/ids?contains=OO&limit=2").json() == ["moon"]
+    with Retriever(shallow, device="cpu") as retriever:
+        long = {"text": "The moon is far away. " * 40, "lang": "en"}
+        retriever.add([{"id": "a", **long}, {"id": "b", **long}, {"id": 3, "text": "x", "lang": 1}], passages=32)
+        retriever.add([{"id": f"{i}", "text": "x", "sum": i / 2} for i in range(21)])
+        assert len(retriever.index) > 30
+        with TestClient(create_app({"records": retriever}), base_url="http://localhost") as parts:
+            lang, total = parts.get(f"{INDEX}/fields").json()
+            found = parts.get(f"{INDEX}/ids", params={"contains": ""}).json()
+    values = [{"value": "en", "documents": 2}, {"value": 1, "documents": 1}]
+    assert lang == {"field": "lang", "values": values, "least": None, "greatest": None}
+    assert total == {"field": "sum", "values": None, "least": 0.0, "greatest": 10.0}
+    assert found == ["a", "b", "3", *map(str, range(17))]
+
+
 def test_documents_are_added_replaced_read_and_removed(client):
     document = {"id": "pear", "text": "Pears are ripe in autumn.", "title": "Pears", "metadata": {"year": 2024}}
     assert post(client, "/documents", {"documents": [document]}, 201) == {"changed": 1, "documents": 4}
@@ -215,12 +234,14 @@ def test_the_passage_that_a_search_found_is_explained_and_its_snippet_holds_what
     with Retriever(shallow, device="cpu") as retriever:
         retriever.add([("a", f"{filler}Bananas are healthy. {filler}")], passages=64)
         with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
-            (found,) = post(client, "/search", {"query": "healthy fruit", "k": 1})["results"][0]
+            asked = {"query": "healthy fruit", "k": 1, "include": ["text", "snippet"]}
+            (found,) = post(client, "/search", asked)["results"][0]
             body = {"query": "healthy fruit", "ids": ["a", "a"], "starts": [found["start"], 0]}
             best, first = post(client, "/explain", body)
             assert (best["text"], best["score"]) == (found["text"], pytest.approx(found["score"], abs=1e-4))
             assert first["text"].startswith("Kings")
             assert first["score"] < best["score"]
+            assert (found["snippet"], found["spans"]) == (best["snippet"], best["spans"])
             start, end = best["snippet"]["start"], best["snippet"]["end"]
             assert "Bananas are healthy." in best["text"][start:end]
             assert end - start <= 260

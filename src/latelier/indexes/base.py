@@ -24,7 +24,16 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import GivenDocuments, prepare_queries
 from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.ranking import exact_scores
-from latelier.indexes.results import CheckReport, Hit, Id, StageLoss, VerifyReport, WhyNotReport, as_prefixes
+from latelier.indexes.results import (
+    CheckReport,
+    FieldValues,
+    Hit,
+    Id,
+    StageLoss,
+    VerifyReport,
+    WhyNotReport,
+    as_prefixes,
+)
 from latelier.indexes.why_not import why_not_by_vectors
 from latelier.scores.maxsim import maxsim_numpy
 from latelier.scores.topk import TopK
@@ -349,6 +358,34 @@ class Index(NotCopied, ABC):
     @abstractmethod
     def fields(self) -> list[str]:
         """The keys of the metadata that filters can name, sorted; those of removed documents stay."""
+
+    def field_values(self, most: int = 20, *, are_passages: bool = False) -> list[FieldValues]:
+        """Return the values that documents have in each field; kinds of index that do not count return names only.
+
+        Parameters
+        ----------
+        most
+            Maximum number of values of a field; of more, only the least and the greatest are returned.
+        are_passages
+            Count the first passage of each document only, in an index that `latelier.retrieve.Retriever` has filled
+            with passages.
+
+        Returns
+        -------
+        list of FieldValues
+            In the order of `fields`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from latelier import indexes
+        >>> index = indexes.Flat()
+        >>> years = [{"year": 2024}, {"year": 2026}]
+        >>> index.add(["a", "b"], [np.eye(2)] * 2, metadata=years)
+        >>> [(each.value, each.documents) for each in index.field_values()[0].values]
+        [(2024, 1), (2026, 1)]
+        """
+        return [FieldValues(field) for field in self.fields]
 
     @property
     @abstractmethod

@@ -197,6 +197,46 @@ class VerifyReport:
 
 
 @dataclass(frozen=True)
+class ValueCount:
+    """A value, and how many documents have it.
+
+    Examples
+    --------
+    >>> ValueCount("en", documents=2).documents
+    2
+    """
+
+    value: int | float | str
+    documents: int
+
+
+@dataclass(frozen=True)
+class FieldValues:
+    """What the documents of an index have in one field of their metadata.
+
+    Parameters
+    ----------
+    field
+        The key of the metadata.
+    values
+        Each value, most frequent first; None if there are many, or if this kind of index does not count them. Booleans
+        are 0 and 1, lists and objects are JSON.
+    least, greatest
+        Limits of the values; None if some are numbers and others are texts.
+
+    Examples
+    --------
+    >>> FieldValues("year", None, 1998, 2026).least
+    1998
+    """
+
+    field: str
+    values: list[ValueCount] | None = None
+    least: int | float | str | None = None
+    greatest: int | float | str | None = None
+
+
+@dataclass(frozen=True)
 class IndexStatistics:
     """What an index holds.
 

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocu
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
+    FieldValues,
     Hit,
     Id,
     IndexStatistics,
@@ -37,7 +39,7 @@ from latelier.indexes.results import (
 from latelier.indexes.store.catalog import UserSettings, catalog_bytes, count_documents
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
-from latelier.indexes.store.rows import DocumentColumns, all_ids, find_row_ids, has_metadata, has_texts
+from latelier.indexes.store.rows import DocumentColumns, all_ids, field_values, find_row_ids, has_metadata, has_texts
 from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, TokenArray
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
@@ -201,6 +203,10 @@ class StoredIndex(Index):
     def fields(self) -> list[str]:
         """See `Index.fields`."""
         return self._storage.fields()
+
+    def field_values(self, most: int = 20, *, are_passages: bool = False) -> list[FieldValues]:
+        """See `Index.field_values`."""
+        return self._storage.ask(partial(field_values, most=most, are_passages=are_passages))
 
     @property
     def memory(self) -> MemoryReport:

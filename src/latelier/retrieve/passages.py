@@ -21,7 +21,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError
-from latelier.indexes import Hit, Id, Index
+from latelier.indexes import FieldValues, Hit, Id, Index
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import Record, as_ids, check_known
 from latelier.utils.checks import check_count, cut, describe, is_count
@@ -383,6 +383,10 @@ class StoredDocuments:
         """Return the ids of all documents in the order of insertion."""
         stored = self.index.ids()
         return list(dict.fromkeys(map(self.document, stored))) if self.has_passages else stored
+
+    def field_values(self, most: int = 20) -> list[FieldValues]:
+        """Return the values that documents have in each field, see `Index.field_values`."""
+        return self.index.field_values(most, are_passages=self.has_passages)
 
     def parts(self, id: Id) -> list[Id]:
         """Return the ids under which the index stores a document, in the order of its passages; none if absent."""

@@ -5,52 +5,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import re
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Annotated, Any
+from datetime import datetime, timezone
+from typing import Annotated, Any, cast
 
 import numpy as np
 import safetensors.numpy
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError, StorageError, UnknownIdError
-from latelier.indexes import Id
-from latelier.indexes.results import Record
+from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError, StorageError
+from latelier.indexes import FieldValues, Id
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explanation import explain_documents
-from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.passages import StoredDocuments, decode_passage_id
+from latelier.retrieve.readers import HEADINGS
 from latelier.retrieve.retriever import Search
+from latelier.serve import schemas
 from latelier.serve.errors import TooLargeError, UnknownIndexError, checked_body, storage_problem
-from latelier.serve.schemas import (
-    ChangeResponse,
-    DocumentsRequest,
-    DocumentText,
-    EncodeRequest,
-    EncodeResponse,
-    ErrorResponse,
-    ExplainRequest,
-    ExplainResponse,
-    IdsRequest,
-    IndexResponse,
-    RankedDocument,
-    RecordResponse,
-    RerankRequest,
-    RerankResponse,
-    SearchRequest,
-    SearchResponse,
-    WhyNotRequest,
-    WhyNotResponse,
-)
 from latelier.serve.security import Reading, Writing
 from latelier.serve.service import Limits, Service
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import short
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
+    status: {"model": schemas.ErrorResponse}
+    for status in (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 }
 
 
@@ -94,19 +78,36 @@ Index = Annotated[Service, Depends(_index)]
 
 
 @router.get("/indexes", dependencies=[Reading])
-async def list_indexes(request: Request) -> list[IndexResponse]:
+async def list_indexes(request: Request) -> list[schemas.IndexResponse]:
     """List the indexes of the server; one that cannot be read has an error, and no number of documents."""
     return await asyncio.gather(*map(_listed, request.app.state.services.values()))
 
 
 @router.get("/indexes/{index}", dependencies=[Reading])
-async def get_index(service: Index) -> IndexResponse:
-    """Describe an index, with up to three texts that searches can begin with."""
-    return await service.ask(_describe(service, with_examples=True))
+async def get_index(service: Index) -> schemas.IndexResponse:
+    """Describe an index, with its size, its last change, and up to three texts that searches can begin with."""
+    return await service.ask(_describe(service, is_whole=True))
 
 
-@router.post("/indexes/{index}/search", dependencies=[Reading], response_model=SearchResponse)
-async def search(request: Request, service: Index, body: SearchRequest) -> Response:
+@router.get("/indexes/{index}/fields", dependencies=[Reading])
+async def get_fields(service: Index) -> list[FieldValues]:
+    """Return what the documents have in each field that filters can name: up to 20 values with counts, and limits."""
+    return await service.ask(lambda retriever: StoredDocuments(retriever.index).field_values())
+
+
+@router.get("/indexes/{index}/ids", dependencies=[Reading])
+async def get_ids(service: Index, contains: str = "", limit: Annotated[int, Query(ge=1, le=1000)] = 20) -> list[str]:
+    """Return ids that contain a text, whatever its case, in the order of insertion."""
+
+    def find(retriever: Retriever) -> list[str]:
+        ids = map(str, StoredDocuments(retriever.index).ids())
+        return list(itertools.islice((id for id in ids if contains.lower() in id.lower()), limit))
+
+    return await service.ask(find)
+
+
+@router.post("/indexes/{index}/search", dependencies=[Reading], response_model=schemas.SearchResponse)
+async def search(request: Request, service: Index, body: schemas.SearchRequest) -> Response:
     """Find the best documents for one query or several."""
     limits = _limits(request)
     queries: list[Any]
@@ -120,87 +121,90 @@ async def search(request: Request, service: Index, body: SearchRequest) -> Respo
     if not queries:
         return search_response([], {}, body.include)
     found = await service.search(Search(queries, body.k, body.options()))
-    return search_response(found.results, found.milliseconds, body.include)
+    if "snippet" not in body.include:
+        return search_response(found.results, found.milliseconds, body.include)
+    limits.check_hits(len(queries) * body.k)
+    snippets = await service.ask(
+        lambda own: [_snippets(own, *each) for each in zip(queries, found.results, strict=True)]
+    )
+    return search_response(found.results, found.milliseconds, body.include, snippets)
 
 
 @router.post("/indexes/{index}/documents", status_code=201, dependencies=[Writing])
-async def add_documents(request: Request, service: Index, body: DocumentsRequest) -> ChangeResponse:
+async def add_documents(request: Request, service: Index, body: schemas.DocumentsRequest) -> schemas.ChangeResponse:
     """Add documents, all or none; the answer means that they are committed."""
     documents = _documents(request, body)
     return await service.write(lambda retriever: _change(retriever, retriever.add, documents))
 
 
 @router.put("/indexes/{index}/documents", dependencies=[Writing])
-async def update_documents(request: Request, service: Index, body: DocumentsRequest) -> ChangeResponse:
+async def update_documents(request: Request, service: Index, body: schemas.DocumentsRequest) -> schemas.ChangeResponse:
     """Replace documents, and insert those that are new."""
     documents = _documents(request, body)
     return await service.write(lambda retriever: _change(retriever, retriever.update, documents))
 
 
 @router.post("/indexes/{index}/documents/delete", dependencies=[Writing])
-async def delete_documents(request: Request, service: Index, body: IdsRequest) -> ChangeResponse:
+async def delete_documents(request: Request, service: Index, body: schemas.IdsRequest) -> schemas.ChangeResponse:
     """Remove documents, all or none."""
     _limits(request).check_batch(len(body.ids))
     ids = list(dict.fromkeys(body.ids))
     return await service.write(lambda retriever: _change(retriever, retriever.remove, ids))
 
 
-@router.post("/indexes/{index}/documents/get", dependencies=[Reading], response_model=list[RecordResponse])
-async def get_documents(request: Request, service: Index, body: IdsRequest) -> Response:
+@router.post("/indexes/{index}/documents/get", dependencies=[Reading], response_model=list[schemas.RecordResponse])
+async def get_documents(request: Request, service: Index, body: schemas.IdsRequest) -> Response:
     """Return the texts and metadata of documents."""
     _limits(request).check_batch(len(body.ids))
     records = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
-    return _json([_record(record) for record in records])
+    return _json([record._asdict() for record in records])
 
 
-@router.get("/indexes/{index}/documents/{id:any_id}", dependencies=[Reading], response_model=RecordResponse)
+@router.get("/indexes/{index}/documents/{id:any_id}", dependencies=[Reading], response_model=schemas.RecordResponse)
 async def get_document(service: Index, id: str) -> Response:
     """Return a document. An address has no integers: if no document has this string as its id, the integer is meant."""
-
-    def read(retriever: Retriever) -> list[Record]:
-        return StoredDocuments(retriever.index).get(_spelled(retriever, id))
-
-    (record,) = await service.ask(read)
-    return _json(_record(record))
+    (record,) = await service.ask(lambda own: StoredDocuments(own.index).get(_spelled(own, id)))
+    return _json(record._asdict())
 
 
 @router.delete("/indexes/{index}/documents/{id:any_id}", dependencies=[Writing])
-async def delete_document(service: Index, id: str) -> ChangeResponse:
+async def delete_document(service: Index, id: str) -> schemas.ChangeResponse:
     """Remove a document; see above for integers."""
     return await service.write(lambda retriever: _change(retriever, retriever.remove, [_spelled(retriever, id)]))
 
 
 @router.post("/indexes/{index}/explain", dependencies=[Reading])
-async def explain(request: Request, service: Index, body: ExplainRequest) -> list[ExplainResponse]:
+async def explain(request: Request, service: Index, body: schemas.ExplainRequest) -> list[schemas.ExplainResponse]:
     """Return the terms of documents' scores. An id given as a string that no document has is the integer."""
     limits = _limits(request)
     limits.check_texts([body.query])
     limits.check_hits(len(body.ids))
 
-    def explain_all(retriever: Retriever) -> list[ExplainResponse]:
-        ids = [_spelled_or_same(retriever, id) for id in body.ids]
+    def explain_all(retriever: Retriever) -> list[schemas.ExplainResponse]:
+        ids = [_spelled(retriever, id) for id in body.ids]
         explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids, starts=body.starts)
-        return [ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
+        return [schemas.ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
 
     return await service.ask(explain_all)
 
 
 @router.post("/indexes/{index}/why-not", dependencies=[Reading])
-async def why_not(request: Request, service: Index, body: WhyNotRequest) -> WhyNotResponse:
+async def why_not(request: Request, service: Index, body: schemas.WhyNotRequest) -> schemas.WhyNotResponse:
     """Say why a search does not find a document, and which changes would find it."""
     limits = _limits(request)
     limits.check_texts([body.query])
     limits.check_hits(body.k, body.depth)
 
-    def examine(retriever: Retriever) -> WhyNotResponse:
-        id = _spelled_or_same(retriever, body.id)
-        return WhyNotResponse.of(retriever.why_not(body.query, id, body.k, **body.options()))
+    def examine(retriever: Retriever) -> schemas.WhyNotResponse:
+        report = retriever.why_not(body.query, _spelled(retriever, body.id), body.k, **body.options())
+        causes, changes = list(report.causes), list(report.changes)
+        return schemas.WhyNotResponse(is_found=report.is_found, causes=causes, changes=changes, report=str(report))
 
     return await service.ask(examine)
 
 
 @router.post("/rerank", dependencies=[Reading])
-async def rerank(request: Request, body: RerankRequest) -> RerankResponse:
+async def rerank(request: Request, body: schemas.RerankRequest) -> schemas.RerankResponse:
     """Order documents that need not be in an index; the form is that of the common rerank interfaces."""
     limits = _limits(request)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
@@ -208,12 +212,12 @@ async def rerank(request: Request, body: RerankRequest) -> RerankResponse:
     limits.check_texts([body.query, *texts])
     service = _service(request, body.model or next(iter(request.app.state.services)))
     ranked = await service.rerank(body.query, texts, body.top_n)
-    results = []
-    for hit in ranked:
-        position = int(hit.id)
-        shown = DocumentText(text=texts[position]) if body.return_documents else None
-        results.append(RankedDocument(index=position, relevance_score=hit.score, document=shown))
-    return RerankResponse(model=service.name, results=results)
+    shown = [schemas.DocumentText(text=texts[int(hit.id)]) if body.return_documents else None for hit in ranked]
+    results = [
+        schemas.RankedDocument(index=int(hit.id), relevance_score=hit.score, document=document)
+        for hit, document in zip(ranked, shown, strict=True)
+    ]
+    return schemas.RerankResponse(model=service.name, results=results)
 
 
 # Numbers as JSON: about 20 bytes each.
@@ -223,10 +227,10 @@ _MOST_NUMBERS = 8_000_000
 @router.post(
     "/encode",
     dependencies=[Reading],
-    response_model=EncodeResponse,
+    response_model=schemas.EncodeResponse,
     responses={200: {"content": {"application/octet-stream": {}}}},
 )
-async def encode(request: Request, body: EncodeRequest) -> Response:
+async def encode(request: Request, body: schemas.EncodeRequest) -> Response:
     """Return the token vectors of texts, as the model of an index makes them for queries or for documents.
 
     With the header ``Accept: application/octet-stream``, the answer is a safetensors file of two arrays: ``vectors``,
@@ -241,7 +245,7 @@ async def encode(request: Request, body: EncodeRequest) -> Response:
     return await asyncio.to_thread(_encoded, service.name, body, matrices, is_packed=is_packed)
 
 
-def _encoded(name: str, body: EncodeRequest, matrices: list[np.ndarray], *, is_packed: bool) -> Response:
+def _encoded(name: str, body: schemas.EncodeRequest, matrices: list[np.ndarray], *, is_packed: bool) -> Response:
     dims = matrices[0].shape[1]
     if body.dims is not None and body.dims > dims:
         raise InvalidArgumentError(f"received dims={body.dims:,}; the model makes vectors of {dims:,} dimensions.")
@@ -286,7 +290,7 @@ def _matrices(vectors: list[list[list[float]]]) -> list[np.ndarray]:
     return [np.array(rows, dtype="float32") for rows in vectors]
 
 
-def _documents(request: Request, body: DocumentsRequest) -> list[dict[str, Any]]:
+def _documents(request: Request, body: schemas.DocumentsRequest) -> list[dict[str, Any]]:
     limits = _limits(request)
     limits.check_batch(len(body.documents))
     # The title is stored before the text.
@@ -295,108 +299,106 @@ def _documents(request: Request, body: DocumentsRequest) -> list[dict[str, Any]]
     return [{name: value for name, value in document if value is not None} for document in body.documents]
 
 
-def _change(retriever: Retriever, change: Any, argument: Any) -> ChangeResponse:
+def _change(retriever: Retriever, change: Any, argument: Any) -> schemas.ChangeResponse:
     change(argument)
-    return ChangeResponse(changed=len(argument), documents=len(retriever))
+    return schemas.ChangeResponse(changed=len(argument), documents=len(retriever))
 
 
-def _spelled_or_same(retriever: Retriever, id: Id) -> Id:
-    try:
-        return id if isinstance(id, int) else _spelled(retriever, id)
-    except UnknownIdError:
-        return id
-
-
-def _spelled(retriever: Retriever, id: str) -> Id:
-    """Return the id that is spelled so: the string, or the integer if there is only that."""
+def _spelled(retriever: Retriever, id: Id) -> Id:
+    """Return the integer that a string spells, if no document has the string as its id but one has the integer."""
     documents = StoredDocuments(retriever.index)
-    if id in documents:
-        return id
-    try:
-        number = int(id) if id.lstrip("-").isdecimal() and id.isascii() else None
-    except ValueError:  # too many digits
-        number = None
-    if number is not None and -(2**63) <= number < 2**63 and number in documents:
-        return number
-    raise UnknownIdError(f"document {short(id)} is not in the index.")
+    is_integer = isinstance(id, str) and re.fullmatch("-?[0-9]{1,19}", id) and id not in documents
+    return int(id) if is_integer and int(id) in documents else id
 
 
-async def _listed(service: Service) -> IndexResponse:
+async def _listed(service: Service) -> schemas.IndexResponse:
     try:
         return await service.ask(_describe(service))
     except (StorageError, CorruptedIndexError) as error:
         kind, (_, message) = type(service.retriever.index).__name__, storage_problem(error)
-        return IndexResponse(
+        return schemas.IndexResponse(
             name=service.name, kind=kind, documents=None, dim=None, model=None, fields=[], error=message
         )
 
 
 # Reading the ids of more documents than these for a few examples would take longer than a search.
 _MOST_IDS = 100_000
+# Documents that are looked at for examples.
+_LOOKED_AT = 12
 
 
 def _examples(retriever: Retriever) -> list[str]:
-    """Return the first words of three documents from all over an index."""
+    """Return three titles, or first words, of documents from all over an index; those that read like a query first."""
     ids = retriever.index.ids() if len(retriever.index) <= _MOST_IDS else []
-    records = retriever.index.get(list(dict.fromkeys(ids[len(ids) * i // 3] for i in range(3)))) if ids else []
-    heads = [(record.text or "").strip().split("\n")[0].lstrip("# ") for record in records]
-    return list(dict.fromkeys(" ".join(head[:80].split()[:6]).rstrip(".,:;") for head in heads if head))
+    chosen = list(dict.fromkeys(ids[len(ids) * i // _LOOKED_AT] for i in range(_LOOKED_AT))) if ids else []
+    heads = []
+    for record in retriever.index.get(chosen):
+        text, passage = record.text or "", decode_passage_id(record.id)
+        title = text[: len(text) - (passage.end - passage.start)] if passage else ""
+        head = (title.strip().rpartition(HEADINGS)[2] or text.strip().split("\n")[0])[:80]
+        heads.append(" ".join(head.lstrip("# ").split()[:6]).rstrip(".,:;"))
+    readable = [head for head in heads if " " in head and all(part.isalnum() for part in re.split(r"[\s,'-]+", head))]
+    return list(dict.fromkeys([*readable, *filter(None, heads)]))[:3]
 
 
-def _describe(service: Service, *, with_examples: bool = False) -> Callable[[Retriever], IndexResponse]:
-    def describe(retriever: Retriever) -> IndexResponse:
-        return IndexResponse(
+def _describe(service: Service, *, is_whole: bool = False) -> Callable[[Retriever], schemas.IndexResponse]:
+    def describe(retriever: Retriever) -> schemas.IndexResponse:
+        index = retriever.index
+        details: dict[str, Any] = {"examples": _examples(retriever)} if is_whole else {}
+        folder: Any = getattr(index, "path", None)  # not every kind has one
+        if is_whole and folder:
+            # Readers touch the other files of SQLite, and make an empty log.
+            states = [entry.stat() for entry in folder.iterdir() if not entry.name.endswith("-shm")]
+            changed = datetime.fromtimestamp(max(each.st_mtime for each in states if each.st_size), timezone.utc)
+            details |= {
+                "bytes": cast("Any", index).statistics().bytes,
+                "modified": changed.isoformat(timespec="seconds"),
+            }
+        return schemas.IndexResponse(
             name=service.name,
-            kind=type(retriever.index).__name__,
+            kind=type(index).__name__,
             documents=len(retriever),
-            dim=retriever.index.dim,
+            dim=index.dim,
             model=retriever.model_name,
-            fields=retriever.index.fields,
-            examples=_examples(retriever) if with_examples else [],
+            fields=index.fields,
+            **details,
         )
 
     return describe
 
 
 def search_response(
-    results: Sequence[Sequence[Result]], milliseconds: Mapping[str, float], include: Sequence[str]
+    results: Sequence[Sequence[Result]],
+    milliseconds: Mapping[str, float],
+    include: Sequence[str],
+    snippets: Sequence[Mapping[Id, Any]] | None = None,
 ) -> Response:
     """Return the response to a search, with the times of its stages also as the header ``Server-Timing``.
 
-    `SearchResponse` describes it. Making such a model for each result, checking it and turning it into a dict again
-    would take longer than writing the JSON.
+    `schemas.SearchResponse` describes it. Making such a model for each result, checking it and turning it into a dict
+    again would take longer than writing the JSON.
     """
-    has_text, has_metadata = "text" in include, "metadata" in include
-    rows = [
-        [
-            {
-                "id": result.id,
-                "score": _finite(result, position),
-                "mean_score": result.mean_score,
-                "text": result.text if has_text else None,
-                "metadata": result.metadata if has_metadata else None,
-                "start": result.start,
-                "end": result.end,
-            }
-            for result in found
-        ]
-        for position, found in enumerate(results)
-    ]
+    left_out = dict.fromkeys({"text", "metadata"} - set(include))
+    rows = [[result._asdict() | left_out for result in found] for found in results]
+    for position, row in ((i, row) for i, found in enumerate(rows) for row in found):
+        if not math.isfinite(row["score"]):
+            raise EmbeddingsError(
+                f"query {position} and document {short(row['id'])} have the score {row['score']}, as their vectors are "
+                "too long for float32; scale them, for instance to length 1."
+            )
+    for found, own in zip(rows, snippets or (), strict=snippets is not None):
+        for row in found:
+            row |= own.get(row["id"], {})
     timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
     return _json({"results": rows, "milliseconds": milliseconds}, {"server-timing": timing})
 
 
-def _finite(result: Result, position: int) -> float:
-    if not math.isfinite(result.score):
-        raise EmbeddingsError(
-            f"query {position} and document {short(result.id)} have the score {result.score}, as their vectors are too "
-            "long for float32; scale them, for instance to length 1."
-        )
-    return result.score
-
-
-def _record(record: Record) -> dict[str, Any]:
-    return {"id": record.id, "text": record.text, "metadata": record.metadata}
+def _snippets(retriever: Retriever, query: str, results: Sequence[Result]) -> dict[Id, Any]:
+    """Return by id the snippets of those results that have a text, and their spans that matched."""
+    known = [result for result in results if result.text is not None]
+    ids, starts = [result.id for result in known], [result.start for result in known]
+    found = explain_documents(retriever.query_model, retriever.index, query, ids, starts=starts)
+    return {each.id: schemas.marks(each) for each in found}
 
 
 def _json(value: object, headers: dict[str, str] | None = None) -> Response:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, c
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from latelier.indexes import WhyNotReport
+from latelier.indexes import Cause, Change
 from latelier.indexes.options import EffortName, Fusion, Mode, SearchKeywords, SearchOptions
 from latelier.retrieve import Explanation
 
@@ -126,15 +126,16 @@ class SearchRequest(_Options):
     """A text, or a list of texts."""
     vectors: Many[Matrix] | None = None
     """Instead of texts: one matrix of token vectors per query."""
-    include: Many[Literal["text", "metadata"]] = ["text", "metadata"]
-    """What each result holds besides id and score."""
+    include: Many[Literal["text", "metadata", "snippet"]] = ["text", "metadata"]
+    """What each result holds besides id and score; a snippet takes as long as an explanation."""
 
     @model_validator(mode="after")
     def _one_kind_of_query(self) -> Self:
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
-        if self.vectors is not None and self.mode != "vectors":
-            raise ValueError(f"mode {self.mode!r} needs query, a text, rather than vectors")
+        if self.vectors is not None and (self.mode != "vectors" or "snippet" in self.include):
+            what = "a snippet" if "snippet" in self.include else f"mode {self.mode!r}"
+            raise ValueError(f"{what} needs query, a text, rather than vectors")
         return self
 
 
@@ -149,22 +150,33 @@ class WhyNotResponse(_Body):
     """Why a search does not find a document."""
 
     is_found: bool
-    causes: list[str]
-    """Kinds of causes, such as ``filtered`` and ``scored_lower``."""
-    changes: list[str]
-    """Changes that would find it, tested by searching."""
+    causes: list[Cause]
+    """The decisive one first."""
+    changes: list[Change]
+    """Changes that would find it, tested by searching; each is enough."""
     report: str
-    """All of it as a text."""
+    """All of it as a text, with a line for each change at its end."""
 
-    @classmethod
-    def of(cls, report: WhyNotReport) -> WhyNotResponse:
-        """Return the response for a report."""
-        return cls(
-            is_found=report.is_found,
-            causes=[cause.kind for cause in report.causes],
-            changes=[str(change) for change in report.changes],
-            report=str(report),
-        )
+
+class SpanBody(_Body):
+    """Characters of a document's text, counted in code points, and what they added to its score."""
+
+    start: int
+    end: int
+    contribution: float
+
+
+class SnippetBody(_Body):
+    """The part of a text whose words added most to the score, in code points."""
+
+    start: int
+    end: int
+
+
+def marks(explanation: Explanation) -> dict[str, Any]:
+    """Return the snippet of an explained text and the spans that matched, as `ResultResponse` has them."""
+    start, end = explanation.snippet()
+    return {"snippet": {"start": start, "end": end}, "spans": [span._asdict() for span in explanation.spans]}
 
 
 class ResultResponse(_Body):
@@ -184,6 +196,10 @@ class ResultResponse(_Body):
     document, a title may stand before the rest, so look for these characters from ``start`` on."""
     end: int | None = None
     """The character after its last."""
+    snippet: SnippetBody | None = None
+    """The part of ``text`` that matched, if ``include`` names it."""
+    spans: list[SpanBody] | None = None
+    """With it, the words of ``text`` that matched."""
 
 
 class SearchResponse(_Body):
@@ -254,27 +270,12 @@ class ExplainRequest(_Body):
         return self
 
 
-class SpanBody(_Body):
-    """Characters of a document's text, counted in code points, and what they added to its score."""
-
-    start: int
-    end: int
-    contribution: float
-
-
 class WordBody(_Body):
     """A word of the query, the document's word that it matched best, and what it added to the score."""
 
     word: str
     matched: str
     contribution: float
-
-
-class SnippetBody(_Body):
-    """The part of a text whose words added most to the score, in code points."""
-
-    start: int
-    end: int
 
 
 class WordPositions(_Body):
@@ -306,7 +307,7 @@ class ExplainResponse(_Body):
     @classmethod
     def of(cls, explanation: Explanation, *, similarities: bool) -> ExplainResponse:
         """Return the response for an explanation."""
-        (start, end), special = explanation.snippet(), explanation.special
+        special = explanation.special
         query_words, document_words = (
             [
                 WordPositions(word=word.text, positions=list(word.positions), is_special=word.text in special)
@@ -317,11 +318,10 @@ class ExplainResponse(_Body):
         return cls(
             id=explanation.id,
             score=explanation.score,
-            snippet=SnippetBody(start=start, end=end),
+            **marks(explanation),
             query_words=query_words,
             document_words=document_words,
             text=explanation.text,
-            spans=[SpanBody(**span._asdict()) for span in explanation.spans],
             words=[WordBody(**match._asdict()) for match in explanation.words()],
             query_tokens=[match.token for match in explanation.tokens],
             document_tokens=list(explanation.document_tokens),
@@ -340,8 +340,12 @@ class IndexResponse(_Body):
     model: str | None
     fields: list[str]
     """Keys of the metadata, which filters can name."""
+    bytes: int | None = None
+    """Size of its files; null if it is unknown, or if all indexes are asked for."""
+    modified: str | None = None
+    """When it was last changed (ISO 8601), for an index in a folder; null as above."""
     examples: list[str] = []
-    """First words of some documents, to search for; only if one index is asked for."""
+    """Titles or first words of some documents, to search for; only if one index is asked for."""
     error: str | None = None
     """Why the index cannot be read; null if it can."""
 

@@ -19,7 +19,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.filters.parse import fold_name, new_fields
-from latelier.indexes.results import INT64, Id, Record, as_id, as_key, check_text, dump_json, encode_json, plain_str
+from latelier.indexes.results import (
+    INT64,
+    FieldValues,
+    Id,
+    Record,
+    ValueCount,
+    as_id,
+    as_key,
+    check_text,
+    dump_json,
+    encode_json,
+    plain_str,
+)
 from latelier.indexes.store.catalog import SegmentRow, check_row_size, insert_rows, read_rows, write_segment
 from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
 from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
@@ -70,6 +82,26 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
         if set(map(type, field)) != {str} or not _COLUMN.fullmatch(field.column):
             raise damaged(f"its field {field.spelling!r:.60} has no valid column")
     return fields
+
+
+# Passages after the first of their document.
+_LATER_PASSAGE = "CASE WHEN json_valid(id) THEN coalesce(json_extract(id, '$[1]'), 0) ELSE 0 END"
+
+
+def field_values(connection: sqlite3.Connection, most: int, *, are_passages: bool) -> list[FieldValues]:
+    """Return the values of each field, sorted by its name; of more than `most` only the least and the greatest."""
+    found = []
+    for field in sorted(known_fields(connection), key=lambda field: field.spelling):
+        rows = f"FROM document WHERE {field.column} IS NOT NULL"
+        rows += f" AND NOT {_LATER_PASSAGE}" if are_passages else ""
+        # Looking for a value too many ends early, where each document has another one.
+        distinct = connection.execute(f"SELECT DISTINCT {field.column} {rows} LIMIT ?", (most + 1,)).fetchall()
+        counts = f"SELECT {field.column}, count(*) {rows} GROUP BY 1 ORDER BY 2 DESC, 1"
+        values = [ValueCount(*row) for row in connection.execute(counts)] if len(distinct) <= most else None
+        ends = connection.execute(f"SELECT min({field.column}), max({field.column}) {rows}").fetchone()
+        least, greatest = ends if isinstance(ends[0], str) == isinstance(ends[1], str) else (None, None)
+        found.append(FieldValues(field.spelling, values, least, greatest))
+    return found
 
 
 def make_fields(connection: sqlite3.Connection, keys: Iterable[str]) -> None:

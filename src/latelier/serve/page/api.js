@@ -57,7 +57,9 @@ async function request(path, body, signal) {
 const address = (index, action) => `/v1/indexes/${encodeURIComponent(index)}/${action}`;
 
 export const describe = (index) => request(`/v1/indexes/${encodeURIComponent(index)}`);
-export const read = (index, id) => request(address(index, `documents/${encodeURIComponent(id)}`));
+export const read = (index, id, signal) => request(address(index, `documents/${encodeURIComponent(id)}`), undefined, signal);
+export const describeFields = (index) => request(address(index, "fields"));
+export const findIds = (index, text) => request(address(index, `ids?contains=${encodeURIComponent(text)}`));
 export const listIndexes = () => request("/v1/indexes");
 export const search = (index, body, signal) => request(address(index, "search"), body, signal);
 export const explain = (index, body, signal) => request(address(index, "explain"), body, signal);

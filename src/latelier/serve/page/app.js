@@ -1,12 +1,41 @@
 // The page: its state is in its form and in the address, so a link to a search can be shared.
 
-import { RequestError, describe, explain, keepsIntegers, listIndexes, read, search, setToken, whyNot } from "./api.js";
-import { element, heatMap, highlighted, stageTimes } from "./render.js";
+import {
+  RequestError,
+  describe,
+  describeFields,
+  explain,
+  findIds,
+  keepsIntegers,
+  listIndexes,
+  read,
+  search,
+  setToken,
+  whyNot,
+} from "./api.js";
+import {
+  HEADINGS,
+  element,
+  heatMap,
+  highlighted,
+  isAddress,
+  isCode,
+  isDate,
+  marked,
+  passageAt,
+  readable,
+  readableSize,
+  stageTimes,
+  titleLength,
+  wholeLines,
+} from "./render.js";
 
 const DEBOUNCE_MS = 150;
 const PATIENCE_MS = 300; // then the page says that it searches
 const SETTLED_MS = 1000; // after such a pause a search is an entry of the history, and one of the recent ones
 const MOST_RECENT = 5;
+const LEAST_SNIPPET = 200; // characters, where the title has matched
+const MOST_RESULTS = 1000; // as the server returns at once
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "contains"];
 const at = (id) => document.getElementById(id);
 const choices = ["index", "mode", "effort", "k"];
@@ -17,6 +46,7 @@ let running = new AbortController();
 let timer = 0;
 let settling = 0;
 let isSettled = false;
+let wanted = 0; // results
 
 const current = () => indexes.find((index) => index.name === at("index").value);
 
@@ -32,7 +62,7 @@ function condition(field = "", operator = "=", value = "") {
   const item = element("li", {}, fields, operators, input, remove);
   remove.addEventListener("click", () => {
     item.remove();
-    at("add-condition").focus();
+    at("filters").firstElementChild.focus();
     schedule();
   });
   at("conditions").append(item);
@@ -78,11 +108,76 @@ function filters() {
   return parsed.filter.length ? parsed : {};
 }
 
-function filterBy(field, value) {
-  const wanted = [field, "=", spelled(value)];
+function filterBy(field, value, operator = "=") {
+  const wanted = [field, operator, spelled(value)];
   if (conditions().some((present) => present.every((part, i) => part === wanted[i]))) return;
   condition(...wanted).focus();
   schedule();
+}
+
+// Leaves the condition out of which field and comparison, or all three parts, are these; says whether there was one.
+function removeCondition(...parts) {
+  const isThis = (item) => {
+    const controls = [...item.querySelectorAll("select, input")];
+    return parts.every((part, i) => controls[i].value === part);
+  };
+  const found = [...at("conditions").children].filter(isThis);
+  for (const item of found) item.remove();
+  return found.length > 0;
+}
+
+function limit(field, operator, type, end) {
+  const label = `${field} ${operator === ">=" ? "from" : "to"}`;
+  const input = element("input", { type, placeholder: readable(end), ariaLabel: label });
+  if (type === "number") input.step = "any";
+  input.addEventListener("input", (event) => event.stopPropagation());
+  input.addEventListener("change", () => {
+    removeCondition(field, operator);
+    // Points in time of a day begin with its date.
+    const isLast = type === "date" && operator === "<=" && end.length > 10;
+    if (input.value) condition(field, operator, isLast ? `${input.value}T24` : input.value);
+    schedule();
+  });
+  return input;
+}
+
+// The values of a field with their counts, or the limits of numbers and dates; nothing for many texts.
+function facet({ field, values, least, greatest }) {
+  const areDates = isDate(least) && isDate(greatest);
+  const choices = element("fieldset", {}, element("legend", {}, field));
+  if (values && !areDates) {
+    for (const { value, documents } of values) {
+      const wanted = [field, "=", spelled(value)];
+      const count = element("small", {}, documents.toLocaleString("en"));
+      const button = element("button", { type: "button" }, `${readable(value)} `, count);
+      button.wanted = wanted;
+      button.addEventListener("click", () => {
+        if (!removeCondition(...wanted)) condition(...wanted);
+        schedule();
+      });
+      choices.append(button);
+    }
+  } else if (areDates || typeof least === "number") {
+    const type = areDates ? "date" : "number";
+    choices.append(limit(field, ">=", type, least), " to ", limit(field, "<=", type, greatest));
+    if (areDates) choices.append(element("small", {}, ` ${readable(least)} to ${readable(greatest)}`));
+  }
+  return choices.childElementCount > 1 ? [choices] : [];
+}
+
+function pressFacets() {
+  const present = conditions().map(String);
+  for (const button of at("facets").querySelectorAll("button")) button.ariaPressed = String(present.includes(String(button.wanted)));
+}
+
+async function showFacets() {
+  at("facets").replaceChildren();
+  const { name, error } = current() ?? {};
+  if (!at("filters").open || !name || error) return;
+  const fields = await describeFields(name).catch(() => []);
+  if (at("index").value !== name) return;
+  at("facets").replaceChildren(...fields.flatMap(facet));
+  pressFacets();
 }
 
 function options() {
@@ -133,12 +228,21 @@ function searchButtons(title, queries) {
 
 // What there is to search for, where no search has been made.
 async function invite() {
-  const { name, fields, error } = current();
+  const { name, error } = current();
   at("start").hidden = Boolean(error);
-  const examples = error ? [] : await describe(name).then((index) => index.examples, () => []);
-  if (at("index").value !== name || at("query").value.trim()) return;
-  const about = fields.length ? [element("p", {}, `Filters can use: ${fields.join(", ")}.`)] : [];
-  at("start").replaceChildren(...searchButtons("Recent", recent()), ...searchButtons("For example", examples), ...about);
+  if (error) return;
+  const index = await describe(name).catch(() => null);
+  if (!index || at("index").value !== name || at("query").value.trim()) return;
+  const facts = {
+    Documents: index.documents.toLocaleString("en"),
+    Size: index.bytes ? readableSize(index.bytes) : "",
+    "Last change": index.modified ? readable(index.modified) : "",
+    Fields: index.fields.join(", "),
+    Model: index.model ?? "",
+  };
+  const rows = Object.entries(facts).filter(([, value]) => value);
+  const about = element("dl", {}, ...rows.flatMap(([fact, value]) => [element("dt", {}, fact), element("dd", {}, value)]));
+  at("start").replaceChildren(...searchButtons("Recent", recent()), ...searchButtons("For example", index.examples), about);
 }
 
 // Searches that may find more than one that found nothing.
@@ -196,27 +300,45 @@ function fail(error) {
   say(error.message, true);
 }
 
+// Links lead to other hosts, which get no address of this page.
+const link = (address, ...shown) => element("a", { href: address, rel: "noopener noreferrer", target: "_blank" }, ...shown);
+
+function chip(field, value) {
+  if (isAddress(value)) return link(value, `${field}: ${readable(value)}`);
+  const label = `${field}: ${readable(value)}`;
+  if (!canFilterBy(field, value)) return element("span", {}, label);
+  const button = element("button", { type: "button", title: `Filter by this value: ${value}` }, label);
+  // Hardly two documents have the same second, so a point in time stands for its day.
+  const day = isDate(value) && value.length > 10 ? [value.slice(0, 10), "contains"] : [value];
+  button.addEventListener("click", () => filterBy(field, ...day));
+  return button;
+}
+
 function resultItem(query, result) {
   const id = String(result.id);
-  const whole = result.text ?? "(stored without its text)";
-  const text = element("p", { className: "text short" }, whole);
-  let snippet = [whole];
+  const metadata = result.metadata ?? {};
+  const whole = Array.from(result.text ?? "(stored without its text)");
+  const begin = titleLength(result);
+  const [name, ...headings] = (whole.slice(0, begin).join("").trim() || String(metadata.title ?? id)).split(HEADINGS);
+  const nameEnd = begin && Array.from(name).length;
+  const isProgram = isCode(String(metadata.path ?? id));
+  const text = element("p", { className: isProgram ? "text code short" : "text short" }, whole.slice(begin).join(""));
   let spans = [];
+  let snippet = { start: begin, end: whole.length };
   const map = element("button", { type: "button", ariaExpanded: "false" }, "Heat map");
   const more = element("button", { type: "button", ariaExpanded: "false" }, "Whole text");
   const place = element("div");
-  const metadata = element("ul", { className: "metadata", ariaLabel: "Metadata" });
-  for (const [field, value] of Object.entries(result.metadata ?? {})) {
-    if (value === null || typeof value === "object") continue;
-    const shown = `${field}: ${value}`;
-    if (!canFilterBy(field, value)) {
-      metadata.append(element("li", {}, element("span", {}, shown)));
-      continue;
-    }
-    const button = element("button", { type: "button", title: "Filter by this value" }, shown);
-    button.addEventListener("click", () => filterBy(field, value));
-    metadata.append(element("li", {}, button));
-  }
+  const address = ["url", "link", "source"].map((field) => metadata[field]).find(isAddress);
+  const title = address ? link(address, name) : element("span", {}, name);
+  const path = element("span", {}, headings.join(HEADINGS));
+  const position = element("span", {}, metadata.page ? `page ${metadata.page}` : "");
+  const where = element("p", { className: "where" }, element("span", {}, name === id ? "" : id), path, position);
+  const shown = Object.entries(metadata).filter(
+    ([field, value]) => value !== null && typeof value !== "object" && field !== "page" && ![id, name].includes(value),
+  );
+  const chips = shown.map(([field, value]) => element("li", {}, chip(field, value)));
+  const show = isProgram ? marked : highlighted;
+  const short = () => text.replaceChildren(...show(whole, spans, snippet.start, snippet.end, begin));
   map.addEventListener("click", async () => {
     const open = map.ariaExpanded === "true";
     map.ariaExpanded = String(!open);
@@ -233,34 +355,46 @@ function resultItem(query, result) {
   more.addEventListener("click", async () => {
     const open = !text.classList.toggle("short");
     more.ariaExpanded = String(open);
-    if (!open) return text.replaceChildren(...snippet);
-    text.replaceChildren(...highlighted(whole, spans));
+    if (!open) return short();
+    text.replaceChildren(...highlighted(whole, spans, begin, whole.length, begin));
     if (result.start === null) return;
     const stored = await read(at("index").value, id).catch(() => null);
-    if (stored === null || !stored.text || text.classList.contains("short")) return;
-    // A title stands before the passage; white space between passages may be stored as other white space.
-    const characters = Array.from(whole);
-    const title = characters.length - (result.end - result.start);
-    const passage = characters.slice(title).join("");
-    const place = stored.text.indexOf(passage);
-    if (place < 0) return;
-    const shift = Array.from(stored.text.slice(0, place)).length - title;
+    const shift = stored?.text ? passageAt(stored.text, whole, begin) : -1;
+    if (shift < 0 || text.classList.contains("short")) return;
     const moved = spans
-      .filter((span) => span.start >= title)
-      .map((span) => ({ ...span, start: span.start + shift, end: span.end + shift }));
-    text.replaceChildren(...highlighted(stored.text, moved));
+      .filter((span) => span.start >= begin)
+      .map((span) => ({ ...span, start: span.start + shift - begin, end: span.end + shift - begin }));
+    text.replaceChildren(...highlighted(Array.from(stored.text), moved));
     text.querySelector("mark")?.scrollIntoView({ block: "center" });
   });
-  const score = element("span", { className: "score" }, `score ${result.score.toFixed(3)}`);
-  const heading = element("h2", {}, id);
-  if (result.start > 0) score.append(", from inside the document");
   const tools = element("div", { className: "tools" }, map, more);
-  const item = element("li", { tabIndex: -1 }, heading, score, text, metadata, tools, place);
+  const score = element("span", { className: "score", title: "score" }, result.score.toFixed(3));
+  const head = element("div", { className: "head" }, element("h2", {}, title), score);
+  const foot = element("div", { className: "foot" }, element("ul", { className: "metadata", ariaLabel: "Metadata" }, ...chips), tools);
+  const item = element("li", { tabIndex: -1 }, head, where, text, foot, place);
   item.mark = (explanation) => {
     if (explanation.text !== result.text) return;
     spans = explanation.spans;
-    snippet = highlighted(whole, spans, explanation.snippet.start, explanation.snippet.end);
-    text.replaceChildren(...(text.classList.contains("short") ? snippet : highlighted(whole, spans)));
+    const { start, end } = explanation.snippet;
+    snippet = { start: Math.max(start, begin), end: Math.max(end, Math.min(begin + LEAST_SNIPPET, whole.length)) };
+    if (isProgram) snippet = wholeLines(whole, snippet, begin);
+    if (begin) {
+      title.replaceChildren(...marked(whole, spans, 0, nameEnd));
+      path.replaceChildren(...marked(whole, spans, Math.min(nameEnd + HEADINGS.length, begin), begin));
+    }
+    if (text.classList.contains("short")) short();
+    else text.replaceChildren(...highlighted(whole, spans, begin, whole.length, begin));
+  };
+  // The line of what matched best, where neither a page nor a heading says where it is.
+  item.needsLine = result.text !== null && !headings.length && !metadata.page;
+  item.locate = (stored) => {
+    if (!result.start && snippet.start === begin && snippet.end === whole.length) return;
+    const shift = result.start ? passageAt(stored, whole, begin) : begin;
+    const inside = spans.filter(({ start, end }) => start >= snippet.start && end <= snippet.end);
+    const best = inside.reduce((a, b) => (b.contribution > a.contribution ? b : a), inside[0] ?? snippet);
+    const before = Array.from(stored).slice(0, shift + best.start - begin);
+    const line = before.filter((character) => character === "\n").length + 1;
+    if (shift >= 0 && line > 1) position.textContent = `line ${line.toLocaleString("en")}`;
   };
   return item;
 }
@@ -277,9 +411,16 @@ async function highlight(query, results, items, signal) {
     return; // documents with pooled tokens, for instance, cannot be explained: the results stay without marks
   }
   explanations.forEach((explanation, i) => items[results.indexOf(known[i])].mark(explanation));
+  for (const result of known) {
+    const item = items[results.indexOf(result)];
+    if (!item.needsLine) continue;
+    const { text } = result.start ? await read(at("index").value, result.id, signal).catch(() => ({})) : result;
+    if (text) item.locate(text);
+  }
 }
 
-async function run() {
+// Searches; with `isMore`, for as many results again, which are put after those that are shown.
+async function run(isMore = false) {
   running.abort();
   running = new AbortController();
   const { signal } = running;
@@ -287,9 +428,11 @@ async function run() {
   if (!indexes.length) return; // start() searches when they are known
   remember();
   clearTimeout(settling);
+  wanted = Number(at("k").value) + (isMore ? wanted : 0);
   at("times").replaceChildren();
   at("offers").replaceChildren();
-  at("start").hidden = at("why-not").hidden = at("timing").hidden = true;
+  pressFacets();
+  at("start").hidden = at("why-not").hidden = at("timing").hidden = at("more").hidden = true;
   if (!query.trim()) {
     at("results").replaceChildren();
     say("");
@@ -301,16 +444,21 @@ async function run() {
   const patience = setTimeout(() => say("Searching …"), PATIENCE_MS);
   try {
     const begin = performance.now();
-    const answer = await search(at("index").value, { query, ...options() }, signal);
+    const answer = await search(at("index").value, { query, ...options(), k: wanted }, signal);
     const total = performance.now() - begin;
     clearTimeout(patience);
-    const [results] = answer.results;
+    const [found] = answer.results;
+    const present = isMore ? at("results").children.length : 0;
+    const results = found.slice(present);
     const items = results.map((result) => resultItem(query, result));
-    at("results").replaceChildren(...items);
-    const count = results.length === 1 ? "1 document" : `${results.length} documents`;
-    say(results.length ? `${count} in ${total.toFixed(0)} ms` : "No document found.");
-    if (!results.length) at("offers").replaceChildren(...offers());
-    settling = setTimeout(settle, SETTLED_MS, query, results.length > 0);
+    if (isMore) at("results").append(...items);
+    else at("results").replaceChildren(...items);
+    if (isMore) items[0]?.focus();
+    at("more").hidden = found.length < wanted || wanted >= MOST_RESULTS;
+    const count = found.length === 1 ? "1 document" : `${found.length} documents`;
+    say(found.length ? `${count} in ${total.toFixed(0)} ms` : "No document found.");
+    if (!found.length) at("offers").replaceChildren(...offers());
+    settling = setTimeout(settle, SETTLED_MS, query, found.length > 0);
     const stages = { ...answer.milliseconds, network: Math.max(0, total - (answer.milliseconds.total ?? total)) };
     at("times").replaceChildren(...stageTimes(stages));
     if (at("mode").value !== "keywords" && results.length) {
@@ -331,13 +479,73 @@ function schedule() {
   timer = setTimeout(run, DEBOUNCE_MS);
 }
 
+// What a cause means; the report has the numbers.
+const CAUSES = {
+  filtered: "The filters leave it out.",
+  not_probed: "It is in a part of the index that a search of this effort does not look at.",
+  not_candidate: "A search of this effort gives up on it early.",
+  binary_stage: "A search of this effort gives up on it early.",
+  query_rounding: "The query was rounded to be compared faster.",
+  scored_lower: "Other documents match better.",
+  tied: "Other documents match as well.",
+  truncated: "The part of its text that matches was too long to be indexed.",
+  below_threshold: "It matches less than was asked for.",
+  no_query_word: "It has none of the words.",
+  keyword_rank: "Other documents have more of the words.",
+  vector_rank: "The meaning of other documents is closer.",
+};
+
+// The changes that the page can make itself, as what they do and the words for it.
+const CHANGES = {
+  k: (k) => [`show ${k} results`, () => choose("k", k)],
+  mode: (mode) => [`search by ${at("mode").querySelector(`[value=${mode}]`).textContent}`, () => choose("mode", mode)],
+  effort: (effort) => [`search with effort ${effort}`, () => choose("effort", effort)],
+  filter: () => ["leave out the filters", () => at("conditions").replaceChildren()],
+  parameters: () => ["", () => {}],
+};
+
+function choose(name, value) {
+  const present = [...at(name).options].some((option) => option.value === String(value));
+  if (!present) at(name).append(element("option", {}, String(value)));
+  at(name).value = String(value);
+}
+
+function changeItem({ target, arguments: changed }, text) {
+  const names = Object.keys(changed);
+  if (target !== "search" || names.some((name) => !(name in CHANGES))) return element("li", {}, text);
+  const steps = names.map((name) => CHANGES[name](changed[name]));
+  const label = steps.map(([words]) => words).filter(Boolean).join(" and ");
+  const button = element("button", { type: "button" }, label[0].toUpperCase() + label.slice(1));
+  button.addEventListener("click", () => {
+    for (const [, step] of steps) step();
+    run();
+  });
+  return element("li", {}, button);
+}
+
+async function complete() {
+  const begun = at("why-not-id").value;
+  const ids = await findIds(at("index").value, begun).catch(() => []);
+  if (at("why-not-id").value !== begun) return;
+  at("ids").replaceChildren(...ids.map((id) => element("option", { value: id })));
+}
+
 async function ask(event) {
   event.preventDefault();
   const answer = at("why-not-answer");
   answer.textContent = "Searching for the causes…";
   try {
-    const report = await whyNot(at("index").value, { query: at("query").value, id: at("why-not-id").value, ...options() });
-    answer.textContent = report.report;
+    const asked = { query: at("query").value, id: at("why-not-id").value, ...options(), k: wanted };
+    const { is_found: isFound, report, causes, changes } = await whyNot(at("index").value, asked);
+    const reasons = causes.map(({ kind, text }) => {
+      const numbers = `${text[0].toUpperCase()}${text.slice(1)}.`;
+      return kind in CAUSES ? element("li", {}, `${CAUSES[kind]} `, element("small", {}, numbers)) : element("li", {}, numbers);
+    });
+    answer.replaceChildren(element("p", {}, report.split("\n")[0]), element("ul", {}, ...reasons));
+    if (isFound || !changes.length) return;
+    const texts = report.split("\n").slice(-changes.length);
+    const cures = changes.map((change, i) => changeItem(change, texts[i].trim()));
+    answer.append(element("p", {}, "It is found if you"), element("ul", { className: "cures" }, ...cures));
   } catch (error) {
     answer.textContent = error.message;
   }
@@ -346,9 +554,9 @@ async function ask(event) {
 function describeIndex() {
   const index = current();
   if (!index) return;
-  const size = index.error ?? `${index.documents.toLocaleString("en")} documents, ${index.kind}`;
-  at("about").textContent = `${index.name}: ${size}${index.model ? `, ${index.model}` : ""}`;
-  at("add-condition").disabled = !index.fields.length;
+  const size = index.documents === 1 ? "1 document" : `${index.documents?.toLocaleString("en")} documents`;
+  at("about").textContent = `${index.name}: ${index.error ?? size}`;
+  at("filters").hidden = !index.fields.length;
   at("effort").disabled = index.kind !== "IVF";
 }
 
@@ -381,8 +589,13 @@ at("form").addEventListener("input", schedule);
 at("index").addEventListener("change", () => {
   at("conditions").replaceChildren();
   describeIndex();
+  showFacets();
 });
+at("filters").addEventListener("toggle", showFacets);
 at("add-condition").addEventListener("click", () => condition().focus());
+at("why-not-id").addEventListener("input", complete);
+at("why-not-id").addEventListener("focus", complete);
+at("more").addEventListener("click", () => run(true));
 at("why-not-form").addEventListener("submit", ask);
 at("token").addEventListener("change", () => {
   setToken(at("token").value);

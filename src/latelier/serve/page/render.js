@@ -6,15 +6,14 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-// The characters from `from` to before `to` of a text, with the spans that added to its score marked.
-export function highlighted(text, spans, from = 0, to = Infinity) {
-  const characters = Array.from(text); // offsets count code points, as in Python
+// Characters from `from` to before `to`, with the spans that added to the score marked; offsets count code points, as in
+// Python, so texts are arrays of these.
+export function marked(characters, spans, from, to) {
   const strongest = Math.max(...spans.map((span) => span.contribution), 0);
-  const last = Math.min(to, characters.length);
-  const nodes = [from > 0 ? "… " : ""];
+  const nodes = [];
   let end = from;
   for (const span of [...spans].sort((a, b) => a.start - b.start)) {
-    if (span.start < end || span.end > last) continue;
+    if (span.start < end || span.end > to) continue;
     nodes.push(characters.slice(end, span.start).join(""));
     const word = characters.slice(span.start, span.end).join("");
     const level = strongest > 0 ? Math.ceil((4 * span.contribution) / strongest) : 0;
@@ -22,8 +21,63 @@ export function highlighted(text, spans, from = 0, to = Infinity) {
     nodes.push(level > 0 ? element("mark", { className: `level-${level}`, title }, word) : word);
     end = span.end;
   }
-  nodes.push(characters.slice(end, last).join(""), last < characters.length ? " …" : "");
-  return nodes;
+  return [...nodes, characters.slice(end, to).join("")];
+}
+
+// The same with an ellipsis where something is left out of the text that begins at `begin`.
+export function highlighted(characters, spans, from = 0, to = characters.length, begin = 0) {
+  const last = Math.min(to, characters.length);
+  return [from > begin ? "… " : "", ...marked(characters, spans, from, last), last < characters.length ? "\u00a0…" : ""];
+}
+
+// Between the title of a document and the headings above a passage.
+export const HEADINGS = " > ";
+const CODE =
+  /\.(bash|c|cc|cfg|conf|cpp|cs|dart|exs?|go|h|hh|hpp|hs|ini|java|jl|jsx?|json|kt|lua|mjs|mli?|php|pl|ps1|pyi?|r|rb|rs|scala|sh|sql|svelte|swift|tf|toml|tsx?|vue|ya?ml|zig|zsh)$/i;
+const DATE = /^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$/;
+const LONGEST_VALUE = 60;
+const dates = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone: "UTC" });
+
+export const isCode = (path) => CODE.test(path);
+export const isAddress = (value) => typeof value === "string" && /^https?:\/\/\S+$/.test(value);
+export const isDate = (value) => typeof value === "string" && DATE.test(value) && !Number.isNaN(Date.parse(value));
+
+// A value of the metadata for people; filters get it as it is.
+export function readable(value) {
+  if (isDate(value)) return dates.format(new Date(value));
+  if (isAddress(value)) return new URL(value).host;
+  if (typeof value === "number" && !Number.isInteger(value)) return String(Number(value.toPrecision(6)));
+  const characters = Array.from(String(value));
+  return characters.length > LONGEST_VALUE ? `${characters.slice(0, LONGEST_VALUE).join("")}…` : String(value);
+}
+
+export function readableSize(bytes) {
+  const power = Math.min(4, Math.floor(Math.log10(Math.max(1, bytes)) / 3));
+  return `${(bytes / 1000 ** power).toLocaleString("en", { maximumSignificantDigits: 3 })} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+// How many characters of a result's text are its title, which the server puts before the passage or the text.
+export function titleLength({ text, start, end, metadata }) {
+  if (text === null) return 0;
+  if (start !== null) return Array.from(text).length - (end - start);
+  const title = metadata?.title;
+  return typeof title === "string" && text.startsWith(`${title} `) ? Array.from(title).length + 1 : 0;
+}
+
+// Where a passage, from `begin` on in its own text, stands in the whole one; -1 if white space was stored as another.
+export function passageAt(stored, characters, begin) {
+  const place = stored.indexOf(characters.slice(begin).join(""));
+  return place < 0 ? place : Array.from(stored.slice(0, place)).length;
+}
+
+// A part of a text, extended to whole lines, as indentation says what code means; blank ones at its ends are left out.
+export function wholeLines(characters, { start, end }, begin) {
+  let first = start > begin ? Math.max(begin, characters.lastIndexOf("\n", start - 1) + 1) : begin;
+  const next = characters.indexOf("\n", end - 1);
+  let last = next < 0 ? characters.length : next;
+  while (last > first && !characters[last - 1].trim()) last -= 1;
+  for (let i = first; i < last && !characters[i].trim(); i += 1) if (characters[i] === "\n") first = i + 1;
+  return { start: first, end: last };
 }
 
 // The similarities of the words of a query (rows) with those of a document (columns): the best of their tokens.
