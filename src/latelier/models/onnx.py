@@ -243,7 +243,8 @@ logger = logging.getLogger(__name__)
 
 def encoder_fingerprint(encoder: Any) -> str:
     """Return a hash of a transformer's weights and configuration, and of what exports them."""
-    config = {**encoder.config.to_dict(), "_name_or_path": None, "transformers_version": transformers.__version__}
+    names = {"_name_or_path": None, "architectures": None, "transformers_version": transformers.__version__}
+    config = {**encoder.config.to_dict(), **names}
     kind = (type(encoder).__module__, type(encoder).__qualname__)
     digest = hashlib.sha256(repr((EXPORT_VERSION, torch.__version__, kind)).encode())
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
