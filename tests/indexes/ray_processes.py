@@ -4,10 +4,10 @@ import contextlib
 
 import pytest
 
-from latelier.indexes.sharded import index
+from latelier.indexes import sharded
 from latelier.utils.ray_session import connect_to_ray
 
-START, STOP = index.start, index.stop
+START, STOP = sharded.start, sharded.stop
 
 
 @contextlib.contextmanager
@@ -38,12 +38,12 @@ def reused_processes():
         return actor
 
     with pytest.MonkeyPatch.context() as patch, local_ray():
-        patch.setattr(index, "start", start_or_reuse)
-        patch.setattr(index, "stop", lambda ray, actor: idle.append(actor))
+        patch.setattr(sharded, "start", start_or_reuse)
+        patch.setattr(sharded, "stop", lambda ray, actor: idle.append(actor))
         yield
 
 
 def use_new_processes(monkeypatch):
     """Start processes for each index again: Ray would restart a reused one as the shard that it was first."""
-    monkeypatch.setattr(index, "start", START)
-    monkeypatch.setattr(index, "stop", STOP)
+    monkeypatch.setattr(sharded, "start", START)
+    monkeypatch.setattr(sharded, "stop", STOP)

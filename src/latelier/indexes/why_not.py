@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import prepare_queries
-from latelier.indexes.filters.parse import fold_name, parse_filter
+from latelier.indexes.filters import fold_name, parse_filter
 from latelier.indexes.options import Parameters, Searchable, SearchOptions, effort_factor
 from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport, as_id
 from latelier.scores.topk import align

@@ -34,7 +34,7 @@ def describe(value: object) -> str:
     return "None" if value is None else f"{short(value)} ({type(value).__name__})"
 
 
-def cut(text: str, length: int) -> str:
+def cut(text: str, length: int = 60) -> str:
     """Shorten a text that is longer than `length` to its beginning."""
     return text if len(text) <= length else f"{text[:length]} ..."
 

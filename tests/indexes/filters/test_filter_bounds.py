@@ -15,7 +15,7 @@ import pytest
 
 from latelier import indexes
 from latelier.errors import FilterTimeoutError, InvalidArgumentError
-from latelier.indexes.filters import parse
+from latelier.indexes import filters as parse
 
 QUERY = np.ones((1, 2))
 # Thousands of millions of steps: each of a document's thousand items beside each.

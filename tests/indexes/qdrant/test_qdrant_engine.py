@@ -11,7 +11,7 @@ from qdrant_client import models
 from test_qdrant_filters import IDS, REFUSED, ROWS, TEXTS, expression
 
 from latelier import indexes
-from latelier.indexes.filters.parse import parse_filter
+from latelier.indexes.filters import parse_filter
 from latelier.indexes.qdrant.filters import translate
 
 edge = pytest.importorskip("qdrant_edge", reason="pip install qdrant-edge-py")

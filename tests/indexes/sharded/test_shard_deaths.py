@@ -63,7 +63,7 @@ def test_a_partial_search_does_not_wait(filled):
 
 
 def test_a_shard_that_dies_within_a_write_leaves_all_unchanged(filled, monkeypatch):
-    monkeypatch.setattr("latelier.indexes.sharded.index._BATCH_BYTES", 1000)
+    monkeypatch.setattr("latelier.indexes.sharded._BATCH_BYTES", 1000)
     index, state = filled
 
     def vectors():

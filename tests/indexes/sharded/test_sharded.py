@@ -169,7 +169,7 @@ def test_what_is_given_must_fit_what_is_stored(tmp_path):
 
 
 def test_errors_of_any_shard_leave_all_of_them_unchanged(sharded, monkeypatch):
-    monkeypatch.setattr("latelier.indexes.sharded.index._BATCH_BYTES", 50)  # each document is a batch
+    monkeypatch.setattr("latelier.indexes.sharded._BATCH_BYTES", 50)  # each document is a batch
     before = sharded.ids()
     for write, error, message in [
         (lambda: sharded.add([120, 121, 3, 122, 7], [np.ones((1, 4))] * 5), DuplicateIdError, "the ids? 3"),

@@ -24,7 +24,7 @@ from latelier.errors import (
     MissingExtraError,
     StorageError,
 )
-from latelier.indexes.filters.parse import fold_name, new_fields
+from latelier.indexes.filters import fold_name, new_fields
 from latelier.indexes.results import as_key, encode_json
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.utils.checks import describe

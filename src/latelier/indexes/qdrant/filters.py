@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from qdrant_client import models
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filters import parse as nodes
-from latelier.indexes.filters.parse import RESERVED, Filter, Node, shorten, walk
-from latelier.indexes.filters.sql import bounded, reject_field, to_sql
+from latelier.indexes import filters as nodes
+from latelier.indexes.filters import RESERVED, Filter, Node, bounded, reject_field, to_sql, walk
 from latelier.indexes.qdrant.points import as_number, field_key, is_true_text, point_id, text_elements
+from latelier.utils.checks import cut
 
 Condition: TypeAlias = "models.Condition | bool"
 
@@ -128,9 +128,9 @@ class _Translator:
         self._refuse(node)
 
     def _refuse(self, node: Node, reason: str = "") -> NoReturn:
-        shown = shorten(to_sql(node, lambda field: field.token.source))
+        shown = cut(to_sql(node, lambda field: field.token.source))
         raise InvalidArgumentError(
-            f"the filter {shorten(self._filter.expression, 200)!r} cannot be used with Qdrant, which has no condition "
+            f"the filter {cut(self._filter.expression, 200)!r} cannot be used with Qdrant, which has no condition "
             f"for {shown}{reason and f' ({reason})'}. It has conditions for {_CAN}."
         )
 

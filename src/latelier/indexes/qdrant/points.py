@@ -42,7 +42,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.documents import DocumentBatch
-from latelier.indexes.filters.parse import fold_name, is_nameable
+from latelier.indexes.filters import fold_name, is_nameable
 from latelier.indexes.qdrant.collection import FIRST_STAGE, KEYWORDS, TOKENS, QdrantCollection
 from latelier.indexes.results import INT64, Id, dump_json
 from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filters.parse import fold_name, new_fields
+from latelier.indexes.filters import fold_name, new_fields
 from latelier.indexes.results import (
     INT64,
     FieldValues,

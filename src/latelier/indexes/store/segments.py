@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.filters.sql import SelectionCache
+from latelier.indexes.filters import SelectionCache
 from latelier.indexes.results import Id
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, Files, SegmentRow

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.filters.parse import read_filter
-from latelier.indexes.filters.sql import matching_rows, selection_key
+from latelier.indexes.filters import matching_rows, read_filter, selection_key
 from latelier.indexes.options import Parameters
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Damage, Id, Record, VerifyReport, check_known

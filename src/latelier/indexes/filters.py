@@ -1,25 +1,47 @@
-"""Parsing: an expression becomes a tree of the nodes below, of which `sql` and Qdrant's conditions are made.
+"""Filters: an SQL expression over the metadata of documents, such as ``year >= 2020 AND lang = ?``.
 
-The nodes hold only words of SQL that this module writes, names of fields, literals and the numbers of parameters, so
-nothing of the user's text reaches a statement. The operators bind as in SQLite, strongest last (`_LEVELS`); chains of
-one level stand in one node, so a tree is as deep as its parentheses, whatever its length.
+The columns are ``id``, ``text``, ``metadata`` (the exact JSON) and the keys of the metadata. A document without a key
+has NULL in its column, so ``year >= 2020`` leaves the document out and ``year IS NULL`` finds it. Booleans are 0 and 1.
+Lists and dicts are JSON text: ``EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)``.
+
+As in SQL, the case of ASCII letters in a key does not matter: ``lang`` and ``Lang`` are one column. If a document has
+both, the column holds the first. The keys ``id``, ``text``, ``metadata``, ``true`` and ``false`` get no column, and at
+most 500 keys get one. Any other value can be read from the JSON: ``metadata ->> '$.Lang'``.
+
+Expressions may come from untrusted users. The parser accepts a part of SQL: comparisons, AND, OR and NOT, IN, BETWEEN,
+IS NULL, LIKE and GLOB, arithmetic, ``||``, ``->`` and ``->>``, queries over json_each, CAST, CASE, COLLATE NOCASE, and
+the functions abs, coalesce, date, datetime, ifnull, iif, instr, json_extract, json_valid, julianday, length, lower,
+max, min, nullif, replace, round, substr, trim, typeof, unixepoch and upper. Literals are written anew and parameters
+are bound. The evaluation has a time limit, a value may have up to 16 MiB, and less where one step would take long (on
+Python 3.10, SQLite's own 1 GB), and SQLite denies everything except reading documents.
+
+An expression becomes a tree of the nodes below, of which the SQL and Qdrant's conditions are made. The nodes hold only
+words of SQL that this module writes, names of fields, literals and the numbers of parameters, so nothing of the user's
+text reaches a statement. The operators bind as in SQLite, strongest last (`_LEVELS`); chains of one level stand in one
+node, so a tree is as deep as its parentheses, whatever its length.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+import sqlite3
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import FilterTimeoutError, InvalidArgumentError
 from latelier.indexes.options import Parameters
-from latelier.utils.checks import short
+from latelier.utils.checks import cut, short
 
 RESERVED = ("id", "text", "metadata")
 _NOT_NAMEABLE = {*RESERVED, "true", "false"}  # SQLite reads the last two as constants in a subquery, even in quotes
@@ -194,8 +216,8 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
     if isinstance(given, Mapping):
         missing = [slot for slot in slots if slot not in given]
         if missing:
-            named = shorten(", ".join(map(repr, given)) or "no name", 200)
-            wanted = "a ? needs a tuple of values" if None in missing else f"no value for {shorten(str(missing[0]))!r}"
+            named = cut(", ".join(map(repr, given)) or "no name", 200)
+            wanted = "a ? needs a tuple of values" if None in missing else f"no value for {cut(str(missing[0]))!r}"
             raise failed(filter, f"received values for {named}, but {wanted}")
         given = [given[slot] for slot in slots if slot is not None]
     if len(given) != len(slots):
@@ -220,7 +242,7 @@ def _plain(filter: Filter, value: Any) -> Any:
 
 def failed(filter: Filter, reason: str) -> InvalidArgumentError:
     """Return the error of a filter that is right, and cannot be evaluated with these values."""
-    return InvalidArgumentError(f"the filter {shorten(filter.expression, 200)!r} cannot be evaluated: {reason}.")
+    return InvalidArgumentError(f"the filter {cut(filter.expression, 200)!r} cannot be evaluated: {reason}.")
 
 
 @lru_cache(maxsize=64)
@@ -474,7 +496,7 @@ class _Parser:
         if self._skip("."):
             column = self._take()
             if folded not in lists or fold_name(column.text) not in _LIST_COLUMNS:
-                text = shorten(f"{token.source}.{column.source}")
+                text = cut(f"{token.source}.{column.source}")
                 self._reject(
                     f"write a text in single quotes, as '{text}'; a dot is allowed only between json_each, or its "
                     "alias, and one of its columns",
@@ -585,10 +607,272 @@ def rejection(expression: str, token: Token, reason: str) -> InvalidArgumentErro
     first = max(0, token.position - _SHOWN)
     last = token.position + len(token.source) + _SHOWN
     shown = f"{'...' if first else ''}{expression[first:last]}{'...' if last < len(expression) else ''}"
-    where = "its end" if token.kind == "end" else f"{shorten(token.source)!r} (character {token.position})"
-    return InvalidArgumentError(f"the filter {shorten(shown, 4 * _SHOWN)!r} is rejected at {where}: {reason}.")
+    where = "its end" if token.kind == "end" else f"{cut(token.source)!r} (character {token.position})"
+    return InvalidArgumentError(f"the filter {cut(shown, 4 * _SHOWN)!r} is rejected at {where}: {reason}.")
 
 
-def shorten(text: str, most: int = _SHOWN) -> str:
-    """Return a text, cut to its first `most` characters."""
-    return text if len(text) <= most else f"{text[:most]}..."
+# Filters as SQL: their statement, their limits, and the selections that are kept.
+
+# SQLite reports LIKE and GLOB as functions.
+_CALLED = {*FUNCTIONS, "like", "glob"}
+# SQLite's messages about the file of the catalog begin with these; all others are about the filter.
+_FILE_ERRORS = ("database ", "disk I/O", "file is not", "unable to open")
+_NEST_LESS = "; nest less, and write many alternatives as x IN (...)"
+_DOCUMENT_COLUMNS = {
+    "id": "document.id",
+    "text": "(SELECT text FROM content WHERE content.number = document.number)",
+    "metadata": "(SELECT metadata FROM content WHERE content.number = document.number)",
+}
+
+
+def to_sql(node: Node, column: Callable[[Field], str]) -> str:
+    """Return the SQL of a tree, in which `column` gives the SQL of a field."""
+    match node:
+        case Literal():
+            return node.sql
+        case Parameter():
+            return f"?{node.index + 1}"
+        case Field():
+            return column(node)
+        case ListColumn():
+            return f"list{node.number}.{node.column}"
+        case Elements():
+            arguments = ", ".join(to_sql(each, column) for each in node.operands)
+            where = "" if node.where is None else f" WHERE {to_sql(node.where, column)}"
+            name = f"list{node.number}"
+            return f"(SELECT {name}.{node.column} FROM json_each({arguments}) AS {name}{where})"
+    written = node.words[0]
+    for operand, word in zip(node.operands, node.words[1:], strict=True):
+        sql = to_sql(operand, column)
+        written += "" if not written or written.endswith("(") else " "
+        written += f"({sql})" if _is_open(node) and _is_open(operand) else sql
+        written += word if word in ("", ",", ")") else f" {word}"
+    return written
+
+
+def _is_open(node: Node) -> bool:
+    """Whether a tree begins or ends with an operand, which an operator beside it could take."""
+    return isinstance(node, Operation) and not (node.words[0] and node.words[-1])
+
+
+# Evaluation.
+
+
+def matching_rows(
+    connection: sqlite3.Connection,
+    filter: Filter,
+    values: tuple[Any, ...],
+    timeout: float | None,
+    fields: Sequence[tuple[str, str, str]],
+    restricted_to: Callable[[Collection[str]], AbstractContextManager[None]],
+) -> np.ndarray:
+    """Return the row ids of the documents that a filter selects, ascending; raise `FilterTimeoutError` if late.
+
+    `fields`: folded name, spelling and column of each. `restricted_to`: lets the connection only read documents and
+    call the functions of that name.
+    """
+    columns = {folded: f"document.{name}" for folded, _, name in fields} | _DOCUMENT_COLUMNS
+
+    def column(field: Field) -> str:
+        found = columns.get(field.name)
+        return found or reject_field(field, [spelling for _, spelling, _ in fields])
+
+    query = f"SELECT number FROM document WHERE {to_sql(filter.tree, column)}"
+    with restricted_to(_CALLED), bounded(connection, filter, values, timeout):
+        return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
+
+
+def reject_field(field: Field, fields: Sequence[str]) -> NoReturn:
+    """Raise the error for a field that is not among those of the index, which are given as documents spell them."""
+    spelled = field.token.source if field.token.kind == "word" else field.token.text
+    spellings = {fold_name(each): each for each in (*fields, *RESERVED)}
+    near = difflib.get_close_matches(field.name, spellings, n=1)
+    hint = f". Did you mean {spellings[near[0]]!r}?" if near else "."
+    if len(fields) >= MOST_FIELDS:
+        hint += f" Only the first {MOST_FIELDS} keys of the metadata are fields; read others as metadata ->> '$.key'."
+    if field.token.kind == "name" or not near:
+        hint += " Write strings in single quotes."
+    shown = ", ".join([*fields[:30], *RESERVED]) + (f" and {len(fields) - 30} more" if len(fields) > 30 else "")
+    raise rejection(field.expression, field.token, f"unknown field {cut(spelled)!r}{hint} The fields are: {shown}")
+
+
+# Limits. The clock is looked at between steps of SQLite's virtual machine, and one step calls at most one function: the
+# lengths of values are limited so that this takes 0.2 seconds at most, and that all values together fit into memory.
+
+# Bytes of one value, and of all together; pairs of bytes that a step may compare.
+_MOST_BYTES, _MOST_MEMORY, _MOST_PAIRS = 1 << 24, 1 << 28, 1 << 25
+_MOST_PATTERN = 1000
+# instr() and replace() compare this many bytes in the time of one in LIKE and trim(); parsing a byte of JSON takes that
+# of some.
+_FAST, _JSON = 64, 4
+# Steps between two looks at the clock: about 2 microseconds. Fewer, if one of them may take long.
+_STEPS, _FEW_STEPS = 100, 20
+
+
+@contextmanager
+def bounded(
+    connection: sqlite3.Connection, filter: Filter, values: Sequence[Any], timeout: float | None
+) -> Iterator[None]:
+    """Limit the time and the memory of a filter's statement in a ``with`` block; explain its errors.
+
+    It ends after `timeout` seconds with `FilterTimeoutError`, and when a signal handler raises an exception. Before
+    Python 3.11, SQLite's own limits of lengths hold. `connection`: no other thread may be using it.
+    """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+
+    def check_time() -> None:
+        if time.monotonic() > end:
+            raise FilterTimeoutError(
+                f"the filter {cut(filter.expression, 200)!r} has not finished within {timeout:g} seconds.",
+                advice="filter-timeout",
+            )
+
+    errors: list[BaseException] = []
+    watch = _watch(check_time, errors)
+    next(watch)
+    most = _most_bytes(filter, values)
+    limits, before = {"SQLITE_LIMIT_LENGTH": most, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": _MOST_PATTERN}, {}
+    try:
+        try:
+            if hasattr(connection, "setlimit"):
+                before = {name: connection.setlimit(getattr(sqlite3, name), limit) for name, limit in limits.items()}
+            connection.set_progress_handler(watch.__next__, _STEPS if most == _MOST_BYTES else _FEW_STEPS)
+            yield
+        finally:
+            connection.set_progress_handler(None, 0)
+            for name, limit in before.items():
+                connection.setlimit(getattr(sqlite3, name), limit)  # type: ignore[attr-defined]
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+        reason = str(error)
+        if not errors and reason.startswith(_FILE_ERRORS):
+            raise
+        if not errors:
+            cures = {
+                "too big": f"; a value may have up to {most:,} bytes in this filter",
+                "stack overflow": _NEST_LESS,
+                "too large (maximum depth": _NEST_LESS,
+            }
+            cure = next((cure for sign, cure in cures.items() if sign in reason), "")
+            raise failed(filter, cut(reason, 300) + cure) from error
+    if errors:
+        raise errors[0]
+    check_time()
+
+
+def _watch(check_time: Callable[[], None], errors: list[BaseException]) -> Iterator[bool]:
+    """Yield whether to interrupt the statement, and append the reason to `errors`.
+
+    Python runs signal handlers when SQLite calls the progress handler, and `sqlite3` discards an exception that leaves
+    this callback. Here a ``try`` catches it. This is a generator, since it resumes inside of its ``try``; a function
+    could be interrupted before it enters one.
+    """
+    try:
+        # Python also runs signal handlers when a loop jumps back: the whole loop is inside of the ``try``.
+        while not errors:
+            yield False
+            check_time()
+    except GeneratorExit:
+        return
+    except BaseException as error:  # noqa: BLE001 (`bounded` raises it when SQLite has stopped)
+        errors.append(error)
+    while True:
+        yield True
+
+
+def _most_bytes(filter: Filter, values: Sequence[Any]) -> int:
+    """Return how long a value may be while a filter is evaluated."""
+    most, copies = _MOST_BYTES, 1
+    for node in walk(filter.tree):
+        if isinstance(node, Operation):
+            copies += node.words[0].endswith("(") + sum(word in ("||", "->", "->>") for word in node.words)
+        most = min(most, _most_of(node, values))
+    return min(most, _MOST_MEMORY // copies)
+
+
+def _most_of(node: Node, values: Sequence[Any]) -> int:
+    """Return how long the operands of one node may be."""
+    if isinstance(node, Elements):
+        return _MOST_PAIRS // _JSON
+    if not isinstance(node, Operation):
+        return _MOST_BYTES
+    match node.words:
+        case ("", "LIKE" | "GLOB", *_):
+            return _MOST_PAIRS // max(1, min(_MOST_PATTERN, _longest(node.operands[1], values)))
+        case ("trim(", ",", ")"):
+            pairs = _MOST_PAIRS
+        case ("instr(" | "replace(", ",", *_):
+            pairs = _FAST * _MOST_PAIRS
+        case ("json_extract(" | "json_valid(", *_) | ("", "->" | "->>", *_):
+            return _MOST_PAIRS // _JSON
+        case _:
+            return _MOST_BYTES
+    # The second operand is a value too: both may have the root.
+    return max(math.isqrt(pairs), pairs // max(1, _longest(node.operands[1], values)))
+
+
+def _longest(node: Node, values: Sequence[Any]) -> int:
+    """Return the most bytes that an operand can have."""
+    match node:
+        case Literal():
+            return len(node.sql)
+        case Parameter():
+            value = values[node.index]
+            return len(value) if isinstance(value, bytes) else len(str(value).encode(errors="replace"))
+        case Operation(words=("", *operators, "")) if set(operators) == {"||"}:
+            return sum(_longest(each, values) for each in node.operands)
+    return _MOST_BYTES
+
+
+# Selections of one commit that are kept.
+
+# Capacity in bytes, and the size of an entry in addition to its row ids.
+_CAPACITY, _OVERHEAD = 1 << 24, 1 << 10
+# Types of parameters that can be part of a key.
+_KEY_TYPES = frozenset({str, bytes, int, float, bool, type(None)})
+_TIME_FUNCTIONS = ("date(", "datetime(", "julianday(", "unixepoch(")
+
+
+def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
+    """Return the key of a filter, equal for filters that differ only in spelling; None if it must not be cached."""
+    normalized = _normalized(filter)
+    types = tuple(map(type, values))  # part of the key: 1, 1.0 and True are equal in Python, but not in SQL
+    return (normalized, types, values) if normalized is not None and _KEY_TYPES.issuperset(types) else None
+
+
+@lru_cache(maxsize=64)
+def _normalized(filter: Filter) -> str | None:
+    """Return the SQL of a filter with the names of its fields; None if it may ask for the time."""
+    if any(isinstance(node, Operation) and node.words[0].startswith(_TIME_FUNCTIONS) for node in walk(filter.tree)):
+        return None
+    return to_sql(filter.tree, lambda field: '"' + field.name.replace('"', '""') + '"')
+
+
+class SelectionCache:
+    """A least-recently-used cache of the row ids of selected documents."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, np.ndarray] = OrderedDict()
+        self._bytes = 0
+        # Never waited for: in a forked child, nobody might release it.
+        self._lock = threading.Lock()
+
+    def find(self, key: Hashable, select: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the cached row ids of a key; if there are none, select and cache them."""
+        found = self._kept.get(key)
+        if found is None:
+            found = select()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._keep(key, found)
+            finally:
+                self._lock.release()
+        return found
+
+    def _keep(self, key: Hashable, found: np.ndarray) -> None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        elif found.nbytes + _OVERHEAD <= _CAPACITY:
+            self._kept[key] = found
+            self._bytes += found.nbytes + _OVERHEAD
+            while self._bytes > _CAPACITY:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes + _OVERHEAD

@@ -33,7 +33,7 @@ from latelier.errors import (
 )
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
-from latelier.indexes.filters.parse import new_fields
+from latelier.indexes.filters import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.layout import BITS
