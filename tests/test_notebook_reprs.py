@@ -1,5 +1,6 @@
 """What a notebook shows for each kind of result: its values, and nothing of a hostile text as markup."""
 
+import pickle
 import re
 
 import pytest
@@ -35,13 +36,17 @@ def test_results_of_a_search():
     assert found == list(found)
 
 
-def test_a_search_returns_them(tiny):
+def test_a_search_returns_them_with_marks_until_it_is_closed(shallow):
     from latelier.retrieve import Retriever
 
-    retriever = Retriever(tiny, device="cpu")
-    retriever.add(["fig", "pear"])
-    assert isinstance(retriever.search("fig"), Results)
+    retriever = Retriever(shallow, device="cpu")
+    retriever.add([{"id": "a", "text": "fig <b>"}, {"id": "b", "text": "pear"}])
+    found = retriever.search("fig", k=1)
+    assert "<td><mark>fig</mark> &lt;b&gt;</td>" in found._repr_html_()
+    assert pickle.loads(pickle.dumps(found)) == found
     assert [type(found) for found in retriever.search(["fig", "pear"])] == [Results] * 2
+    retriever.close()
+    assert cells(found._repr_html_())[1][2:] == ["a", "fig &lt;b&gt;"]
 
 
 def test_an_evaluation_is_a_dict_with_bars():

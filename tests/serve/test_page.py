@@ -235,10 +235,7 @@ def test_a_result_says_where_it_is_and_keeps_the_indentation_of_code(page, many)
     expect(items).to_have_count(10, timeout=60_000)
     code = items.filter(has_text="fruit.py")
     expect(code.locator(".where")).to_have_text("line 41")
-    assert (
-        code.locator(".text").inner_text()
-        == "import kings\n\n\n\ndef eat():\n    # bananas are healthy\n    return True"
-    )
+    assert "import kings\n    # bananas are healthy\n    return True" in code.locator(".text").inner_text()
     report = items.filter(has=page.get_by_role("link", name="A healthy report"))
     expect(report.locator(".where")).to_have_text("report.pdfpage 7")
     assert report.locator("h2 a").get_attribute("href") == "https://example.org/report"
@@ -321,6 +318,9 @@ def test_assistive_technology_finds_nothing_to_complain_about(browser, url, sche
     expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Heat map").first.click()
     expect(page.locator(".heat")).to_be_visible()
+    page.locator("#filters summary").click()
+    expect(page.locator("#facets button").first).to_be_visible()
+    page.locator("#why-not summary").click()
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is wider than the screen

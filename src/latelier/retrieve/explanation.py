@@ -20,7 +20,7 @@ from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraErr
 from latelier.indexes import Id, Index
 from latelier.indexes.results import as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
-from latelier.retrieve.passages import StoredDocuments, decode_passage_id
+from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.scores.topk import Alignment, align
 from latelier.utils.checks import cut, describe, printable, short
 from latelier.utils.files import as_path, write_bytes
@@ -389,7 +389,7 @@ _LEVELS = 10
 _STRONGEST = 0.55
 _LONGEST_UNREAD = 300
 _TINTS = "\n".join(
-    f".latelier .t{i} {{ background: rgba(59, 130, 246, {_STRONGEST * i / _LEVELS:.2f}) }}"
+    f".latelier.latelier .t{i} {{ background: rgba(59, 130, 246, {_STRONGEST * i / _LEVELS:.2f}) }}"
     for i in range(1, _LEVELS + 1)
 )
 _STYLE = f"""
@@ -613,6 +613,31 @@ def _figure_class() -> type[Figure]:
 
 def _label(text: str) -> str:
     return cut(printable(text), _LONGEST_LABEL)
+
+
+# Of the strongest word: weaker ones are mostly articles and prepositions.
+_LEAST_MARKED = 0.4
+
+
+def marked_snippets(model: QueryModel, index: Index, query: str, results: Sequence[Result]) -> dict[Id, Markup]:
+    """Return the snippet of each result's text as HTML, with the words that matched marked."""
+    known = [result for result in results if result.text is not None]
+    starts = [result.start for result in known]
+
+    def shown(part: str) -> str:
+        return escape(re.sub(r"\s+", " ", part))
+
+    snippets = {}
+    for each in explain_documents(model, index, query, [result.id for result in known], starts=starts):
+        begin, end = each.snippet()
+        least = _LEAST_MARKED * max((span.contribution for span in each.spans), default=0.0)
+        pieces, at = ["… " if begin else ""], begin
+        for span in each.spans:
+            if begin <= span.start and span.end <= end and span.contribution >= least:
+                pieces += [shown(each.text[at : span.start]), f"<mark>{shown(each.text[span.start : span.end])}</mark>"]
+                at = span.end
+        snippets[each.id] = Markup("".join([*pieces, shown(each.text[at:end]), " …" if end < len(each.text) else ""]))
+    return snippets
 
 
 def explain_documents(

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import IndexFormatError, InvalidArgumentError
+from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import FieldValues, Hit, Id, Index
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import Record, as_ids, check_known
 from latelier.utils.checks import check_count, cut, describe, is_count
-from latelier.utils.misc import bar, fragment, table
+from latelier.utils.misc import Markup, bar, fragment, table
 
 # Fewer tokens than these hold no sentence.
 LEAST_TOKENS = 16
@@ -332,7 +332,7 @@ class Found(NamedTuple):
 
 
 class Results(list[Result]):
-    """The hits of one query, best first: a list that a notebook shows as a table.
+    """The hits of one query, best first: a list that a notebook shows as a table, with the words that matched marked.
 
     Examples
     --------
@@ -341,9 +341,19 @@ class Results(list[Result]):
     True
     """
 
+    # Returns for each result the part of its text that matched, with marks; of a search for vectors, none is known.
+    marked: Callable[[Sequence[Result]], Mapping[Id, Markup]] | None = None
+
+    def __reduce__(self) -> Any:
+        return Results, (list(self),)  # an index cannot be copied
+
     def _repr_html_(self) -> str:
         if not self:
             return fragment("no document found")
+        try:
+            shown = {} if self.marked is None else self.marked(self)
+        except LatelierError:  # closed or changed since, or without the tokens: a table without marks
+            shown = {}
         most = max(result.score for result in self)
         has_metadata = any(result.metadata for result in self)
         rows: list[tuple[Any, ...]] = []
@@ -352,7 +362,7 @@ class Results(list[Result]):
             metadata = "\n".join(f"{key}: {value}" for key, value in result.metadata.items())
             # Cut before the text is split: it may have megabytes.
             text = cut(" ".join((result.text or "")[: 2 * _LONGEST_TEXT].split()), _LONGEST_TEXT)
-            row = (rank, score, str(result.id), text)
+            row = (rank, score, str(result.id), shown.get(result.id, text))
             rows.append((*row, cut(metadata, _LONGEST_METADATA)) if has_metadata else row)
         return fragment(table(["rank", "score", "id", "text", "metadata"][: len(rows[0])], rows))
 
@@ -427,7 +437,7 @@ class StoredDocuments:
         k: int,
         options: SearchOptions,
         own: TokenEmbeddings | None = None,
-    ) -> list[list[Result]]:
+    ) -> list[Results]:
         """Return the best documents of each query, with what is stored of them.
 
         `vectors`: of the queries; may be None for keywords. `texts`: the queries, which vectors alone do not need.
@@ -490,7 +500,7 @@ class StoredDocuments:
                 return best, limit
             waiting, limit = unfinished, min(_PASSAGES * limit, most)
 
-    def results(self, hits: Sequence[Sequence[Found]]) -> list[list[Result]]:
+    def results(self, hits: Sequence[Sequence[Found]]) -> list[Results]:
         """Return hits of `find` with the texts and the metadata that are stored; each document is read once."""
         ids = list(dict.fromkeys(hit.id for row in hits for hit in row))
         records = {record.id: record for record in self.index.get(ids)} if ids else {}

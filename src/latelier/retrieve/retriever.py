@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
@@ -25,7 +26,7 @@ from latelier.indexes.base import PathLike
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.results import as_id
-from latelier.retrieve.explanation import Explanation, explain_documents
+from latelier.retrieve.explanation import Explanation, explain_documents, marked_snippets
 from latelier.retrieve.folders import DocumentFolder, Synchronisation, Synchronised, read_documents
 from latelier.retrieve.indexing import (
     OnExisting,
@@ -39,7 +40,7 @@ from latelier.retrieve.indexing import (
     store,
 )
 from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
-from latelier.retrieve.passages import DocumentSettings, Found, Passages, Result, StoredDocuments
+from latelier.retrieve.passages import DocumentSettings, Found, Passages, Result, Results, StoredDocuments
 from latelier.retrieve.readers import FileDocuments
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, check_number, describe
@@ -468,19 +469,19 @@ class Retriever(NotCopied):
         StoredDocuments(self.index).remove(ids)
 
     @overload
-    def search(self, texts: str, k: int = 10, **options: Unpack[SearchKeywords]) -> list[Result]: ...
+    def search(self, texts: str, k: int = 10, **options: Unpack[SearchKeywords]) -> Results: ...
 
     @overload
     def search(
         self, texts: list[str] | tuple[str, ...], k: int = 10, **options: Unpack[SearchKeywords]
-    ) -> list[list[Result]]: ...
+    ) -> list[Results]: ...
 
     def search(
         self,
         texts: str | list[str] | tuple[str, ...],
         k: int = 10,
         **options: Unpack[SearchKeywords],
-    ) -> list[Result] | list[list[Result]]:
+    ) -> Results | list[Results]:
         """Find the best documents for one query or several.
 
         Parameters
@@ -523,6 +524,8 @@ class Retriever(NotCopied):
         vectors = None if chosen.mode == "keywords" else self._model.encode_queries(queries)
         own = None if vectors is None or chosen.min_mean_score is None else self._model.own_vectors(queries, vectors)
         results = StoredDocuments(self.index).search(vectors, queries, k, chosen, own)
+        for query, found in zip(queries, results, strict=True):
+            found.marked = partial(marked_snippets, self._model, self.index, query)
         return results[0] if isinstance(texts, str) else results
 
     def run(

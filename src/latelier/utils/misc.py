@@ -81,13 +81,16 @@ class NotCopied:
 
 
 # Every rule is about the class of `fragment`, so that a notebook's own elements keep their style.
+# The class stands twice where a notebook's rules for cells, which align them to the right, are as specific.
 _STYLE = """
 .latelier { overflow-x: auto }
 .latelier table { border-collapse: collapse; margin: .4em 0; font-size: .9em; color: inherit; background: none }
 .latelier caption { text-align: start; caption-side: top; padding: .2em 0; color: inherit }
-.latelier th, .latelier td { padding: .25em .7em; text-align: start; vertical-align: top; background: none;
+.latelier.latelier tr { background: none }
+.latelier.latelier :is(th, td) { padding: .25em .7em; text-align: start; vertical-align: top; background: none;
   border-bottom: 1px solid rgba(128, 128, 128, .35); max-width: 48em; overflow-wrap: break-word; white-space: pre-wrap }
-.latelier .number { text-align: end; font-variant-numeric: tabular-nums; white-space: nowrap }
+.latelier.latelier .number { text-align: end; font-variant-numeric: tabular-nums; white-space: nowrap }
+.latelier td mark { color: inherit; background: rgba(250, 180, 0, .4); border: 0; border-radius: .2em }
 .latelier-bar { display: block; min-width: 7em; padding: 0 .3em; text-align: end;
   background: linear-gradient(to right, rgba(59, 130, 246, .4) var(--part), rgba(128, 128, 128, .12) var(--part)) }
 """
