@@ -56,6 +56,7 @@ def measure(model: ColBERT, pairs: list[tuple[str, str]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=150, help="batches to train on (default: %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=0, help="batches of masked tokens before it (default: none)")
     parser.add_argument("--batch-size", type=int, default=32, help="pairs per batch (default: %(default)s)")
     parser.add_argument(
         "--validation-queries", type=int, default=150, help="pairs to validate on (default: %(default)s)"
@@ -70,6 +71,11 @@ def main() -> None:
     print(f"{len(model.tokenizer)} tokens, {sum(weights.numel() for weights in model.parameters()):,} weights")
     # Random vectors tell tokens apart, so that the untrained model finds documents by the words of the query.
     print(f"nDCG@10 before training         {measure(model, validation):.3f}")
+    if options.warm_up:
+        start = time.perf_counter()
+        loss = model[0].warm_up([text for pair in training for text in pair], steps=options.warm_up)
+        seconds = time.perf_counter() - start
+        print(f"nDCG@10 after masked tokens     {measure(model, validation):.3f}   ({seconds:.0f} s, loss {loss:.2f})")
 
     dataset = Dataset.from_dict(
         {"query": [query for query, _ in training], "document": [document for _, document in training]}

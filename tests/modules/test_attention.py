@@ -50,6 +50,16 @@ def test_equals_the_formula(kv_heads, processor):
         torch.testing.assert_close(found, by_hand(attention, sequence, context, allowed))
 
 
+@pytest.mark.parametrize("options", [{}, {"context_pre_only": False}], ids=str)
+def test_added_projections_beside_those_of_a_context_wait_for_a_processor(options):
+    """As in diffusers, whose default processor does not read them."""
+    attention = Attention(**SMALL, cross_attention_dim=6, added_kv_proj_dim=5, **options)
+    plain = Attention(**SMALL, cross_attention_dim=6)
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    sequence, context = torch.randn(2, 4, 8), torch.randn(2, 3, 6)
+    torch.testing.assert_close(attention(sequence, context), plain(sequence, context))
+
+
 @pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
 def test_causal_equals_the_formula(processor):
     attention = Attention(**SMALL, is_causal=True, processor=processor)

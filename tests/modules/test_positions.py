@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from latelier.errors import InvalidArgumentError
 from latelier.modules import Attention, RotaryPositions, SinusoidalPositions
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -73,17 +74,19 @@ def test_interpolation_reads_long_sequences_with_the_angles_of_short_ones():
         ({}, {}),
         ({"base": 500_000.0}, {"rope_theta": 500_000.0}),
         ({"scale": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale": 4.0, "original_length": 512}, {**YARN, "original_max_position_embeddings": 512}),
+        ({"scale": 4.0, "original_length": 9}, {**YARN, "original_max_position_embeddings": 9}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("start", [0, 100])
 def test_rotary_equals_llama_in_transformers(options, theirs, start):
     parameters = {"rope_type": "default", "rope_theta": 10_000.0, **theirs}
-    config = LlamaConfig(hidden_size=16, num_attention_heads=2, head_dim=8, rope_parameters=parameters)
-    query, key = torch.randn(2, 2, 2, 5, 8)
+    config = LlamaConfig(hidden_size=32, num_attention_heads=2, head_dim=16, rope_parameters=parameters)
+    query, key = torch.randn(2, 2, 2, 5, 16)
     cos, sin = LlamaRotaryEmbedding(config)(query, torch.arange(start, start + 5)[None])
     expected = [from_halves(heads) for heads in apply_rotary_pos_emb(query, key, cos, sin)]
-    rotary = RotaryPositions(8, **options)
+    rotary = RotaryPositions(16, **options)
     for heads, other in zip((query, key), expected, strict=True):
         torch.testing.assert_close(rotary(from_halves(heads), start), other, rtol=1e-5, atol=1e-5)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules import FeedForward, RotaryPositions, TransformerBlock, TransformerEncoder
+from latelier.modules import FeedForward, RotaryPositions, TiedOutput, TransformerBlock, TransformerEncoder
 
 IDS = torch.tensor([[0, 1, 2]])
 
@@ -22,20 +22,22 @@ def shared(block: TransformerBlock, peer: nn.TransformerEncoderLayer) -> None:
     peer.load_state_dict(theirs)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_block_equals_that_of_torch(norm_first, activation, masked):
-    block = TransformerBlock(12, heads=3, hidden_dim=20, activation=activation, norm_first=norm_first)
-    peer = nn.TransformerEncoderLayer(
-        12, 3, 20, dropout=0.0, activation=activation, batch_first=True, norm_first=norm_first
-    )
+def test_block_equals_that_of_torch(norm_first, activation, masked, causal):
+    options = {"activation": activation, "norm_first": norm_first}
+    block = TransformerBlock(12, heads=3, hidden_dim=20, is_causal=causal, **options)
+    peer = nn.TransformerEncoderLayer(12, 3, 20, dropout=0.0, batch_first=True, **options)
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
     shared(block, peer)
     sequence = torch.randn(2, 5, 12, requires_grad=True)
     mask = torch.tensor([[True, False, True, True, False], [True] * 5]) if masked else None
-    out, expected = block(sequence, mask), peer(sequence, src_key_padding_mask=None if mask is None else ~mask)
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
+    out = block(sequence, mask)
+    expected = peer(sequence, src_mask=later, src_key_padding_mask=None if mask is None else ~mask)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     weights = torch.randn(2, 5, 12)
     found, wanted = (torch.autograd.grad((each * weights).sum(), sequence)[0] for each in (out, expected))
@@ -105,3 +107,27 @@ def test_resizing_keeps_the_rows_and_shows_the_new_size():
 def test_wrong_arguments_raise(make, message):
     with pytest.raises(InvalidArgumentError, match=message):
         make()
+
+
+def test_a_causal_encoder_does_not_see_what_follows():
+    encoder = TransformerEncoder(20, 8, heads=2, is_causal=True)
+    ids = torch.randint(20, (1, 6))
+    changed = ids.clone()
+    changed[:, 4:] = (changed[:, 4:] + 1) % 20
+    torch.testing.assert_close(encoder(changed)[:, :4], encoder(ids)[:, :4])
+    assert not torch.allclose(encoder(changed)[:, 4:], encoder(ids)[:, 4:], atol=1e-3)
+
+
+def test_the_tied_output_trains_the_embeddings():
+    encoder, ids = TransformerEncoder(20, 8, heads=2), torch.tensor([3, 4])
+    output, hidden = TiedOutput(encoder), torch.randn(2, 8)
+    assert [name for name, _ in output.named_parameters()] == ["bias"]
+    scores = torch.tensor(
+        [[float(row @ token) / 8**0.5 for token in encoder.embeddings.weight.detach()] for row in hidden]
+    )
+    torch.testing.assert_close(output(hidden), scores)
+    expected = -(scores.softmax(-1)[[0, 1], ids].log()).mean()
+    loss = output.loss(hidden, ids)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert encoder.embeddings.weight.grad.abs().sum() > 0

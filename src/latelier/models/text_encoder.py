@@ -17,8 +17,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from latelier.errors import InvalidArgumentError
 from latelier.models.arguments import checked_stream
-from latelier.modules import TransformerEncoder
-from latelier.utils import check_count
+from latelier.modules import TiedOutput, TransformerEncoder
+from latelier.utils import check_count, check_number
 from latelier.utils.checks import short
 
 # Options of sentence-transformers' loader that a plain file of weights has no use for.
@@ -174,6 +174,86 @@ class TextEncoder(InputModule):
             Not used; sentence-transformers passes those of other modules.
         """
         return {**features, "token_embeddings": self.model(features["input_ids"], features["attention_mask"])}
+
+    def warm_up(
+        self,
+        texts: Sequence[str],
+        *,
+        steps: int,
+        batch_size: int = 32,
+        learning_rate: float = 2e-3,
+        mask_share: float = 0.15,
+        seed: int = 0,
+    ) -> float:
+        """Train the encoder to predict masked tokens, before it is trained to match texts (Devlin et al., 2019).
+
+        Texts alone are enough, without pairs. Masked tokens are scored by `latelier.modules.TiedOutput`.
+
+        Parameters
+        ----------
+        texts
+            What to learn from, in batches in random order, as often as the steps take.
+        steps
+            Number of batches.
+        batch_size
+            Texts in a batch.
+        learning_rate
+            Of AdamW, after a tenth of the steps in which it rises from 0; it then falls to 0.
+        mask_share
+            Share of the tokens that are masked, special tokens left out.
+        seed
+            Of the order and of what is masked.
+
+        Returns
+        -------
+        float
+            Mean cross-entropy of the last tenth of the steps.
+
+        Examples
+        --------
+        >>> from latelier.models import TextEncoder, train_tokenizer
+        >>> from latelier.modules import TransformerEncoder
+        >>> texts = ["a pear and a fig", "figs and pears"] * 8
+        >>> tokenizer = train_tokenizer(texts, vocabulary_size=200)
+        >>> encoder = TextEncoder(TransformerEncoder(len(tokenizer), dim=32, heads=2), tokenizer)
+        >>> first, then = (encoder.warm_up(texts, steps=steps, batch_size=8) for steps in (1, 40))
+        >>> then < first / 2
+        True
+        """
+        check_count("steps", steps)
+        share = check_number("mask_share", mask_share, most=1.0)
+        tokenizer, output = self.tokenizer, TiedOutput(self.model).to(next(self.parameters()).device)
+        generator = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.AdamW([*self.model.parameters(), *output.parameters()], lr=learning_rate)
+        warm = max(1, steps // 10)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+        )
+        special, losses, order = torch.tensor(tokenizer.all_special_ids), [], torch.empty(0, dtype=torch.int64)
+        was_training = self.training
+        self.train()
+        for _ in range(steps):
+            if len(order) < batch_size:
+                order = torch.cat([order, torch.randperm(len(texts), generator=generator)])
+            chosen, order = order[:batch_size], order[batch_size:]
+            features = self.preprocess([texts[i] for i in chosen.tolist()])
+            ids, mask = features["input_ids"], features["attention_mask"]
+            masked = (torch.rand(ids.shape, generator=generator) < share) & ~torch.isin(ids, special)
+            if not masked.any():
+                continue
+            hidden = self.model(
+                ids.masked_fill(masked, tokenizer.mask_token_id).to(output.bias.device), mask.to(output.bias.device)
+            )
+            loss = output.loss(hidden[masked], ids[masked].to(hidden.device))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        self.train(was_training)
+        last = losses[-warm:] or [float("nan")]
+        return sum(last) / len(last)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the constructor's arguments as JSON, those of the encoder under ``model``."""

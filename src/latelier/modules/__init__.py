@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from latelier.modules.layers import RotaryPositions, SinusoidalPositions
     from latelier.modules.pooling import AttentionPooling
     from latelier.modules.processors import ExplicitProcessor, FusedProcessor, Processor, SDPAProcessor, SlicedProcessor
-    from latelier.modules.transformer import FeedForward, TransformerBlock, TransformerEncoder
+    from latelier.modules.transformer import FeedForward, TiedOutput, TransformerBlock, TransformerEncoder
 
 __all__ = [
     "Attention",
@@ -24,6 +24,7 @@ __all__ = [
     "SDPAProcessor",
     "SinusoidalPositions",
     "SlicedProcessor",
+    "TiedOutput",
     "TransformerBlock",
     "TransformerEncoder",
     "ValueSupport",
@@ -36,5 +37,5 @@ __getattr__, __dir__ = lazy_names(
     layers=("RotaryPositions", "SinusoidalPositions"),
     pooling=("AttentionPooling",),
     processors=("ExplicitProcessor", "FusedProcessor", "Processor", "SDPAProcessor", "SlicedProcessor"),
-    transformer=("FeedForward", "TransformerBlock", "TransformerEncoder"),
+    transformer=("FeedForward", "TiedOutput", "TransformerBlock", "TransformerEncoder"),
 )

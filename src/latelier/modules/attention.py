@@ -96,7 +96,8 @@ class Attention(nn.Module):
         Norm of queries and keys: ``"layer_norm"``, ``"fp32_layer_norm"``, ``"rms_norm"`` or ``"l2"`` of each head;
         ``"layer_norm_across_heads"`` or ``"rms_norm_across_heads"`` of all heads together.
     added_kv_proj_dim
-        Channels of a context with key and value projections of its own; see *Notes*.
+        Channels of a context with key and value projections of its own; see *Notes*. With `cross_attention_dim` and
+        without a processor, they only add weights, as in diffusers.
     norm_num_groups
         Groups of a group norm of `hidden_states`; None: no norm.
     spatial_norm_dim
@@ -242,6 +243,8 @@ class Attention(nn.Module):
             None if added_kv_proj_dim is None else qk_norm, dim_head, self.kv_heads, eps, affine=elementwise_affine
         )
         self.set_processor(SDPAProcessor() if processor is None else processor)
+        if processor is None and self.is_cross_attention and not only_cross_attention:
+            self.uses_added = False
 
     def _make_projections(self, out_bias: bool) -> None:
         """Create the linear layers, in the order in which a seed gives them the weights of diffusers."""
@@ -313,7 +316,7 @@ class Attention(nn.Module):
                 f"received hidden_states of shape {shape}; expected (batch, length, {self.query_dim}) or "
                 f"(batch, {self.query_dim}, height, width)."
             )
-        channels = self.cross_attention_dim if self.added_kv_proj_dim is None else self.added_kv_proj_dim
+        channels = self.added_kv_proj_dim if self.uses_added else self.cross_attention_dim
         if encoder_hidden_states is None and channels != self.query_dim and self.add_q_proj is None:
             raise InvalidArgumentError(f"received no encoder_hidden_states; expected (batch, length, {channels}).")
         return self.processor(
@@ -403,6 +406,7 @@ class Attention(nn.Module):
 
     def set_processor(self, processor: Callable[..., Any]) -> None:
         """Choose how the attention is computed: a `Processor`, or a callable or module with its signature."""
+        self.uses_added = self.add_k_proj is not None
         self._modules.pop("processor", None)  # a registered module can be replaced by another module only
         self.processor = processor
         call = processor.forward if isinstance(processor, nn.Module) else processor

@@ -7,6 +7,7 @@ be rounded by ``module.to(torch.bfloat16)``.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -268,6 +269,10 @@ class SinusoidalPositions(nn.Module):
         return show_arguments(self, {"dim": self.dim, "base": self.base})
 
 
+# Turns, in a sequence of the original length, of pairs of channels that YaRN leaves, and that it interpolates.
+_MOST_TURNS, _LEAST_TURNS = 32.0, 1.0
+
+
 class RotaryPositions(nn.Module):
     """Rotate each pair of channels ``(2i, 2i + 1)`` of position ``p`` by the angle ``p / base^(2i/dim)``.
 
@@ -286,6 +291,11 @@ class RotaryPositions(nn.Module):
     alpha
         Multiply the base by ``alpha^(dim / (dim - 2))``: the longest wavelength is `alpha` times as long, and the
         shortest remains as it is ("NTK-aware" scaling, Peng et al., 2024, https://arxiv.org/abs/2309.00071).
+    original_length
+        Length of the sequences that a model was trained with, for the scaling of the same paper that is called YaRN:
+        `scale` divides the angles of pairs that turn less than once in such a sequence, leaves those that turn more
+        than 32 times, and divides those between in part; cosines and sines are multiplied by ``0.1 ln(scale) + 1``.
+        None: all pairs are divided.
 
     Raises
     ------
@@ -316,8 +326,16 @@ class RotaryPositions(nn.Module):
     torch.Size([1, 3, 8])
     """
 
-    def __init__(self, dim: int, base: float = 10_000.0, scale: float = 1.0, alpha: float = 1.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10_000.0,
+        scale: float = 1.0,
+        alpha: float = 1.0,
+        original_length: int | None = None,
+    ) -> None:
         super().__init__()
+        self.original_length = check_count("original_length", original_length, optional=True)
         self.dim, self.base = _check_even(dim), check_number("base", base)
         self.scale, self.alpha = check_number("scale", scale), check_number("alpha", alpha)
         if dim == 2 and alpha != 1:
@@ -333,12 +351,29 @@ class RotaryPositions(nn.Module):
         `start` is the first position; both channels of a pair have the same value.
         """
         base = self.base if self.alpha == 1 else self.base * self.alpha ** (self.dim / (self.dim - 2))
-        angles = _angles(length, start, self.dim, base, device, self.scale).repeat_interleave(2, dim=-1)
-        return angles.cos(), angles.sin()
+        divisors, factor = self._divisors(base, device)
+        angles = (_angles(length, start, self.dim, base, device) / divisors).repeat_interleave(2, dim=-1)
+        return angles.cos() * factor, angles.sin() * factor
+
+    def _divisors(self, base: float, device: torch.device | None) -> tuple[Tensor, float]:
+        """Return what divides the angles of each pair, ``(dim / 2,)``, and the factor of cosines and sines."""
+        if self.original_length is None:
+            return torch.full((self.dim // 2,), self.scale, device=device), 1.0
+
+        def pair_of(turns: float) -> float:
+            """Return the pair of channels, a fraction, that turns so often in a sequence of the original length."""
+            return self.dim * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        first = max(math.floor(pair_of(_MOST_TURNS)), 0)
+        last = max(min(math.ceil(pair_of(_LEAST_TURNS)), self.dim - 1), first + 1e-3)
+        pairs = torch.arange(self.dim // 2, dtype=torch.float32, device=device)
+        share = ((pairs - first) / (last - first)).clamp(0, 1)  # of interpolation
+        return 1 / (share / self.scale + 1 - share), 0.1 * math.log(max(self.scale, 1.0)) + 1
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments that differ from their defaults."""
-        return show_arguments(self, {"dim": self.dim, "base": self.base, "scale": self.scale, "alpha": self.alpha})
+        names = ("dim", "base", "scale", "alpha", "original_length")
+        return show_arguments(self, {name: getattr(self, name) for name in names})
 
 
 def rotate(hidden_states: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
@@ -355,11 +390,11 @@ def rotate(hidden_states: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return (wide * cos.to(dtype) + turned * sin.to(dtype)).to(hidden_states.dtype)
 
 
-def _angles(length: int, start: int, dim: int, base: float, device: torch.device | None, scale: float = 1.0) -> Tensor:
-    """Return ``p / scale / base^(2i/dim)`` for ``length`` positions ``p`` and ``dim / 2`` values of ``i``, float32."""
+def _angles(length: int, start: int, dim: int, base: float, device: torch.device | None) -> Tensor:
+    """Return ``p / base^(2i/dim)`` for ``length`` positions ``p`` and ``dim / 2`` values of ``i``, float32."""
     frequencies = base ** -(torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
     positions = torch.arange(length, dtype=torch.float32, device=device) + start
-    return torch.outer(positions / scale, frequencies)
+    return torch.outer(positions, frequencies)
 
 
 def _check_even(dim: int) -> int:

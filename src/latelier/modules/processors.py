@@ -120,8 +120,8 @@ class Processor(ABC):
             context = attn.norm_encoder_hidden_states(context)
         if attn.group_norm is not None:
             sequence = attn.group_norm(sequence.transpose(1, 2)).transpose(1, 2)
-        added = attn.add_k_proj is not None
-        if added and context is None and attn.add_q_proj is None:
+        added, joint = attn.uses_added, attn.uses_added and attn.add_q_proj is not None
+        if added and context is None and not joint:
             context = _to_sequence(attn, hidden_states, temb)  # without the group norm, as in diffusers
 
         source = sequence if added or context is None else context
@@ -129,7 +129,7 @@ class Processor(ABC):
         following = 0  # keys of the sequence, after those of the context
         if added and context is not None:
             more = _to_heads(attn, self.project_added(attn, context), attn.norm_added_q, attn.norm_added_k)
-            if attn.add_q_proj is None:
+            if not joint:
                 following = 0 if key is None else key.shape[2]
                 key, value = _join(more[1], key), _join(more[2], value)
             else:
@@ -137,7 +137,7 @@ class Processor(ABC):
         if query is None or key is None or value is None:
             raise InvalidArgumentError("received no encoder_hidden_states; only_cross_attention=True needs them.")
         if image_rotary_emb is not None:
-            if context is not None and attn.add_q_proj is None:
+            if context is not None and not joint:
                 raise InvalidArgumentError(
                     "received image_rotary_emb with keys of a context, whose positions it does not hold; expected "
                     "queries and keys of one sequence: no context and no added_kv_proj_dim, or joint attention."

@@ -1,10 +1,11 @@
-"""Feed-forward, block, encoder."""
+"""Feed-forward, block, encoder, tied output."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
@@ -80,6 +81,8 @@ class TransformerBlock(nn.Module):
         Pre-norm rather than post-norm.
     eps
         Added to the variances in the norms.
+    is_causal
+        Token ``i`` attends to tokens ``0 .. i`` only.
 
     Examples
     --------
@@ -101,6 +104,7 @@ class TransformerBlock(nn.Module):
         dropout: float = 0.0,
         norm_first: bool = True,
         eps: float = 1e-5,
+        is_causal: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
@@ -108,7 +112,9 @@ class TransformerBlock(nn.Module):
             raise InvalidArgumentError(f"received dim={dim} for {heads} heads; expected a multiple of {heads}.")
         self._arguments, self.dim, self.norm_first = arguments, dim, norm_first
         self.norm1 = nn.LayerNorm(dim, eps)
-        self.attention = Attention(dim, heads=heads, dim_head=dim // heads, dropout=dropout, bias=True)
+        self.attention = Attention(
+            dim, heads=heads, dim_head=dim // heads, dropout=dropout, bias=True, is_causal=is_causal
+        )
         self.norm2 = nn.LayerNorm(dim, eps)
         self.feed_forward = FeedForward(dim, hidden_dim, activation, dropout)
 
@@ -153,6 +159,8 @@ class TransformerEncoder(nn.Module):
         ``"sinusoidal"``: `SinusoidalPositions` added to the token embeddings; None: no positions, tokens are a set.
     dropout
         Probability of dropout on the embeddings and on the output of each sub-layer, between 0 and 1.
+    is_causal
+        Token ``i`` attends to tokens ``0 .. i`` only, as in a decoder.
 
     Raises
     ------
@@ -193,6 +201,7 @@ class TransformerEncoder(nn.Module):
         dropout: float = 0.0,
         activation: Activation = "gelu",
         norm_first: bool = True,
+        is_causal: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
@@ -203,7 +212,8 @@ class TransformerEncoder(nn.Module):
         check_choice("positions", positions, ["rotary", "sinusoidal"], optional=True)
         self._arguments, self.dim = arguments, dim
         self.layers = nn.ModuleList(
-            TransformerBlock(dim, heads, hidden_dim, activation, dropout, norm_first) for _ in range(num_layers)
+            TransformerBlock(dim, heads, hidden_dim, activation, dropout, norm_first, is_causal=is_causal)
+            for _ in range(num_layers)
         )
         self.embeddings = nn.Embedding(vocabulary_size, dim)
         self.rotary = RotaryPositions(dim // heads) if positions == "rotary" else None
@@ -300,3 +310,42 @@ class TransformerEncoder(nn.Module):
     def extra_repr(self) -> str:
         """Return the constructor's arguments that differ from their defaults."""
         return show_arguments(self, self._arguments)
+
+
+class TiedOutput(nn.Module):
+    """Scores of all tokens of the vocabulary, by the weights of the embeddings: ``x E^T / sqrt(dim) + b``.
+
+    The output layer of language models that share it with the input (Press and Wolf, 2017,
+    https://arxiv.org/abs/1608.05859); its own weights are the bias alone.
+
+    Parameters
+    ----------
+    encoder
+        The encoder, whose table of embeddings is used as it is at each call.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from latelier.modules import TiedOutput, TransformerEncoder
+    >>> _ = torch.manual_seed(0)
+    >>> encoder = TransformerEncoder(vocabulary_size=100, dim=16, heads=2)
+    >>> output = TiedOutput(encoder)
+    >>> output(encoder(torch.tensor([[5, 6, 7]]))).shape
+    torch.Size([1, 3, 100])
+    >>> output.loss(torch.zeros(1, 16), torch.tensor([5])).item() == torch.tensor(100.0).log().item()
+    True
+    """
+
+    def __init__(self, encoder: TransformerEncoder) -> None:
+        super().__init__()
+        self._encoder = [encoder]  # in a list, so that its weights are not this module's
+        self.bias = nn.Parameter(torch.zeros(encoder.embeddings.num_embeddings))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Score the tokens of the vocabulary for vectors ``(..., dim)``; returns ``(..., vocabulary_size)``."""
+        weights = self._encoder[0].embeddings.weight
+        return F.linear(hidden_states / hidden_states.shape[-1] ** 0.5, weights, self.bias)
+
+    def loss(self, hidden_states: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the tokens ``labels`` ``(n,)`` given vectors ``(n, dim)``."""
+        return F.cross_entropy(self(hidden_states), labels)
