@@ -95,5 +95,5 @@ def test_an_estimated_threshold_lets_the_wanted_share_of_unanswered_pieces_throu
         ]
         shares.append(sum(score > found.min_mean_score for score in best) / len(best))
     assert shares[0] <= 0.25 <= shares[1]
-    with pytest.raises(InvalidArgumentError, match="share=0.6"):
+    with pytest.raises(InvalidArgumentError, match=r"share=0\.6"):
         retriever.estimate_threshold(0.6)

@@ -357,12 +357,13 @@ class RotaryPositions(nn.Module):
 
     def _divisors(self, base: float, device: torch.device | None) -> tuple[Tensor, float]:
         """Return what divides the angles of each pair, ``(dim / 2,)``, and the factor of cosines and sines."""
-        if self.original_length is None:
+        length = self.original_length
+        if length is None:
             return torch.full((self.dim // 2,), self.scale, device=device), 1.0
 
         def pair_of(turns: float) -> float:
             """Return the pair of channels, a fraction, that turns so often in a sequence of the original length."""
-            return self.dim * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+            return self.dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         first = max(math.floor(pair_of(_MOST_TURNS)), 0)
         last = max(min(math.ceil(pair_of(_LEAST_TURNS)), self.dim - 1), first + 1e-3)
