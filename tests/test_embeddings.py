@@ -191,12 +191,14 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
     ("make", "message"),
     [
         (lambda: TokenEmbeddings.from_list([[[1.0]]]).to(b"\xff"), "cannot convert embeddings to b"),
-        (lambda: TokenEmbeddings.from_list([[[1.0]]])[[0.5]], "cannot select texts by float64"),
         (lambda: TokenEmbeddings(torch.zeros(3), [0, 3]), r"type Tensor and shape torch.Size\(\[3\]\); expected a 2-D"),
         (lambda: TokenEmbeddings(torch.zeros(3, 2), [0, 2]), "offsets from 0 to 2 for 3 tokens"),
         (lambda: TokenEmbeddings(torch.zeros(3, 2), [0, 2, 1, 3]), "expected non-decreasing offsets"),
         (lambda: TokenEmbeddings(torch.zeros(3, 2), [0.0, 3.0]), "offsets of dtype float64"),
-        (lambda: TokenEmbeddings(torch.zeros(3, 2, dtype=torch.int64), [0, 3]), "dtype torch.int64; expected one of"),
+        (
+            lambda: TokenEmbeddings(torch.zeros(3, 2, dtype=torch.int64), [0, 3]),
+            "dtype torch.int64 and dim 2; expected one of",
+        ),
         (lambda: TokenEmbeddings(torch.zeros(3, 2, dtype=torch.int8), [0, 3]), "int8 vectors need one float32 scale"),
         (
             lambda: TokenEmbeddings(torch.zeros(1, 2, dtype=torch.int8), [0, 1], torch.ones(2)),
@@ -328,14 +330,10 @@ def test_vectors_are_scored_however_they_lie_in_memory(monkeypatch, tmp_path, ke
 
 def test_positions_outside_are_index_errors():
     packed = TokenEmbeddings(torch.zeros(1, 2), [0, 1])
-    with pytest.raises(IndexError, match="text -3 is out of range: there are 1 texts"):
-        packed[[0, -3]]
-    with pytest.raises(IndexError, match="text 18446744073709551615 is out of range"):
-        packed[np.array([0, 2**64 - 1], dtype="uint64")]
-    with pytest.raises(IndexError, match="text 1 is out of range: there are 1 texts"):
-        packed[1]
-    with pytest.raises(IndexError, match="text 5 is out of range"):
-        packed[[0, 5]]
+    for outside in ([0, -3], [0, 5], 1, -2, [0.5]):
+        with pytest.raises(IndexError):
+            packed[outside]
+    assert [len(packed[mask]) for mask in ([True], [False])] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +362,7 @@ def test_foreign_and_damaged_files_are_rejected(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(2)}, tmp_path / "foreign")
-    with pytest.raises(EmbeddingsError, match=r"it holds \['x'\]"):
+    with pytest.raises(EmbeddingsError, match=r"holds \['x'\]"):
         TokenEmbeddings.load(tmp_path / "foreign")
     path = tmp_path / "cut"
     TokenEmbeddings(torch.zeros(100, 2), [0, 100]).save(path)

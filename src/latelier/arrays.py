@@ -26,9 +26,6 @@ __all__ = [
     "as_tensor",
     "at_least_float32",
     "cast",
-    "checked_offsets",
-    "checked_scales",
-    "checked_vectors",
     "concatenate",
     "dequantize",
     "describe_matrix",
@@ -44,8 +41,6 @@ Array: TypeAlias = "np.ndarray | torch.Tensor"
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 """Names of the dtypes that token vectors may be converted to."""
-# float64 is accepted, for gradient checks, but is not a target of `TokenEmbeddings.to`.
-_ACCEPTED = {*DTYPES, "float64"}
 # Rows that are quantised at a time: a few hundred kilobytes, which stay in the cache from one step to the next.
 _BLOCK_ROWS = 1024
 _TINY = np.finfo("float32").tiny
@@ -133,23 +128,17 @@ def as_matrices(matrices: Iterable[Any]) -> list[Any]:
     return items
 
 
-def as_booleans(mask: Any, name: str) -> Array:
+def as_booleans(mask: Any) -> Array:
     """Return a mask of any number type as booleans, numpy or torch as it was given.
 
     Examples
     --------
-    >>> as_booleans([[1, 0]], "the mask")
+    >>> as_booleans([[1, 0]])
     array([[ True, False]])
     """
     if is_tensor(mask):
         return mask.bool()
-    array = np.asarray(mask)
-    if array.dtype.kind not in "biuf" and array.size:
-        raise EmbeddingsError(
-            f"received {name} of type {type(mask).__name__} and dtype {array.dtype}; expected true or 1 where a token "
-            "counts."
-        )
-    return array.astype(bool)
+    return np.asarray(mask).astype(bool)
 
 
 def concatenate(arrays: Sequence[Any]) -> Array:
@@ -208,69 +197,3 @@ def cast(vectors: Array, scales: Any, name: str) -> tuple[Array, Any]:
     if is_tensor(floats) or name == "bfloat16":
         return as_tensor(floats).to(torch_dtype(name)), None
     return floats.astype(name), None
-
-
-def checked_vectors(vectors: Any) -> Array:
-    """Return a packed array of token vectors, which shares its memory with what was given."""
-    if not is_array(vectors) or vectors.ndim != 2:
-        shape = getattr(vectors, "shape", None)
-        raise EmbeddingsError(
-            f"received vectors of type {type(vectors).__name__} and shape {shape}; expected a 2-D numpy array or torch "
-            "tensor (total_tokens, dim). Use TokenEmbeddings.from_list for a list of matrices."
-        )
-    if is_tensor(vectors) and str(vectors.layout) != "torch.strided":
-        raise EmbeddingsError(f"received vectors in the layout {vectors.layout}; give dense ones: vectors.to_dense().")
-    if dtype_name(vectors) not in _ACCEPTED:
-        raise EmbeddingsError(f"received vectors of dtype {vectors.dtype}; expected one of {', '.join(DTYPES)}.")
-    if len(vectors) and not vectors.shape[1]:
-        raise EmbeddingsError(f"received {len(vectors)} tokens of dim 0; expected at least 1.")
-    return vectors if is_tensor(vectors) else np.asarray(vectors)
-
-
-def checked_offsets(offsets: Array | Sequence[int], tokens: int) -> np.ndarray:
-    """Return a read-only int64 copy of offsets.
-
-    Raises `EmbeddingsError` unless they are non-decreasing integers from 0 to the number of tokens.
-    """
-    if is_tensor(offsets):
-        offsets = offsets.cpu().tolist()
-    own = np.array(offsets)  # copied before they are checked, so that no other thread can change them in between
-    if own.ndim != 1 or len(own) == 0 or own.dtype.kind not in "iu":
-        raise EmbeddingsError(
-            f"received offsets of dtype {own.dtype} and shape {own.shape}; expected (n + 1,) integers from 0."
-        )
-    # Compared, not subtracted: the difference of large numbers may overflow and look positive. Those of one text, such
-    # as a query, need no look in between.
-    rises = len(own) <= 2 or bool((own[1:] >= own[:-1]).all())
-    if own[0] != 0 or own[-1] != tokens or not rises:
-        falling = np.flatnonzero(own[1:] < own[:-1])
-        where = f", and from {own[falling[0]]} to {own[falling[0] + 1]} at text {falling[0]}" if falling.size else ""
-        raise EmbeddingsError(
-            f"received offsets from {own[0]} to {own[-1]} for {tokens} tokens{where}; "
-            "expected non-decreasing offsets from 0 to the number of tokens."
-        )
-    own = own.astype("int64", copy=False)
-    own.flags.writeable = False
-    return own
-
-
-def checked_scales(scales: Any, vectors: Array) -> Array | None:
-    """Return the scales of int8 vectors as float32, of the same kind and on the same device as the vectors.
-
-    Raises `EmbeddingsError` if int8 vectors do not have one floating scale each, or vectors of another dtype have
-    scales.
-    """
-    if (scales is None) == (dtype_name(vectors) == "int8"):
-        raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")
-    if scales is None:
-        return None
-    if not is_array(scales) or tuple(scales.shape) != (len(vectors),):
-        shape = tuple(getattr(scales, "shape", ()))
-        raise EmbeddingsError(
-            f"received scales of shape {shape} and type {type(scales).__name__}; expected an array of shape "
-            f"({len(vectors)},)."
-        )
-    # Kernels read four bytes per scale without looking at the dtype.
-    if is_tensor(vectors):
-        return as_tensor(scales).to(vectors.device, torch_dtype("float32"))
-    return np.asarray(scales.detach().cpu() if is_tensor(scales) else scales, dtype="float32")

@@ -20,14 +20,13 @@ from latelier.arrays import (
     as_matrices,
     as_tensor,
     cast,
-    checked_offsets,
-    checked_scales,
-    checked_vectors,
     concatenate,
     dequantize,
     describe_matrix,
     dtype_name,
+    is_array,
     is_tensor,
+    torch_dtype,
 )
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 from latelier.utils import resolve_device
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Array", "TokenEmbeddings"]
 
 _FORMAT_VERSION = "1"
+# float64 is accepted, for gradient checks, but is not a target of `TokenEmbeddings.to`.
+_ACCEPTED = {*DTYPES, "float64"}
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False, slots=True)
@@ -86,9 +87,52 @@ class TokenEmbeddings(Sequence[Any]):
     # never decrease and end with the number of rows of `vectors`. The three attributes cannot be replaced and the
     # offsets are a read-only copy, so this stays true.
     def __init__(self, vectors: Array, offsets: Array | Sequence[int], scales: Array | None = None) -> None:
-        object.__setattr__(self, "vectors", checked_vectors(vectors))
-        object.__setattr__(self, "offsets", checked_offsets(offsets, len(vectors)))
-        object.__setattr__(self, "scales", checked_scales(scales, vectors))
+        if not is_array(vectors) or vectors.ndim != 2:
+            shape = getattr(vectors, "shape", None)
+            raise EmbeddingsError(
+                f"received vectors of type {type(vectors).__name__} and shape {shape}; expected a 2-D numpy array or "
+                "torch tensor (total_tokens, dim). Use TokenEmbeddings.from_list for a list of matrices."
+            )
+        dtype = dtype_name(vectors)
+        if dtype not in _ACCEPTED or (len(vectors) and not vectors.shape[1]):
+            raise EmbeddingsError(
+                f"received vectors of dtype {vectors.dtype} and dim {vectors.shape[1]}; expected one of "
+                f"{', '.join(DTYPES)}, and a dim of at least 1."
+            )
+        # Copied before they are checked, so that no other thread can change them in between.
+        own = np.array(offsets.tolist() if is_tensor(offsets) else offsets)
+        if own.ndim != 1 or len(own) == 0 or own.dtype.kind not in "iu":
+            raise EmbeddingsError(
+                f"received offsets of dtype {own.dtype} and shape {own.shape}; expected (n + 1,) integers from 0."
+            )
+        # Compared, not subtracted: the difference of large numbers may overflow and look positive.
+        if own[0] != 0 or own[-1] != len(vectors) or (len(own) > 2 and (own[1:] < own[:-1]).any()):
+            falling = np.flatnonzero(own[1:] < own[:-1])
+            where = (
+                f", and from {own[falling[0]]} to {own[falling[0] + 1]} at text {falling[0]}" if len(falling) else ""
+            )
+            raise EmbeddingsError(
+                f"received offsets from {own[0]} to {own[-1]} for {len(vectors)} tokens{where}; "
+                "expected non-decreasing offsets from 0 to the number of tokens."
+            )
+        own = own.astype("int64", copy=False)
+        own.flags.writeable = False
+        if (scales is None) == (dtype == "int8"):
+            raise EmbeddingsError("int8 vectors need one float32 scale per token, and no other dtype takes scales.")
+        if scales is not None:
+            if not is_array(scales) or tuple(scales.shape) != (len(vectors),):
+                raise EmbeddingsError(
+                    f"received scales of shape {tuple(getattr(scales, 'shape', ()))} and type {type(scales).__name__}; "
+                    f"expected an array of shape ({len(vectors)},)."
+                )
+            # Kernels read four bytes per scale without looking at the dtype.
+            if is_tensor(vectors):
+                scales = as_tensor(scales).to(vectors.device, torch_dtype("float32"))
+            else:
+                scales = np.asarray(scales.detach().cpu() if is_tensor(scales) else scales, dtype="float32")
+        object.__setattr__(self, "vectors", vectors if is_tensor(vectors) else np.asarray(vectors))
+        object.__setattr__(self, "offsets", own)
+        object.__setattr__(self, "scales", scales)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and unpickled embeddings are made by the constructor, so they are checked too.
@@ -138,7 +182,7 @@ class TokenEmbeddings(Sequence[Any]):
                 f"received padded embeddings of shape {tuple(padded.shape)} and a mask of shape {tuple(mask.shape)}; "
                 "expected (n, max_length, dim) and (n, max_length)."
             )
-        keep = as_booleans(mask, "a mask")
+        keep = as_booleans(mask)
         lengths = keep.sum(1).cpu().numpy() if is_tensor(keep) else keep.sum(1)
         return cls(padded[keep], lengths_to_offsets(lengths))
 
@@ -208,7 +252,8 @@ class TokenEmbeddings(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         """Return one text's ``(n_i, dim)`` matrix, or several texts as `TokenEmbeddings`.
 
-        One text and a slice of step 1 are views. Single texts of int8 embeddings are dequantised to float32.
+        One text and a slice of step 1 are views; a boolean mask selects texts as in numpy. Single texts of int8
+        embeddings are dequantised to float32.
         """
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
@@ -221,7 +266,12 @@ class TokenEmbeddings(Sequence[Any]):
             index = range(start, stop, step)
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
             return self._text(int(index))
-        return self._take(np.asarray(index))
+        if not hasattr(index, "dtype"):
+            index = np.asarray(index, dtype=None if len(index) else "int64")
+        index = np.arange(len(self))[index]  # as numpy reads them: from the end, by a mask, or an IndexError
+        offsets, rows = lengths_to_offsets(self.lengths[index]), rows_of(self.offsets, index)
+        picked = as_tensor(rows).to(self.device) if self.is_torch else rows
+        return TokenEmbeddings(self.vectors[picked], offsets, None if self.scales is None else self.scales[picked])
 
     def __iter__(self) -> Iterator[Array]:
         return (self._text(i) for i in range(len(self)))
@@ -330,12 +380,10 @@ class TokenEmbeddings(Sequence[Any]):
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         except (SafetensorError, TypeError, ValueError, RuntimeError) as error:  # RuntimeError: impossible shapes
             raise EmbeddingsError(f"{path} is not a complete safetensors file: {error}.") from error
-        if metadata.get("latelier") != "TokenEmbeddings":
-            raise EmbeddingsError(f"{path} was not written by TokenEmbeddings.save; it holds {sorted(tensors)}.")
-        if metadata.get("version") != _FORMAT_VERSION:
+        if (metadata.get("latelier"), metadata.get("version")) != ("TokenEmbeddings", _FORMAT_VERSION):
             raise EmbeddingsError(
-                f"{path} has format version {metadata.get('version')}; this version of latelier reads version "
-                f"{_FORMAT_VERSION}. Upgrade latelier, or save the embeddings again."
+                f"{path} was not written by TokenEmbeddings.save of this version of latelier: it has format version "
+                f"{metadata.get('version')} and holds {sorted(tensors)}."
             )
         try:
             loaded = cls(tensors["vectors"], tensors["offsets"], tensors.get("scales"))
@@ -360,25 +408,10 @@ class TokenEmbeddings(Sequence[Any]):
         return f"TokenEmbeddings({len(self)} texts, {self.num_tokens} tokens, dim={self.dim}, {self.dtype}, {where})"
 
     def _text(self, index: int) -> Array:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"text {index} is out of range: there are {len(self)} texts.")
-        index %= len(self)
+        index = range(len(self))[index]
         start, stop = self.offsets[index], self.offsets[index + 1]
         matrix = self.vectors[start:stop]
         return matrix if self.scales is None else dequantize(matrix, self.scales[start:stop])
-
-    def _take(self, index: np.ndarray) -> TokenEmbeddings:
-        if index.dtype == bool or (index.size and index.dtype.kind not in "iu") or index.ndim != 1:
-            raise InvalidArgumentError(
-                f"cannot select texts by {index.dtype} of shape {index.shape}; use integers or a slice."
-            )
-        outside = (index < -len(self)) | (index >= len(self))
-        if outside.any():
-            raise IndexError(f"text {index[outside][0]} is out of range: there are {len(self)} texts.")
-        index = index.astype("int64") % max(len(self), 1)
-        offsets, rows = lengths_to_offsets(self.lengths[index]), rows_of(self.offsets, index)
-        picked = as_tensor(rows).to(self.device) if self.is_torch else rows
-        return TokenEmbeddings(self.vectors[picked], offsets, None if self.scales is None else self.scales[picked])
 
     def _numpy(self) -> TokenEmbeddings:
         if not self.is_torch:

@@ -122,7 +122,7 @@ def test_present_and_unknown_ids_are_named(index):
     for use in (index.remove, index.get, index.get_embeddings):
         with pytest.raises(UnknownIdError, match=r"no document has the id '1', 'zzz'\. .*1 is not '1'"):
             use([3, "1", "zzz", "1"])
-        with pytest.raises(InvalidArgumentError, match="float as ids"):
+        with pytest.raises(InvalidArgumentError, match=r"2\.5 \(float\) as an id"):
             use(2.5)
     assert index.ids() == list(range(20))
 
@@ -175,7 +175,6 @@ def test_arguments_of_a_new_index():
     for make, message in [
         (lambda: indexes.Flat(dtype="int8"), "dtype='int8'; expected 'float32', 'float16'"),
         (lambda: indexes.IVF(nbits=3), "nbits=3; expected 8, 4, 2, 1"),
-        (lambda: indexes.Flat(read_only=True), "read_only=True needs a path"),
     ]:
         with pytest.raises(LatelierError, match=message):
             make()

@@ -178,7 +178,7 @@ def test_known_ids_are_rejected_before_anything_is_encoded(retriever, monkeypatc
     monkeypatch.setattr(retriever.model, "encode_document", refuse)
     with pytest.raises(DuplicateIdError, match=r"id 'moon' is in the index already\. update"):
         retriever.add([("new", "text"), ("moon", "text")])
-    with pytest.raises(InvalidArgumentError, match=r"documents\[0\]: update needs an id"):
+    with pytest.raises(InvalidArgumentError, match=r"documents\[0\] has no id"):
         retriever.update(["a text"])
     assert len(retriever) == 4
 
@@ -289,8 +289,6 @@ def test_rerank_orders_texts_by_their_maxsim_score(retriever):
     assert retriever.rerank("fruit", []) == []
     with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is ' '"):
         retriever.rerank("fruit", ["Pears.", " "])
-    with pytest.raises(InvalidArgumentError, match="received one text to rank"):
-        retriever.rerank("fruit", "Pears.")
 
 
 def test_a_memory_budget_bounds_what_is_encoded_and_changes_no_result(model, tmp_path, monkeypatch):
@@ -311,7 +309,6 @@ def test_a_memory_budget_bounds_what_is_encoded_and_changes_no_result(model, tmp
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (None, "None as queries; expected a text"),
         ({"q": "fruit"}, "as queries; expected a text"),
         ("", r"queries\[0\] is ''"),
         (["fruit", " \n"], r"queries\[1\] is ' \\n'"),
@@ -328,13 +325,12 @@ def test_arguments_that_cannot_be(shared_retriever, model, tmp_path):
     for call, message in (
         (lambda: shared_retriever.search("fruit", 0), "received k=0"),
         (lambda: shared_retriever.run({}, 1.5), "received k=1.5"),
-        (lambda: shared_retriever.run(["fruit"]), "expected a dict of id to text"),
         (lambda: shared_retriever.add(["x"], chunk_size=True), "received chunk_size=True"),
         (lambda: shared_retriever.add(["x"], batch_size="3"), "received batch_size='3'"),
         (lambda: shared_retriever.search("fruit", effort=2.0), "has no option 'effort'; its options are mode"),
         (lambda: Retriever(5), "as the model; expected a ColBERT or a name"),
         (lambda: Retriever(model, 5), r"received 5 \(int\) as a path"),
-        (lambda: Retriever(model, device="cpu"), "for a model given by name"),
+        (lambda: Retriever(model, device="cpu"), "a loaded model takes no device"),
         (lambda: Retriever.open(None), "give the folder of the index"),
         (lambda: Retriever.open(tmp_path, model=model), r"Retriever\(model, path\)"),
     ):

@@ -22,7 +22,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import GivenDocuments, prepare_queries
-from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.options import OF_SOME_INDEXES, SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import (
     CheckReport,
@@ -37,7 +37,7 @@ from latelier.indexes.results import (
 from latelier.indexes.why_not import why_not_by_vectors
 from latelier.scores.maxsim import maxsim_numpy
 from latelier.scores.topk import TopK
-from latelier.utils.checks import check_count
+from latelier.utils.checks import check_count, short
 from latelier.utils.misc import NotCopied
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class Index(NotCopied, ABC):
         given = GivenDocuments(ids, embeddings, texts, metadata)
         self._write(given, replace=True, prefixes=prefixes, show_progress=show_progress)
 
+    @abstractmethod
     def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Store documents; see `add` and, for the others, `update`."""
-        raise NotImplementedError(f"{type(self).__name__} implements neither `_write` nor `add` and `update`.")
 
     @abstractmethod
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
@@ -255,7 +255,15 @@ class Index(NotCopied, ABC):
 
     def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
         """Return the options of a search, checked, as this index accepts them; None stands for a default everywhere."""
-        return SearchOptions.accepted_by(type(self).__name__, self.search_options, keywords)
+        fields = SearchOptions.__dataclass_fields__
+        known = [name for name in fields if name not in OF_SOME_INDEXES or name in self.search_options]
+        for name, value in keywords.items():
+            if name not in known and (name not in fields or value is not None):
+                raise InvalidArgumentError(
+                    f"a search of {type(self).__name__} has no option {short(name)}; its options are "
+                    f"{', '.join(known)}."
+                )
+        return SearchOptions(**keywords)
 
     def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """Search with checked options; see `search`, which calls it. `texts`: empty for ``mode="vectors"``."""

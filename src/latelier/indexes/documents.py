@@ -8,7 +8,7 @@ collection that does not fit in memory can be given as generators. Documents and
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,15 +36,20 @@ def pack(
     """
     if isinstance(items, TokenEmbeddings):
         source = _floats(items)
-        vectors, offsets = source.vectors, source.offsets
+        matrices = [source.vectors]
     else:
         matrices = [_matrix(item, position, name) for position, item in enumerate(items)]
-        dim = matrices[0].shape[1] if dim is None else dim
-        for position, matrix in enumerate(matrices):
-            _check_dim(matrix.shape[1], dim, position, name)
-        vectors = np.concatenate(matrices)
-        offsets = lengths_to_offsets([len(matrix) for matrix in matrices])
-    _check_dim(vectors.shape[1], vectors.shape[1] if dim is None else dim, 0, name)
+    dim = matrices[0].shape[1] if dim is None else dim
+    for position, matrix in enumerate(matrices):
+        if matrix.shape[1] != dim:
+            raise EmbeddingsError(
+                f"{name(position)} has dim {matrix.shape[1]}, but the index or the first one given has dim {dim}; "
+                "encode all with one model."
+            )
+    if isinstance(items, TokenEmbeddings):
+        vectors, offsets = source.vectors, source.offsets
+    else:
+        vectors, offsets = np.concatenate(matrices), lengths_to_offsets([len(matrix) for matrix in matrices])
     without = np.flatnonzero(np.diff(offsets) == 0)
     if without.size:
         raise EmbeddingsError(f"{name(int(without[0]))} has no token; every text needs at least one.")
@@ -109,14 +114,6 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
     return item
 
 
-def _check_dim(received: int, expected: int, position: int, name: Callable[[int], str]) -> None:
-    if received != expected:
-        raise EmbeddingsError(
-            f"{name(position)} has dim {received}, but the index or the first one given has dim {expected}; encode all "
-            "with one model."
-        )
-
-
 Encode: TypeAlias = Callable[[TokenEmbeddings, "dict[str, np.ndarray] | None"], "dict[str, np.ndarray]"]
 
 _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
@@ -126,7 +123,6 @@ _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
 # Documents whose tokens an index looks at before it encodes its first ones.
 _PEEKED = 16  # documents; so few are read at once with any budget, on which codes must not depend
-_BYTES = (str, bytes, bytearray, memoryview)  # iterating over them gives no ids
 
 
 class DocumentBatch(NamedTuple):
@@ -163,20 +159,21 @@ class DocumentBatches:
         show_progress: bool = False,
     ) -> None:
         ids, embeddings, texts, metadata = given
-        _check_not_padded(embeddings)
+        if is_array(embeddings) and embeddings.ndim != 2:  # without a mask, padding would count as tokens
+            raise EmbeddingsError(
+                f"received an array of shape {tuple(embeddings.shape)}; expected a 2-D matrix (tokens, dim) per text, "
+                "or padded embeddings as TokenEmbeddings.from_padded(padded, mask)."
+            )
         if is_single_id(ids):
             ids, texts, metadata = [ids], None if texts is None else [texts], None if metadata is None else [metadata]
         if isinstance(ids, Sized) and len(ids) == 1:
             embeddings = [embeddings] if is_array(embeddings) else embeddings
             texts = [texts] if isinstance(texts, str) else texts
             metadata = [metadata] if isinstance(metadata, Mapping) else metadata
-        elif is_array(embeddings) or isinstance(metadata, Mapping):
-            raise InvalidArgumentError("a single matrix or dict needs a single id; for several ids, give lists.")
+        elif is_array(embeddings) or isinstance(metadata, Mapping) or isinstance(texts, str):
+            raise InvalidArgumentError("a single matrix, text or dict needs a single id; for several ids, give lists.")
         self._columns = {"ids": ids}
         self._columns |= {name: each for name, each in (("texts", texts), ("metadata", metadata)) if each is not None}
-        for name, values in self._columns.items():
-            if not isinstance(values, Iterable) or isinstance(values, _BYTES):
-                raise InvalidArgumentError(f"received {type(values).__name__} as {name}; give one per document.")
         known = {name: len(values) for name, values in self._columns.items() if isinstance(values, Sized)}
         self._count = known.get("ids")
         if isinstance(embeddings, TokenEmbeddings):
@@ -317,11 +314,6 @@ class _TokenArrays:
 
 def _split(embeddings: Any, read_bytes: int) -> Iterator[list[Any] | TokenEmbeddings]:
     """Cut embeddings into what is read at a time: lists of matrices, or slices of packed embeddings."""
-    if not isinstance(embeddings, Iterable) or isinstance(embeddings, (*_BYTES, Mapping)):
-        raise InvalidArgumentError(
-            f"received {type(embeddings).__name__} as embeddings; give TokenEmbeddings, a list of (tokens, dim) "
-            "matrices or an iterable of either."
-        )
     waiting: list[Any] = []
     size, most = 0, _READ_DOCUMENTS * _READ_THREADS
     for item in [embeddings] if isinstance(embeddings, TokenEmbeddings) else embeddings:
@@ -353,7 +345,6 @@ def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
     `queries`: `TokenEmbeddings`, a sequence of matrices, or one matrix for one query. `dim`: the dim of the index;
     ``None`` while it is empty. Returns: one matrix per query; for an empty index, of any dim.
     """
-    _check_not_padded(queries)
     if is_array(queries):
         queries = [queries]
     if not isinstance(queries, (TokenEmbeddings, Sequence)) or isinstance(queries, (str, bytes)):
@@ -363,8 +354,9 @@ def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
         )
     if len(queries) == 0:
         return TokenEmbeddings.from_list([], dim=dim)
-    packed = pack(queries, "query {}".format, "float32", dim)
-    check_finite(packed, queries, "query {}".format)
+    name = "query {}".format
+    packed = pack(queries, name, "float32", dim)
+    check_finite(packed, queries, name)
     return packed
 
 
@@ -380,12 +372,3 @@ def check_queries(queries: Any, dim: int | None, texts: list[str], mode: str) ->
             f"received {len(vectors)} queries and {len(texts)} texts; give one text for each query."
         )
     return vectors
-
-
-def _check_not_padded(embeddings: object) -> None:
-    """Raise an error for a padded batch: without a mask, its padding would count as tokens."""
-    if is_array(embeddings) and embeddings.ndim != 2:
-        hint = "; give padded embeddings as TokenEmbeddings.from_padded(padded, mask)" if embeddings.ndim == 3 else ""
-        raise EmbeddingsError(
-            f"received an array of shape {tuple(embeddings.shape)}; expected a 2-D matrix (tokens, dim) per text{hint}."
-        )

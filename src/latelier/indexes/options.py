@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
 
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.results import Hit, Id, StageLoss, is_unicode
+from latelier.indexes.results import is_unicode
 from latelier.utils.checks import check_choice, check_count, describe, short
 
 Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]
@@ -31,7 +30,7 @@ _DEPTH_PER_HIT = 2
 _NUMBERS = (int, float, np.integer, np.floating)
 _EFFORT_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
 # Options that an index accepts only if its `search_options` name them; every index accepts the others.
-_OF_SOME_INDEXES = ("effort", "nprobe", "candidates", "rerank")
+OF_SOME_INDEXES = ("effort", "nprobe", "candidates", "rerank")
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -97,18 +96,6 @@ class SearchOptions:
         if self.min_mean_score is not None and self.mode == "keywords":
             raise InvalidArgumentError("min_mean_score needs vectors, and mode='keywords' has none; give min_score.")
 
-    @classmethod
-    def accepted_by(cls, kind: str, own: Sequence[str], keywords: Mapping[str, Any]) -> SearchOptions:
-        """Return the options of an index of this kind, which has the options `own` besides those of every index."""
-        for name, value in keywords.items():
-            lacks = name in _OF_SOME_INDEXES and name not in own and value is not None
-            if lacks or name not in cls.__dataclass_fields__:
-                accepted = [each for each in cls.__dataclass_fields__ if each not in _OF_SOME_INDEXES or each in own]
-                raise InvalidArgumentError(
-                    f"a search of {kind} has no option {short(name)}; its options are {', '.join(accepted)}."
-                )
-        return cls(**keywords)
-
     def depth_for(self, k: int) -> int:
         """Return how many documents each side of a fusion contributes, or keywords pass on, to a search of `k` hits."""
         return max(_DEPTH, _DEPTH_PER_HIT * k) if self.depth is None else max(k, self.depth)
@@ -152,33 +139,3 @@ def _check_weights(weights: Any) -> tuple[float, float]:
         f"received weights={short(weights)}; expected two finite numbers, for vectors and keywords, of at least 0 and "
         "not both 0."
     )
-
-
-class Searchable(Protocol):
-    """What `latelier.indexes.Index` has for the modules that it uses itself, and that cannot name it."""
-
-    @property
-    def search_options(self) -> tuple[str, ...]:
-        """See `Index.search_options`."""
-
-    @property
-    def dim(self) -> int | None:
-        """See `Index.dim`."""
-
-    def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
-        """See `Index.find`."""
-
-    def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
-        """See `Index.find_loss`."""
-
-    def get(self, ids: Any) -> Any:
-        """See `Index.get`."""
-
-    def get_embeddings(self, ids: Any) -> TokenEmbeddings:
-        """See `Index.get_embeddings`."""
-
-    def ids(self, prefix: str | None = None) -> list[Id]:
-        """See `Index.ids`."""
-
-    def __len__(self) -> int: ...
-    def __contains__(self, id: object) -> bool: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,25 +34,9 @@ class Hit(NamedTuple):
     id: Id
     score: float
 
-    @overload
-    def __getitem__(self, key: Literal[0, -2, "id"]) -> Id: ...
-
-    @overload
-    def __getitem__(self, key: Literal[1, -1, "score"]) -> float: ...
-
-    @overload
-    def __getitem__(self, key: SupportsIndex) -> Id | float: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> tuple[Id | float, ...]: ...
-
-    def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         """Return a field by name or position, or a slice."""
-        if not isinstance(key, str):
-            return tuple.__getitem__(self, key)
-        if key not in self._fields:
-            raise KeyError(f"a hit has no field {key!r}; it has {' and '.join(map(repr, self._fields))}.")
-        return getattr(self, key)
+        return self._asdict()[key] if isinstance(key, str) else tuple.__getitem__(self, key)
 
     def keys(self) -> tuple[str, ...]:
         """Return the names of the fields, so that ``dict(hit)`` and ``f(**hit)`` work."""
@@ -276,9 +260,7 @@ class IndexStatistics:
         return self._bytes_per(self.tokens)
 
     def _bytes_per(self, count: int) -> float | None:
-        if self.bytes is None:
-            return None
-        return self.bytes / count if count else 0.0
+        return None if self.bytes is None else self.bytes / count if count else 0.0
 
 
 def warn_of_damage(problem: str) -> None:
@@ -498,7 +480,9 @@ class WhyNotReport:
         for cause in self.causes:
             lines.append(f"  {cause}")
             if cause.kind == "scored_lower" and self.differences:
-                lines.append(f"    by query token: {self._largest_differences()}")
+                largest = sorted(self.differences, key=lambda each: each.difference)[:_SHOWN_TOKENS]
+                shown = ", ".join(f"{each.token or each.position} {each.difference:+.3f}" for each in largest)
+                lines.append(f"    by query token: {shown}")
         lines += [f"  not examined: {reason}" for reason in self.unexamined]
         if self.changes:
             lines += ["It is found if you", *(f"  {change}" for change in self.changes)]
@@ -526,15 +510,9 @@ class WhyNotReport:
         if self.score is not None:
             rank = "" if self.exact_rank is None else f"rank {self.exact_rank}, "
             head += f": {rank}score {self.score:.3f}"
-        elif self.mode == "vectors":
-            return f"{head}."
-        if self.last_id is None:
+        if self.last_id is None or (self.score is None and self.mode == "vectors"):
             return f"{head}."
         return f"{head}; the last hit {short(self.last_id)} scores {self.last_score:.3f}."
-
-    def _largest_differences(self) -> str:
-        largest = sorted(self.differences, key=lambda each: each.difference)[:_SHOWN_TOKENS]
-        return ", ".join(f"{each.token or each.position} {each.difference:+.3f}" for each in largest)
 
 
 _MOST_NAMED = 5  # ids in a message
@@ -564,20 +542,12 @@ def as_id(value: object) -> Id:
 
 def as_ids(ids: object) -> list[Id]:
     """Return one id or an iterable of ids as a list."""
-    if is_single_id(ids):
-        return [as_id(ids)]
-    # Iterating over bytes gives integers, which are other ids.
-    is_bytes = isinstance(ids, (bytes, bytearray, memoryview))
-    if not isinstance(ids, Iterable) or is_bytes or getattr(ids, "ndim", 1) != 1:
-        raise InvalidArgumentError(f"received {type(ids).__name__} as ids; give one id or an iterable of ids.")
-    return [as_id(value) for value in ids]
+    return list(map(as_id, ids if isinstance(ids, Iterable) and not is_single_id(ids) else [ids]))
 
 
-def as_prefixes(prefixes: object) -> list[str]:
+def as_prefixes(prefixes: Iterable[Any]) -> list[str]:
     """Return the beginnings of ids as a list."""
-    listed: list[Any] = (
-        [prefixes] if isinstance(prefixes, str) or not isinstance(prefixes, Iterable) else list(prefixes)
-    )
+    listed: list[Any] = list(prefixes)
     # A single text would remove what begins with one of its letters, and an empty one everything.
     if isinstance(prefixes, str) or not all(isinstance(each, str) and each and is_unicode(each) for each in listed):
         raise InvalidArgumentError(f"received {describe(prefixes)} as prefixes; give a list of beginnings of ids.")

@@ -20,7 +20,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries, prepare_queries
+from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
@@ -33,13 +33,23 @@ from latelier.indexes.results import (
     as_id,
     as_ids,
     as_prefixes,
+    check_known,
     is_single_id,
     warn_of_damage,
 )
-from latelier.indexes.store.catalog import UserSettings, catalog_bytes, count_documents
+from latelier.indexes.store.catalog import UserSettings, catalog_bytes
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
-from latelier.indexes.store.rows import DocumentColumns, all_ids, field_values, find_row_ids, has_metadata, has_texts
+from latelier.indexes.store.rows import (
+    DocumentColumns,
+    all_ids,
+    field_values,
+    find_records,
+    find_row_ids,
+    has_metadata,
+    has_texts,
+    known_fields,
+)
 from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, TokenArray
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
@@ -81,20 +91,12 @@ class MemoryReport:
         return self.tables + self.working + sum(self.kept.values())
 
     def __str__(self) -> str:
-        rows = [("tables of documents", self.tables, "in memory")]
-        rows += [(name, size, "in memory once read") for name, size in self.kept.items()]
-        rows += [
-            (name, size, "read from files for each search, with the same hits") for name, size in self.read.items()
-        ]
-        rows.append(("working memory", self.working, ""))
-        width = max(len(name) for name, *_ in rows)
-        sizes = [format_bytes(size) for _, size, _ in rows]
         budget = "without a budget" if self.budget is None else f"of a budget of {format_bytes(self.budget)}"
-        lines = [
-            f"  {name:<{width}}  {size:>{max(map(len, sizes))}}  {where}".rstrip()
-            for (name, _, where), size in zip(rows, sizes, strict=True)
-        ]
-        return "\n".join([f"memory: at most {format_bytes(self.most)} {budget}", *lines])
+        rows = [("tables of documents, in memory", self.tables), ("working memory", self.working)]
+        rows += [(f"{name}, in memory once read", size) for name, size in self.kept.items()]
+        rows += [(f"{name}, read from files for each search", size) for name, size in self.read.items()]
+        head = f"memory: at most {format_bytes(self.most)} {budget}"
+        return "\n".join([head, *(f"  {format_bytes(size):>9}  {what}" for what, size in rows)])
 
 
 def _plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, in_memory: bool) -> MemoryReport:
@@ -161,8 +163,6 @@ class StoredIndex(Index):
         """Open or make an index; `chosen`: a value for each of `_choices`, None for that of the index or the first."""
         for name, value in chosen.items():
             check_choice(name, value, self._choices[name], optional=True)
-        if path is None and read_only:
-            raise InvalidArgumentError("an index in memory begins empty; read_only=True needs a path.")
         self.path = None if path is None else as_folder(path)
         self._max_memory = parse_bytes("max_memory", max_memory)
         self._gpu: GpuSearch | None = None
@@ -197,12 +197,12 @@ class StoredIndex(Index):
     @property
     def dim(self) -> int | None:
         """See `Index.dim`."""
-        return self._storage.dim()
+        return self._storage.snapshot().dim
 
     @property
     def fields(self) -> list[str]:
         """See `Index.fields`."""
-        return self._storage.fields()
+        return sorted(field.spelling for field in self._storage.ask(known_fields))
 
     def field_values(self, most: int = 20, *, are_passages: bool = False) -> list[FieldValues]:
         """See `Index.field_values`."""
@@ -241,39 +241,29 @@ class StoredIndex(Index):
 
     def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`."""
-        if options.mode == "vectors":
-            snapshot, allowed = self._select(options)
-            vectors = prepare_queries(queries, snapshot.dim)
-            best = self._best(snapshot, allowed, vectors, k, options)
-            return _hits_of(snapshot, list(map(Ranking, best.row_ids, best.scores)))
         # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the
         # vectors.
         with self._storage.held():
-            snapshot, allowed = self._select(options)
-            encoded = check_queries(queries, snapshot.dim, texts, options.mode)
-            depth = k if encoded is None else options.depth_for(k)
-            by_keywords = self._storage.rank_by_keywords(texts, depth, allowed)
-        if encoded is None:
-            return _hits_of(snapshot, by_keywords)
-        by_vectors = [Ranking.empty()] * len(texts)
-        if options.mode == "hybrid":
-            best = self._best(snapshot, allowed, encoded, depth, options)
-            by_vectors = list(map(Ranking, best.row_ids, best.scores))
+            snapshot, allowed = self._storage.select(options)
+            vectors = check_queries(queries, snapshot.dim, texts, options.mode)
+            depth = options.depth_for(k) if options.mode in ("hybrid", "rerank") else k
+            rankings = [] if options.mode == "vectors" else self._storage.rank_by_keywords(texts, depth, allowed)
+        if vectors is not None:
+            by_keywords = by_vectors = rankings
+            if options.mode != "rerank":
+                best = self._best(snapshot, allowed, vectors, depth, options)
+                by_vectors = list(map(Ranking, best.row_ids, best.scores))
 
-        def best_of_one(i: int) -> Ranking:
-            def score(row_ids: np.ndarray) -> Ranking:
-                own = self._best(snapshot, np.sort(row_ids), encoded[i : i + 1], len(row_ids), options)
-                return Ranking(own.row_ids[0], own.scores[0])
+            def best_of_one(i: int) -> Ranking:
+                def score(row_ids: np.ndarray) -> Ranking:
+                    own = self._best(snapshot, np.sort(row_ids), vectors[i : i + 1], len(row_ids), options)
+                    return Ranking(own.row_ids[0], own.scores[0])
 
-            return combine_sides(options, by_vectors[i], by_keywords[i], score, k)
+                return combine_sides(options, by_vectors[i], by_keywords[i], score, k)
 
-        return _hits_of(snapshot, [best_of_one(i) for i in range(len(texts))])
-
-    def _select(self, options: SearchOptions) -> tuple[Snapshot, np.ndarray | None]:
-        """Return the snapshot to search, and the row ids that the filter selects; None without a filter."""
-        if options.filter is None:
-            return self._storage.snapshot(), None
-        return self._storage.select(options.filter, options.parameters, options.filter_timeout)
+            rankings = by_vectors if options.mode == "vectors" else [best_of_one(i) for i in range(len(texts))]
+        ids = iter(snapshot.ids(np.concatenate([np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)])))
+        return [[Hit(next(ids), score) for score in ranking.scores.tolist()] for ranking in rankings]
 
     def _best(
         self,
@@ -294,8 +284,10 @@ class StoredIndex(Index):
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
-        records = self._storage.records(as_ids(ids))
-        return records[0] if is_single_id(ids) else records
+        wanted = as_ids(ids)
+        found = self._storage.ask(find_records, wanted)
+        check_known(wanted, found)
+        return found[wanted[0]] if is_single_id(ids) else [found[id] for id in wanted]
 
     def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
@@ -364,7 +356,7 @@ class StoredIndex(Index):
             self._gpu.clear()
 
     def __len__(self) -> int:
-        return self._storage.ask(count_documents)
+        return self._storage.snapshot().documents
 
     def __contains__(self, id: object) -> bool:
         try:
@@ -525,10 +517,3 @@ class StoredIndex(Index):
     def _describe(self) -> str:
         """Return the description of the stored numbers in `repr`."""
         return self.dtype
-
-
-def _hits_of(snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
-    """Return the documents of rankings as hits, with the ids that users gave."""
-    row_ids = [ranking.row_ids for ranking in rankings]
-    ids = iter(snapshot.ids(np.concatenate([np.zeros(0, "int64"), *row_ids])))
-    return [[Hit(next(ids), score) for score in ranking.scores.tolist()] for ranking in rankings]

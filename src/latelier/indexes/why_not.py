@@ -11,17 +11,18 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.filters import fold_name, parse_filter
-from latelier.indexes.options import Parameters, Searchable, SearchOptions, effort_factor
+from latelier.indexes.options import Parameters, SearchOptions, effort_factor
 from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport, as_id
 from latelier.scores.topk import align
 from latelier.utils.checks import short
 
+_Index: TypeAlias = Any  # an `Index`, whose module imports this one
 # Name of the parameter that holds the document's id, beside those of the user.
 _ID_PARAMETER = "latelier_document"
 # Ids that are compared letter by letter with one that is not stored: the comparison takes 10 microseconds for each.
@@ -66,7 +67,7 @@ class Tester:
         return None
 
 
-def why_not_by_vectors(index: Searchable, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
+def why_not_by_vectors(index: _Index, query: Any, id: Any, k: int, options: SearchOptions) -> WhyNotReport:
     """Return why a search of an index does not find a document; see `latelier.indexes.Index.why_not`."""
     id = as_id(id)
     packed = prepare_queries(query, index.dim)
@@ -101,7 +102,7 @@ def beside_thresholds(
 
 
 def examine(
-    index: Searchable,
+    index: _Index,
     query: TokenEmbeddings,
     tester: Tester,
     stored: Sequence[Id],
@@ -164,7 +165,7 @@ def _split_filter(options: SearchOptions) -> list[_Condition]:
     return conditions
 
 
-def _selects(condition: _Condition, index: Searchable, query: Any, id: Id, options: SearchOptions) -> bool:
+def _selects(condition: _Condition, index: _Index, query: Any, id: Id, options: SearchOptions) -> bool:
     """Whether a stored document meets a condition."""
     expression, parameters = condition
     if isinstance(parameters, Mapping):
@@ -175,7 +176,7 @@ def _selects(condition: _Condition, index: Searchable, query: Any, id: Id, optio
     return bool(index.find(query, 1, [], alone)[0])
 
 
-def _filter_cause(index: Searchable, id: Id, excluding: Sequence[_Condition], among: int) -> Cause:
+def _filter_cause(index: _Index, id: Id, excluding: Sequence[_Condition], among: int) -> Cause:
     """Return the cause: the expressions that exclude a document, and its values of the fields that they name."""
     record = index.get([id])[0]
     stored = {fold_name(key): value for key, value in reversed(record.metadata.items())} | {"id": id}
@@ -194,7 +195,7 @@ def _filter_cause(index: Searchable, id: Id, excluding: Sequence[_Condition], am
 
 
 def _by_scores(
-    index: Searchable, query: TokenEmbeddings, tester: Tester, report: WhyNotReport, hits: list[Hit]
+    index: _Index, query: TokenEmbeddings, tester: Tester, report: WhyNotReport, hits: list[Hit]
 ) -> WhyNotReport:
     """Explain a search by vectors: by the rank of the document among all, and the stage that lost it."""
     wider = _wider_searches(index, tester.options)
@@ -225,7 +226,7 @@ def _by_scores(
     return replace(report, causes=(Cause("scored_lower", text, details),), changes=raise_k(), differences=differences)
 
 
-def _wider_searches(index: Searchable, options: SearchOptions) -> list[dict[str, Any]]:
+def _wider_searches(index: _Index, options: SearchOptions) -> list[dict[str, Any]]:
     """Return changes of a search that lead to more and more documents, and last to all; none for an exact index."""
     if "effort" not in index.search_options:
         return []
@@ -234,7 +235,7 @@ def _wider_searches(index: Searchable, options: SearchOptions) -> list[dict[str,
     return [{"effort": effort, **reset} for effort in (*factors, "exact")]
 
 
-def _ranking(index: Searchable, tester: Tester, wider: Sequence[dict[str, Any]]) -> list[Hit]:
+def _ranking(index: _Index, tester: Tester, wider: Sequence[dict[str, Any]]) -> list[Hit]:
     """Return the ranking of all documents by their stored vectors, down to the one in question."""
     k, most = tester.k, max(tester.k, len(index))
     while True:

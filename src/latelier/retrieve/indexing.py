@@ -90,12 +90,36 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Parse documents and yield them with ids that the index accepts, `size` at a time, or fewer if they are long.
 
-    Documents that are skipped are counted on the progress bar.
+    Those without an id get the integers after the largest one in the index and given so far. Documents that are skipped
+    are counted on the progress bar.
     """
     chunk: Chunk = []
     characters = 0
-    for id_, document in _with_ids(documents, stored, on_existing):
-        if on_existing == "skip" and id_ in stored:
+    positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
+    number: int | None = None  # the next one for a document without an id
+    for position, document in enumerate(parse_documents(documents)):
+        id_ = document.id
+        if id_ is None:
+            if on_existing in ("update", "skip"):
+                raise InvalidArgumentError(
+                    f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
+                    advice="skip-needs-ids" if on_existing == "skip" else None,
+                )
+            id_ = number = _next_number([*stored.ids(), *positions]) if number is None else number
+        if id_ in positions:
+            raise DuplicateIdError(
+                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
+                "each document an id of its own, or none an id."
+            )
+        is_stored = document.id is not None and on_existing in ("raise", "skip") and id_ in stored
+        if is_stored and on_existing == "raise":
+            raise DuplicateIdError(
+                f"documents[{position}]: id {short(id_)} is in the index already.", advice="update-or-skip"
+            )
+        positions[id_] = position
+        if number is not None and isinstance(id_, int):
+            number = max(number, id_ + 1)
+        if is_stored:
             bar.update(1)
             continue
         chunk.append((id_, document))
@@ -105,40 +129,6 @@ def read_chunks(
             chunk, characters = [], 0
     if chunk:
         yield chunk
-
-
-def _with_ids(
-    documents: Iterable[Any], stored: StoredDocuments, on_existing: OnExisting
-) -> Iterator[tuple[Id, InputDocument]]:
-    """Parse documents; those without an id get the integers after the largest one in the index and given so far."""
-    positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
-    number: int | None = None  # the next one for a document without an id
-    for position, document in enumerate(parse_documents(documents)):
-        id_ = document.id
-        if id_ is None:
-            if on_existing == "update":
-                raise InvalidArgumentError(
-                    f"documents[{position}]: update needs an id; give (id, text) pairs or dicts."
-                )
-            if on_existing == "skip":
-                raise InvalidArgumentError(
-                    f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
-                    advice="skip-needs-ids",
-                )
-            id_ = number = _next_number([*stored.ids(), *positions]) if number is None else number
-        if id_ in positions:
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
-                "each document an id of its own, or none an id."
-            )
-        if document.id is not None and on_existing == "raise" and id_ in stored:
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is in the index already.", advice="update-or-skip"
-            )
-        positions[id_] = position
-        if number is not None and isinstance(id_, int):
-            number = max(number, id_ + 1)
-        yield id_, document
 
 
 def _next_number(ids: Iterable[Id]) -> int:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -155,13 +155,11 @@ def given_model(
 
         if not isinstance(model, ColBERT):
             raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
-        if device is not None or options:
-            raise InvalidArgumentError("device and model_options are for a model given by name, not a loaded one.")
+        _refuse_options(device, options, "a loaded model")
         return QueryModel(None, {}, lambda: model)
     name = os.fspath(DEFAULT_MODEL if model is None else model)
     if is_address(name):
-        if device is not None or options:
-            raise InvalidArgumentError("device and model_options are for a model that is loaded here, not on a server.")
+        _refuse_options(device, options, "a model on a server")
         return QueryModel(None, {}, None, RemoteEncoder(name))
     if is_folder(Path(name)):  # as an absolute path, so that the index can be opened from any working directory
         name = str(Path(name).resolve())
@@ -169,12 +167,13 @@ def given_model(
         computation = Computation.of(options or {})
         loaded = load(name, device=device, **computation.loading_options, **(trust or {}))
         return QueryModel(name, computation.identity_options, lambda: loaded, None, computation.compute_dtype)
-    if options or device not in (None, "cpu"):
-        raise InvalidArgumentError(
-            f"{short(name)} is an exported encoder, which runs on the CPU and has the options that its model was "
-            "exported with; omit device and model_options."
-        )
+    _refuse_options(None if device == "cpu" else device, options, "an exported encoder, which runs on the CPU,")
     return QueryModel(name, {}, None, ExportedEncoder(name))
+
+
+def _refuse_options(device: str | None, options: Mapping[str, Any] | None, kind: str) -> None:
+    if device is not None or options:
+        raise InvalidArgumentError(f"{kind} takes no device and no options; omit device and model_options.")
 
 
 def _stored_model(
@@ -202,28 +201,17 @@ def _stored_model(
     if model is not None:
         is_loaded = not (is_exported(model) or is_address(os.fspath(model)))
         return given_model(model, device, {**options, **computing} if is_loaded else computing, trust)
-    if stored is None or stored.name is None:
-        raise InvalidArgumentError(
-            f"{index!r} does not name its model: it is empty, or was filled with embeddings or with a model given as "
-            "an object.",
-            advice="give-model",
-        )
-    if stored.unstored:
-        raise InvalidArgumentError(
-            f"{index!r} was filled by {short(stored.name)} with options that are not stored: "
-            f"{', '.join(map(short, stored.unstored))}.",
-            advice="give-model",
-        )
+    if stored is None or stored.name is None or stored.unstored:
+        reason = "does not name its model: it is empty, or filled with embeddings or with a model given as an object"
+        if stored is not None and stored.name is not None:
+            unstored = ", ".join(map(short, stored.unstored))
+            reason = f"was filled by {short(stored.name)} with options that are not stored: {unstored}"
+        raise InvalidArgumentError(f"{index!r} {reason}.", advice="give-model")
     on_cpu, name = device in (None, "cpu"), stored.name
-    if backend == "onnx" and not on_cpu:
-        raise InvalidArgumentError(
-            f"received backend='onnx' with device={device!r}; an exported encoder runs on the CPU. Omit one."
-        )
     encoder = _exported_encoder(stored) if backend != "torch" and on_cpu else None
     if backend == "onnx" and encoder is None:
-        raise InvalidArgumentError(
-            f"this machine has no exported encoder of the model {short(name)}.", advice="export-encoder"
-        )
+        where = "on the CPU of this machine" if on_cpu else f"for device={device!r}, only for the CPU"
+        raise InvalidArgumentError(f"there is no exported encoder of {short(name)} {where}.", advice="export-encoder")
     if not on_cpu or backend == "torch":  # which do not compute in int8
         options.pop("compute_dtype", None)
     computation = Computation.of({**options, **computing})
@@ -292,19 +280,16 @@ class ModelIdentity(NamedTuple):
         stored = _read_identity(index)
         if stored is None:
             return None
-        options: Any = stored.get("options")
-        unstored, fault = stored.get("unstored", []), ""
-        if not (isinstance(options, dict) and isinstance(unstored, list)):
-            fault = f"the options {describe(options)} and {describe(unstored)}"
-        elif (name := next((name for name in options if name not in _OPTIONS), None)) is not None:
-            fault = f"the option {short(name)} is not one of {', '.join(_OPTIONS)}"
-        elif (
-            name := next((name for name, value in options.items() if not _is_storable(name, value)), None)
-        ) is not None:
-            fault = f"the option {name} is {describe(options[name])}; expected {_OPTIONS[name][1]}"
-        if fault:
-            raise IndexFormatError(f"{_FOREIGN}: {fault}.", advice="give-model")
-        return cls(stored["name"], options, stored["fingerprint"], [cut(str(name), 60) for name in unstored[:20]])
+        options, unstored = stored.get("options"), stored.get("unstored", [])
+        given = options if isinstance(options, dict) else {"options": options}
+        wrong = [name for name, value in given.items() if not _is_storable(name, value)]
+        if wrong or not isinstance(unstored, list):
+            raise IndexFormatError(
+                f"{_FOREIGN}: the option {short([*wrong, 'unstored'][0])} is not one of {', '.join(_OPTIONS)}, or its "
+                "value is not one of these.",
+                advice="give-model",
+            )
+        return cls(stored["name"], given, stored["fingerprint"], [cut(str(name), 60) for name in unstored[:20]])
 
     def store_in(self, index: Index) -> None:
         """Store that this model fills the index."""
@@ -375,27 +360,27 @@ def _are_prompts(value: Any) -> bool:
     return isinstance(value, dict) and len(value) <= 100 and all(map(_is_text, (*value, *value.values())))
 
 
-_NUMBER = (lambda value: is_count(value, most=_LARGEST_NUMBER), f"an integer from 1 to {_LARGEST_NUMBER:,}")
-# Each option that may be stored: whether a value, if it is not None, is valid, and what a message says is expected.
-# Options that could name code, files, credentials or another loader (trust_remote_code, token, ...) are not among them.
-_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "embedding_size": _NUMBER,
-    "max_length_query": _NUMBER,
-    "max_length_document": _NUMBER,
-    "truncate_dim": _NUMBER,
-    "prompts": (_are_prompts, "texts by name"),
-    "default_prompt_name": (_is_text, f"a text of at most {_LONGEST_TEXT:,} characters"),
-    "similarity_fn_name": (lambda value: value in ("maxsim", "meanmaxsim"), "'maxsim' or 'meanmaxsim'"),
-    "compute_dtype": (lambda value: value == "int8", "'int8'"),
-    "revision": (
-        lambda value: isinstance(value, str) and bool(_REVISION.fullmatch(value)) and ".." not in value,
-        "the name of a branch, a tag or a commit",
-    ),
+def _is_number(value: Any) -> bool:
+    return is_count(value, most=_LARGEST_NUMBER)
+
+
+# Each option that may be stored, and whether a value, if it is not None, is valid. Options that could name code, files,
+# credentials or another loader (trust_remote_code, token, ...) are not among them.
+_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "embedding_size": _is_number,
+    "max_length_query": _is_number,
+    "max_length_document": _is_number,
+    "truncate_dim": _is_number,
+    "prompts": _are_prompts,
+    "default_prompt_name": _is_text,
+    "similarity_fn_name": lambda value: value in ("maxsim", "meanmaxsim"),
+    "compute_dtype": lambda value: value == "int8",
+    "revision": lambda value: isinstance(value, str) and bool(_REVISION.fullmatch(value)) and ".." not in value,
 }
 
 
 def _is_storable(name: str, value: Any) -> bool:
-    return name in _OPTIONS and (value is None or _OPTIONS[name][0](value))
+    return name in _OPTIONS and (value is None or _OPTIONS[name](value))
 
 
 def encoder_folder(identity: ModelIdentity) -> Path:
@@ -617,9 +602,7 @@ class QueryModel:
 
 def checked_queries(texts: Any, name: str = "queries") -> list[str]:
     """Return one text or several as a list of texts that can be encoded; messages call them `name`."""
-    if hasattr(texts, "columns"):  # an iterable of its names
-        raise InvalidArgumentError(f"received a table as {name}; give the texts of one column: list(table['text']).")
-    if isinstance(texts, (bytes, bytearray, Mapping)) or not isinstance(texts, Iterable):
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # an iterable of other things
         raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a text or a list of texts.")
     queries = [texts] if isinstance(texts, str) else list(texts)
     for position, text in enumerate(queries):

@@ -65,26 +65,13 @@ class RemoteEncoder:
         """Return one ``(tokens, dim)`` float32 array per document."""
         return self._encode(texts, "document")
 
-    def tokens(self, text: str, is_query: bool = True) -> list[str]:
+    def tokens(self, *_: Any, **__: Any) -> Any:
         """Raise an error, as all that needs the tokenizer does."""
-        raise self._no_tokens()
-
-    def token_ranges(self, text: str, is_query: bool = True) -> list[tuple[int, int] | None]:
-        """See `tokens`."""
-        raise self._no_tokens()
-
-    def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        """See `tokens`."""
-        raise self._no_tokens()
-
-    def join(self, tokens: list[str]) -> str:
-        """See `tokens`."""
-        raise self._no_tokens()
-
-    def _no_tokens(self) -> InvalidArgumentError:
-        return InvalidArgumentError(
+        raise InvalidArgumentError(
             f"{self._url} sends vectors, not the tokens that explanations and passages need; load the model here."
         )
+
+    token_ranges = text_offsets = join = tokens
 
     def _encode(self, texts: Sequence[str], input_type: str) -> list[np.ndarray]:
         encoded: list[np.ndarray] = []

@@ -43,7 +43,7 @@ from latelier.retrieve.model import QueryModel, checked_queries, find_index, giv
 from latelier.retrieve.passages import DocumentSettings, Found, Passages, Result, Results, StoredDocuments
 from latelier.retrieve.readers import FileDocuments
 from latelier.retrieve.why_not import explain_miss
-from latelier.utils.checks import check_choice, check_count, check_number, describe
+from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.misc import NotCopied, progress_bar, warn_caller
 
 if TYPE_CHECKING:
@@ -563,8 +563,6 @@ class Retriever(NotCopied):
         >>> {query: list(found) for query, found in run.items()}
         {'q1': ['a', 'b']}
         """
-        if not isinstance(queries, Mapping):
-            raise InvalidArgumentError(f"received {describe(queries)} as queries; expected a dict of id to text.")
         texts = checked_queries(queries.values())
         chosen, k = self.index.checked_options(options), check_count("k", k)
         if not texts:
@@ -696,13 +694,11 @@ class Retriever(NotCopied):
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
             ids = stored.ids()
-            if len(ids) < 2:
-                raise InvalidArgumentError(f"the index has {len(ids)} documents; an estimate needs at least 2.")
             spread = np.linspace(0, len(ids) - 1, min(queries, len(ids))).astype("int64").tolist()
             words = {record.id: (record.text or "").split() for record in stored.get([ids[i] for i in spread])}
             words = {id: each for id, each in words.items() if each}
-            if not words:
-                raise LatelierError("the documents were stored without their texts: no pieces to search with.")
+            if len(ids) < 2 or not words:
+                raise InvalidArgumentError("an estimate needs at least 2 documents that are stored with their texts.")
             chance = random.Random(0)
             starts = [chance.randint(0, max(0, len(each) - _WORDS)) for each in words.values()]
             pieces = [" ".join(each[start:][:_WORDS]) for each, start in zip(words.values(), starts, strict=True)]
@@ -745,13 +741,9 @@ _SURE = 1.96  # standard deviations of an interval of 95%
 
 def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> list[Hit]:
     """Order texts by their score for a query, with a model and no index; see `Retriever.rerank`."""
-    if not isinstance(query, str):
-        raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")
-    if isinstance(texts, str):
-        raise InvalidArgumentError("received one text to rank; expected a list of texts.")
     check_count("k", k, optional=True)
     documents = checked_queries(texts, "texts")
-    vectors = model.encode_queries(checked_queries(query))
+    vectors = model.encode_queries(checked_queries([query], "query"))
     if not documents:
         return []
     from latelier.scores import colbert_scores  # imports torch, which a search does without

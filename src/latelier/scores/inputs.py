@@ -140,7 +140,7 @@ def _read_documents(documents: Any, mask: Any) -> Side:
         side = _read(
             "documents",
             vectors.flatten(0, 1),
-            None if mask is None else _as_mask("documents_mask", mask).flatten(0, 1),
+            None if mask is None else as_tensor(as_booleans(mask)).flatten(0, 1),
         )
         side.group = int(vectors.shape[1])
         return side
@@ -154,7 +154,7 @@ def _read(name: str, value: Any, mask: Any) -> Side:
         return Side(name, packed=value.to("torch"))
     if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim in (2, 3):
         _check_padded(name, value)
-        vectors = as_tensor(value).resolve_neg()  # see `arrays.checked_vectors`
+        vectors = as_tensor(value).resolve_neg()  # see `TokenEmbeddings`
         return Side(name, padded=_read_padded(name, vectors if vectors.ndim == 3 else vectors[None], mask))
     if isinstance(value, (list, tuple)):
         listed = as_matrices(value)
@@ -183,7 +183,7 @@ def _check_padded(name: str, vectors: Any) -> None:
 def _read_padded(name: str, vectors: torch.Tensor, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if mask is None:
         return vectors, _not_all_zero(vectors)
-    mask = _as_mask(f"{name}_mask", mask).to(vectors.device)
+    mask = as_tensor(as_booleans(mask)).to(vectors.device)
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != vectors.shape[:2]:
         raise EmbeddingsError(
@@ -215,16 +215,11 @@ def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[to
         raise EmbeddingsError(f"received {len(matrices)} {name} and {len(masks)} masks; give one mask for each.")
     kept = []
     for i, (matrix, mask) in enumerate(zip(matrices, masks, strict=True)):
-        keep = _as_mask(f"{name}_mask[{i}]", mask).to(matrix.device)
+        keep = as_tensor(as_booleans(mask)).to(matrix.device)
         if keep.ndim != 1 or len(keep) < len(matrix):
             raise EmbeddingsError(f"{name}[{i}] has {len(matrix)} tokens, but its mask covers {tuple(keep.shape)}.")
         kept.append(matrix[keep[: len(matrix)]])
     return kept
-
-
-def _as_mask(name: str, mask: Any) -> torch.Tensor:
-    """Return a mask of any number type as a tensor of booleans."""
-    return as_tensor(as_booleans(mask, name))
 
 
 def _is_grouped(documents: Any) -> bool:

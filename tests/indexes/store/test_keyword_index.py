@@ -162,7 +162,7 @@ def test_a_keyword_index_is_made_and_dropped_by_compact(tmp_path):
 def test_options_of_an_index_that_exists(folder):
     with pytest.raises(InvalidArgumentError, match="has the tokenizer 'porter'"):
         indexes.Flat(folder, tokenizer="trigram")
-    with pytest.raises(InvalidArgumentError, match=r"compact\(keywords=False\)"):
+    with pytest.raises(InvalidArgumentError, match=r"compact\(keywords="):
         indexes.Flat(folder, keywords=False)
     with indexes.open(folder) as index:
         index.compact(keywords=True, tokenizer="trigram")

@@ -337,10 +337,7 @@ class IVF(StoredIndex):
 
         if self._gpu is not None:
             return None  # scores all documents
-        if options.filter is None:
-            snapshot, allowed = self._storage.snapshot(), None
-        else:
-            snapshot, allowed = self._storage.select(options.filter, options.parameters, options.filter_timeout)
+        snapshot, allowed = self._storage.select(options)
         scope, number = self._scope(snapshot, snapshot.parts(allowed)), self._storage.find([id])[1][0]
         ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
         k = min(k, snapshot.documents)

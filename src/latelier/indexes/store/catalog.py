@@ -145,10 +145,10 @@ class UserSettings(MutableMapping[str, Any]):
         self._read, self._write = read, write
 
     def __getitem__(self, name: str) -> Any:
-        for found, value in self._rows("WHERE name = ?", name):
-            if found == name:  # SQLite finds "1" for 1
-                return decode_json(value, f"user setting {name!r}")
-        raise KeyError(name)
+        rows = self._read(lambda connection: list(read_rows(connection, "user_setting", "WHERE name = ?", (name,))))
+        if not rows or rows[0][0] != name:  # SQLite finds "1" for 1
+            raise KeyError(name)
+        return decode_json(rows[0][1], f"user setting {name!r}")
 
     def __setitem__(self, name: str, value: Any) -> None:
         what = f"the setting {name!r}"
@@ -164,16 +164,14 @@ class UserSettings(MutableMapping[str, Any]):
                 raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name, _ in self._rows("ORDER BY name")])
+        rows = self._read(lambda connection: list(read_rows(connection, "user_setting", "ORDER BY name")))
+        return iter([name for name, _ in rows])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
         return f"UserSettings({dict(self)})"
-
-    def _rows(self, tail: str, *parameters: Any) -> list[Sequence[Any]]:
-        return self._read(lambda connection: list(read_rows(connection, "user_setting", tail, parameters)))
 
 
 # Segments and ANN data.
@@ -231,13 +229,7 @@ def delete_segments(connection: sqlite3.Connection, names: Iterable[str]) -> Non
 
 def catalog_bytes(connection: sqlite3.Connection) -> int:
     """Return the size of all tables."""
-    size = connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
-    return int(size)
-
-
-def count_documents(connection: sqlite3.Connection) -> int:
-    """Return the number of documents in the index."""
-    return sum(row.documents - row.removed for row in read_segments(connection))
+    return connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
 
 
 def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:

@@ -500,8 +500,6 @@ class FilePool:
         `ReadOnlyIndexError` if the index is open for reading only; raises `StorageError` if another writer does not
         finish in time, or if the files were moved or replaced.
         """
-        if self._closed:
-            raise closed_error(self.where)
         if self.read_only:
             raise ReadOnlyIndexError(
                 f"the index in {self.where} is open for reading only; to change it, open it without read_only=True in "

@@ -28,7 +28,7 @@ from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import plain_str
 from latelier.indexes.store import connections
 from latelier.indexes.store.integrity import damaged
-from latelier.utils.checks import check_choice, describe
+from latelier.utils.checks import check_choice
 
 # The tokenizers of users, in FTS5's words. Accents are removed from all letters, and not only from those with one code
 # point (remove_diacritics 1, FTS5's default).
@@ -75,9 +75,7 @@ def has_fts5() -> bool:
 
 def check_compaction(keywords: object, tokenizer: object) -> None:
     """Check the arguments of `Index.compact` that are about keywords; see `check_options`."""
-    if tokenizer is not None and not keywords:
-        raise InvalidArgumentError("received a tokenizer without keywords=True; give both to make a keyword index.")
-    check_options(keywords, tokenizer)
+    check_options(keywords if tokenizer is None else bool(keywords), tokenizer)
 
 
 def check_expected(where: str, stored: str | None, keywords: bool | None, tokenizer: str | None) -> None:
@@ -85,13 +83,11 @@ def check_expected(where: str, stored: str | None, keywords: bool | None, tokeni
 
     `stored`: its tokenizer; None if it has no keyword index. `keywords`, `tokenizer`: from `check_options`.
     """
-    if stored is None if keywords is False else stored is not None and tokenizer in (None, stored):
-        return
-    arguments = "keywords=True" if tokenizer is None else f"keywords=True, tokenizer={tokenizer!r}"
-    raise InvalidArgumentError(
-        f"{where} has {f'the tokenizer {stored!r}' if stored else 'no keyword index'}; leave out keywords and "
-        f"tokenizer, and call compact({'keywords=False' if keywords is False else arguments}) to change it."
-    )
+    if (stored is None) != (keywords is False) or tokenizer not in (None, stored):
+        raise InvalidArgumentError(
+            f"{where} has {f'the tokenizer {stored!r}' if stored else 'no keyword index'}; leave out keywords and "
+            "tokenizer, and call compact(keywords=..., tokenizer=...) to change it."
+        )
 
 
 def check_options(keywords: object, tokenizer: object) -> str | None:
@@ -100,11 +96,9 @@ def check_options(keywords: object, tokenizer: object) -> str | None:
     `keywords`: True or False; None is True if SQLite has FTS5. `tokenizer`: a name of `TOKENIZERS`; None for the
     default.
     """
-    if not isinstance(keywords, (bool, type(None))):
-        raise InvalidArgumentError(f"received keywords={describe(keywords)}; expected True, False or None.")
     check_choice("tokenizer", tokenizer, TOKENIZERS, optional=True)
-    if keywords is False and tokenizer is not None:
-        raise InvalidArgumentError("received a tokenizer with keywords=False; omit one of them.")
+    if tokenizer is not None and keywords is False:
+        raise InvalidArgumentError("received a tokenizer without a keyword index; give keywords=True, or omit it.")
     if keywords is False or not (has_fts5() or keywords or tokenizer):
         return None
     if not has_fts5():
@@ -301,7 +295,7 @@ def query_words(text: str) -> list[str]:
     a document: they lack letters that Python knows.
     """
     words: dict[str, str] = {}
-    for is_word, run in groupby(text, _is_in_word):
+    for is_word, run in groupby(text, lambda c: c.isalnum() or unicodedata.category(c) in ("Mn", "Mc", "Me", "Co")):
         if is_word:
             word = "".join(run)
             words.setdefault(word.lower(), word)
@@ -416,8 +410,3 @@ def _ranked(
 def _any_of(words: list[str]) -> str:
     """Return the FTS5 expression of documents that hold at least one of some words, none of which has a quote."""
     return " OR ".join(f'"{word}"' for word in words)
-
-
-def _is_in_word(character: str) -> bool:
-    """Whether FTS5's tokenizers can take a character as a part of a word."""
-    return character.isalnum() or unicodedata.category(character) in ("Mn", "Mc", "Me", "Co")

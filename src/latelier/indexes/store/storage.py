@@ -23,9 +23,9 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.filters import matching_rows, read_filter, selection_key
-from latelier.indexes.options import Parameters
+from latelier.indexes.options import SearchOptions
 from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import Damage, Id, Record, VerifyReport, check_known
+from latelier.indexes.results import Damage, Id, VerifyReport, check_known
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow, UserSettings
 from latelier.indexes.store.connections import (
@@ -44,7 +44,6 @@ from latelier.indexes.store.keywords import check_keywords, is_merged, keyword_d
 from latelier.indexes.store.rows import (
     content_checksums,
     document_checksums,
-    find_records,
     find_row_ids,
     has_texts,
     known_fields,
@@ -159,14 +158,11 @@ class Storage:
         with self.view() as (_, snapshot):
             return snapshot
 
-    def select(
-        self, filter: str | Sequence[str], parameters: Parameters, timeout: float | None
-    ) -> tuple[Snapshot, np.ndarray]:
-        """Return the snapshot of the commit, and the row ids of its documents that meet a user's filter, ascending.
-
-        `timeout`: seconds in which the filter must be evaluated; ``None`` for no limit.
-        """
-        parsed, values = read_filter(filter, parameters)
+    def select(self, options: SearchOptions) -> tuple[Snapshot, np.ndarray | None]:
+        """Return the snapshot of the commit, and the row ids that the filter of a search selects; None without one."""
+        if options.filter is None:
+            return self.snapshot(), None
+        parsed, values = read_filter(options.filter, options.parameters)
         key = selection_key(parsed, values)
         with self.view() as (connection, snapshot):
             if not snapshot.documents:
@@ -174,7 +170,8 @@ class Storage:
 
             def select() -> np.ndarray:
                 restricted_to = connection.authorizer.restricted_to
-                return matching_rows(connection, parsed, values, timeout, known_fields(connection), restricted_to)
+                fields = known_fields(connection)
+                return matching_rows(connection, parsed, values, options.filter_timeout, fields, restricted_to)
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
@@ -201,23 +198,9 @@ class Storage:
         check_known(ids, found)
         return snapshot, np.array([found[id] for id in ids], dtype="int64")
 
-    def records(self, ids: Sequence[Id]) -> list[Record]:
-        """Return texts and metadata, in the order of `ids`, which must exist."""
-        found = self.ask(find_records, ids)
-        check_known(ids, found)
-        return [found[id] for id in ids]
-
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
         return self.ask(catalog.read_settings).get(name)
-
-    def dim(self) -> int | None:
-        """Return the dimension of the token vectors; ``None`` if there is no document."""
-        return self.ask(lambda c: catalog.read_settings(c)["dim"] if catalog.count_documents(c) else None)
-
-    def fields(self) -> list[str]:
-        """Return the keys of the metadata that filters can name, sorted."""
-        return sorted(field.spelling for field in self.ask(known_fields))
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data, each array of which matches its checksum."""

@@ -86,7 +86,14 @@ class Transaction:
                 "one model."
             )
         self._settings["dim"] = batch.dim
-        self._remove(self._find_replaced(ids, replace).values())
+        present = rows.find_row_ids(connection, ids)
+        twice = [id for id, count in Counter(ids).items() if count > 1]
+        twice += [id for id, row_id in present.items() if row_id >= self._first_row_id]
+        if twice:
+            raise duplicate_ids(twice, "given twice in this call; give every document a different id")
+        if present and not replace:
+            raise duplicate_ids(present, "in the index already", advice="update")
+        self._remove(present.values())
         if row_ids is None:
             row_ids = np.arange(following, following + len(ids))
         elif row_ids[0] < following or (np.diff(row_ids) <= 0).any():
@@ -181,17 +188,6 @@ class Transaction:
                 raise damaged(f"its next number is {self._first_row_id}, but a document has this row id already")
             self._started = connection
         return self._started
-
-    def _find_replaced(self, ids: list[Id], replace: bool) -> dict[Id, int]:
-        """Return the row ids of those documents that are in the index already, by id."""
-        present = rows.find_row_ids(self._start(), ids)
-        twice = [id for id, count in Counter(ids).items() if count > 1]
-        twice += [id for id, row_id in present.items() if row_id >= self._first_row_id]
-        if twice:
-            raise duplicate_ids(twice, "given twice in this call; give every document a different id")
-        if present and not replace:
-            raise duplicate_ids(present, "in the index already", advice="update")
-        return present
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
         """Drop the last segments, which are merged with `tokens` new tokens; return their live documents."""
