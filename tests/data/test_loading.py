@@ -67,8 +67,14 @@ def test_ids_with_texts(rows, texts):
             {"query": "what is rust?", "positive": "Iron oxide.", "negative_1": "A novel.", "scores": "[0.8, 0.2]"},
         ],
         [
-            {"query": "where is Rome?", "pos": ["On the Tiber.", "Ohio."], "labels": [1, 0], "scores": [0.9, 0.1]},
-            {"query": "what is rust?", "pos": ["Iron oxide."], "neg": ["A novel."], "scores": [0.8, 0.2]},
+            {"query": "where is Rome?", "pos": ["On the Tiber.", "In Georgia."], "scores": [0.9, 0.1]},
+            {
+                "query": "what is rust?",
+                "pos": ["Iron oxide."],
+                "neg": ["A novel."],
+                "scores": [0.8, 0.2],
+                "labels": [1, 0],
+            },
         ],
         [
             {"query": "where is Rome?", "pos": ["On the Tiber.", "In Georgia."], "pos_scores": [0.9, 0.1]},
