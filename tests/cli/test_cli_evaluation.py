@@ -49,7 +49,11 @@ def test_evaluate_encodes_the_collection_and_removes_its_index(beir, run, tmp_pa
     expected = evaluation.evaluate(evaluation.read_run(run_file), QRELS)
     assert facts["measures"] == pytest.approx(expected)
     assert facts["per_query"] == expected.per_query
-    assert (facts["documents"], facts["queries"]) == (4, 3)
+    used = facts["settings"]
+    assert (used["documents"], used["queries"], used["queries_cut"], used["documents_cut"]) == (4, 3, 0.0, 0.0)
+    assert (used["index"], used["bits"], used["query_length"], used["dtype"]) == ("Flat", 32, 512, "float32")
+    assert used["model"].endswith("all-MiniLM-L6-v2")
+    assert used["seconds"] > 0
     assert expected["RR@10"] > 0.5
     assert list(tmp_path.iterdir()) == []
 
@@ -63,7 +67,8 @@ def test_evaluate_searches_an_index(beir, run, tmp_path, run_file):
     result = run("evaluate", beir, "--index", tmp_path / "index", *options)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["nDCG@10", "RR", "(mean"]
+    assert [line.split()[0] for line in lines] == ["nDCG@10", "RR", "(mean", "model"]
+    assert ", index IVF, bits 8, pool_factor 1, mode vectors, effort balanced, k 100, " in lines[3]
     found, exact = evaluation.read_run(tmp_path / "run.jsonl"), evaluation.read_run(run_file)
     assert {query: list(scores) for query, scores in found.items()} == {q: list(s) for q, s in exact.items()}
     assert lines[0] == f"nDCG@10  {evaluation.evaluate(found, QRELS)['nDCG@10']:.4f}"
@@ -131,7 +136,7 @@ def many(tmp_path, tiny):
 def test_as_many_documents_are_found_as_the_measures_need(run, many, tmp_path):
     folder, index = many
     measured = ("evaluate", folder, "--index", index, "--device", "cpu", "--measure", "R@1000", "--measure", "R@10")
-    assert run(*measured).stdout == "R@1000  1.0000\nR@10    0.0000\n(mean of 1 query)\n"
+    assert run(*measured).stdout.startswith("R@1000  1.0000\nR@10    0.0000\n(mean of 1 query)\nmodel ")
     assert run(*measured, "-k", 150).stdout.startswith("R@1000  1.0000\n")  # no document is left out
     for k in (1, 149):
         result = run(*measured, "-k", k)
@@ -176,6 +181,24 @@ def test_compare_prints_the_table_of_the_library(beir, run, run_file, tmp_path):
     assert facts["measures"]["RR"]["p_holm"] == expected["RR"].p_holm
     assert facts["measures"]["RR"]["differences"] == expected["RR"].differences
     assert facts["measures"]["RR"]["losses"] == 3
+
+
+def test_reports_are_compared_without_qrels_and_their_settings_too(beir, run, tmp_path, run_file):
+    for name, options in (("flat", ()), ("ivf", ("--kind", "ivf", "--effort", "fast"))):
+        result = run("evaluate", beir, "--device", "cpu", "--json", *options)
+        (tmp_path / f"{name}.json").write_text(result.stdout)
+    reports = tmp_path / "flat.json", tmp_path / "ivf.json"
+    lines = run("compare", *reports).stdout.splitlines()
+    assert lines[-1] == "settings that differ: index Flat / IVF, bits 32 / 8, effort None / fast"
+    assert lines[-3].endswith("100,000 trials)")
+    facts = json.loads(run("compare", *reports, "--measure", "RR@10", "--json").stdout)
+    assert facts["settings"] == {"index": ["Flat", "IVF"], "bits": [32, 8], "effort": [None, "fast"]}
+    measured = json.loads(reports[0].read_text())["measures"]
+    assert {name: found["a"] for name, found in facts["measures"].items()} == {"RR@10": measured["RR@10"]}
+    result = run("compare", reports[0], run_file)
+    assert (result.exit_code, "--qrels: runs are compared by relevance judgements" in result.stderr) == (2, True)
+    result = run("compare", reports[0], run_file, "--qrels", beir, "--measure", "AP")
+    assert (result.exit_code, "flat and minilm cannot be compared" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -224,4 +247,4 @@ def test_faulty_lines_are_listed_or_skipped(beir, run, run_file, tmp_path):
     assert "qrels/test.tsv:6: unknown document id 'no such document'" in result.stderr
     with pytest.warns(UserWarning, match=r"test\.tsv:6: unknown document id"):
         result = run("evaluate", folder, "--device", "cpu", "--on-problem", "warn")
-    assert result.stdout == f"{evaluation.evaluate(evaluation.read_run(run_file), QRELS)}\n"
+    assert result.stdout.startswith(f"{evaluation.evaluate(evaluation.read_run(run_file), QRELS)}\n")

@@ -48,6 +48,11 @@ def test_numbers_are_those_of_a_retriever_over_the_same_index(model, tmp_path, m
     assert evaluator.evaluation.per_query == expected.per_query
     assert {query: list(found) for query, found in evaluator.run.items()} == {q: list(f) for q, f in run.items()}
     assert 0 < metrics["toy_nDCG@10"] < 1
+    used = evaluator.evaluation.settings
+    assert used.keys() - {"effort"} == run.settings.keys() - {"effort"}
+    assert {name: used[name] for name in ("index", "bits", "queries", "documents", "queries_cut", "documents_cut")} == {
+        name: run.settings[name] for name in ("index", "bits", "queries", "documents", "queries_cut", "documents_cut")
+    }
 
 
 def test_search_options_reach_the_index(model):

@@ -25,7 +25,7 @@ from latelier.cli.output import print_json, printable, quiet_loading, show_progr
 from latelier.evaluation.files import OnProblem
 
 if TYPE_CHECKING:
-    from latelier.evaluation import Collection, Comparison, Run
+    from latelier.evaluation import Collection, Comparison, Evaluation, Run
     from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
@@ -106,7 +106,7 @@ def evaluate(
     from latelier.evaluation.measures import default_measures, largest_cutoff
     from latelier.retrieve.passages import StoredDocuments
 
-    measures, measured = measure or default_measures(k), dict[str, Any]()
+    measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
     if run is not None:
         refuse_unused_split(context, data)
@@ -125,14 +125,14 @@ def evaluate(
             with _retriever(index, searched, model, device, trust_remote_code) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=show_progress())
-                found, measured = _timed_run(retriever, collection, k, search)
-                qrels = collection.qrels
+                found, qrels = retriever.run(collection.queries, k, **search), collection.qrels
+                _check_found(found, collection, len(retriever), found.settings["mode"])
     if output is not None:
         evaluation.write_run(found, output)
     result = evaluation.evaluate(found, qrels, measures, ignore_identical_ids=ignore_identical_ids)
     if json_output:
-        facts = {"data": str(data), **measured, "queries": len(result.per_query), "measures": result}
-        print_json({**facts, "per_query": result.per_query})
+        settings = {"data": str(data), **result.settings}
+        print_json({"measures": result, "settings": settings, "per_query": result.per_query})
     else:
         typer.echo(printable(str(result), lines=True))
 
@@ -160,44 +160,25 @@ def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, docu
     return cutoff
 
 
-def _timed_run(
-    retriever: Retriever, collection: Collection, k: int, options: dict[str, Any]
-) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """Return the run of the queries, and what is reported of it."""
-    import time
-
-    begin = time.perf_counter()
-    found = retriever.run(collection.queries, k, **options)
-    milliseconds = 1000 * (time.perf_counter() - begin) / max(len(collection.queries), 1)
-    _check_not_empty(found, len(retriever), options.get("mode", "vectors"))
-    _check_ids(found, collection)
-    return found, {"documents": len(retriever), "milliseconds per query": round(milliseconds, 2)}
-
-
-def _check_not_empty(run: Run, documents: int, mode: str) -> None:
-    """Check that a query has a hit: without any, there is nothing to measure."""
-    from latelier.errors import LatelierError
-
-    if any(run.values()):
-        return
-    if documents:
-        reason = f"no query shares a word with any of the {documents:,} documents; search with --mode vectors"
-    else:
-        reason = "the index is empty; add the documents of the collection with latelier index"
-    raise LatelierError(f"nothing to measure: --mode {mode} found no document for {len(run):,} queries, as {reason}.")
-
-
-def _check_ids(run: Run, collection: Collection) -> None:
-    """Check that a document that was found is one of the collection: with other ids, there would be only zeros."""
+def _check_found(run: Run, collection: Collection, documents: int, mode: str) -> None:
+    """Check that a document was found, and that it is one of the collection: otherwise there would be only zeros."""
     from latelier.errors import LatelierError
     from latelier.utils.checks import short
 
     found = [id for scores in run.values() for id in scores]
-    if not any(id in collection.documents for id in found):
-        raise LatelierError(
-            f"nothing to measure: none of the documents found, such as {short(found[0])}, is one of the collection, "
-            f"such as {short(next(iter(collection.documents)))}; give an index of its corpus.jsonl."
-        )
+    if any(id in collection.documents for id in found):
+        return
+    reason = (
+        f"none of the documents found, such as {short(found[0])}, is one of the collection, such as "
+        f"{short(next(iter(collection.documents)))}; give an index of its corpus.jsonl"
+        if found
+        else f"--mode {mode} found no document for {len(run):,} queries, as no query shares a word with any of the "
+        f"{documents:,} documents; search with --mode vectors"
+        if documents
+        else f"--mode {mode} found no document for {len(run):,} queries, as the index is empty; add the documents of "
+        "the collection with latelier index"
+    )
+    raise LatelierError(f"nothing to measure: {reason}.")
 
 
 @contextmanager
@@ -227,12 +208,16 @@ def _retriever(given: str | None, index: Index, model: str | None, device: str |
 
 def compare(
     context: typer.Context,
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The baseline's run: TREC or JSON Lines.")],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The run to compare with it.")],
+    run_a: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_A", help="The baseline: a run, or what evaluate --json printed, in a .json file."),
+    ],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="What to compare with it.")],
     *,
     qrels: Annotated[
-        Path, typer.Option(metavar="PATH", help="Qrels: a file (TREC, BEIR's .tsv, JSON Lines) or a BEIR folder.")
-    ],
+        Path | None,
+        typer.Option(metavar="PATH", help="For runs: qrels, a file (TREC, BEIR's .tsv, JSON Lines) or a BEIR folder."),
+    ] = None,
     split: Annotated[str, typer.Option(help="Which qrels of a folder: test, dev, train, ...")] = "test",
     measure: Annotated[
         list[str] | None,
@@ -243,7 +228,7 @@ def compare(
     ignore_identical_ids: IdenticalIdsOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with every query.")] = False,
 ) -> None:
-    """Test whether two runs differ beyond chance, query by query.
+    """Test whether two runs differ beyond chance, query by query, and say which of their settings differ.
 
     Prints, for each measure, both means, the mean difference with its 95% interval, the effect size, the p-value of a
     paired randomisation test, the same corrected by Holm's procedure for the number of measures, and how many queries
@@ -252,22 +237,39 @@ def compare(
     \b
     Example:
       latelier compare bm25.trec hybrid.trec --qrels ./scifact --measure nDCG@10 --measure R@100
+      latelier evaluate ./scifact --kind ivf --json > ivf.json
+      latelier compare flat.json ivf.json
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier import evaluation
-    from latelier.evaluation.measures import DEFAULT_MEASURES
 
-    refuse_unused_split(context, qrels)
-    runs = evaluation.read_run(run_a), evaluation.read_run(run_b)
-    judged = evaluation.read_qrels(qrels, split)
+    judged = None
+    if qrels is not None:
+        refuse_unused_split(context, qrels)
+        judged = evaluation.read_qrels(qrels, split)
+    runs = _run_or_report(run_a), _run_or_report(run_b)
+    if qrels is None and not all(isinstance(run, evaluation.Evaluation) for run in runs):
+        raise typer.BadParameter("runs are compared by relevance judgements; give them.", param_hint="--qrels")
     names = (run_a.stem, run_b.stem) if run_a.stem != run_b.stem else (str(run_a), str(run_b))
     if names[0] == names[1]:  # a run compared with itself
         names = f"{names[0]} (a)", f"{names[1]} (b)"
     options: dict[str, Any] = {"trials": trials, "seed": seed, "ignore_identical_ids": ignore_identical_ids}
-    comparison = evaluation.compare(*runs, judged, measure or DEFAULT_MEASURES, names=names, **options)
+    comparison = evaluation.compare(*runs, judged, measure, names=names, **options)
     if json_output:
         print_json(_values(comparison))
     else:
         typer.echo(printable(str(comparison), lines=True))
+
+
+def _run_or_report(path: Path) -> Run | Evaluation:
+    """Read a run, or the report of a run that evaluate has printed as JSON."""
+    from latelier import evaluation
+    from latelier.utils.files import parse_json
+
+    report = path.read_text(encoding="utf-8") if path.suffix == ".json" and path.is_file() else ""
+    if '"per_query"' not in report:
+        return evaluation.read_run(path)
+    read = parse_json(report)
+    return evaluation.Evaluation(read["measures"], read["per_query"], read["settings"])
 
 
 def _values(comparison: Comparison) -> dict[str, Any]:
@@ -288,4 +290,5 @@ def _values(comparison: Comparison) -> dict[str, Any]:
             "losses": found.losses,
             "differences": found.differences,
         }
-    return {"a": comparison.names[0], "b": comparison.names[1], "trials": comparison.trials, "measures": measures}
+    facts = {"a": comparison.names[0], "b": comparison.names[1], "trials": comparison.trials}
+    return {**facts, "settings": comparison.settings, "measures": measures}

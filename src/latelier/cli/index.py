@@ -242,7 +242,7 @@ def _searchable(retriever: Retriever) -> str:
 
     if DocumentSettings.stored_in(retriever.index).passages is not None:
         return f"in {len(retriever.index):,} passages; all of their text is searchable"
-    length = retriever.query_model.document_limits[1]
+    length = retriever.query_model.limits("document")[1]
     return "whole" if length is None else f"of which the first {length:,} tokens each are searchable"
 
 

@@ -71,7 +71,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
         facts["shards"] = index.shards
     if isinstance(index, (StoredIndex, Sharded, Qdrant)):
         held = index.statistics()
-        facts |= {"bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
+        facts |= {"cut": held.cut, "bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
         ratios = {"bytes_per_document": held.bytes_per_document, "bytes_per_token": held.bytes_per_token}
         facts |= {name: None if ratio is None else round(ratio) for name, ratio in ratios.items()}
         facts |= {"texts": held.has_texts, "metadata": held.has_metadata, "keywords": index.tokenizer}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -195,6 +196,8 @@ class Comparison(dict[str, MeasureComparison]):
         What to call the runs.
     trials
         Trials of each randomisation test.
+    settings
+        Those that differ: name to the values of both runs, None where a run does not have it.
 
     Examples
     --------
@@ -206,10 +209,17 @@ class Comparison(dict[str, MeasureComparison]):
     (['RR'], 0.75, 1.0)
     """
 
-    def __init__(self, measures: Mapping[str, MeasureComparison], names: tuple[str, str], trials: int) -> None:
+    def __init__(
+        self,
+        measures: Mapping[str, MeasureComparison],
+        names: tuple[str, str],
+        trials: int,
+        settings: Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> None:
         super().__init__(measures)
         self.names = names
         self.trials = trials
+        self.settings = dict(settings or {})
 
     def __repr__(self) -> str:
         rows = [self._header(), *self._rows()]
@@ -222,7 +232,7 @@ class Comparison(dict[str, MeasureComparison]):
             (name, *(Markup(f'<div class="number">{escape(cell)}</div>') for cell in row))
             for name, *row in self._rows()
         ]
-        return fragment(table(self._header(), rows), " ".join(self._notes()[:2]), self._notes()[2])
+        return fragment(table(self._header(), rows), " ".join(self._notes()[:2]), *self._notes()[2:])
 
     def _header(self) -> tuple[str, ...]:
         return ("measure", *self.names, *_COLUMNS)
@@ -241,18 +251,20 @@ class Comparison(dict[str, MeasureComparison]):
         first, measure = next(iter(self.items()))
         changed = ", ".join(f"{query} {value:+.4f}" for query, value in measure.changed(_SHOWN).items())
         a, b = self.names
+        differing = ", ".join(f"{name} {first} / {second}" for name, (first, second) in self.settings.items())
         return [
             f"({len(measure.differences):,} queries; diff is {b} minus {a}; W/T/L: {b} wins, ties, losses;",
             f"p of a paired randomisation test, two-sided, {self.trials:,} trials)",
             f"changed most by {first}: {changed or 'no query'}",
+            *([f"settings that differ: {differing}"] if differing else []),
         ]
 
 
 def compare(
-    run_a: Run,
-    run_b: Run,
-    qrels: Qrels,
-    measures: Iterable[str] = DEFAULT_MEASURES,
+    run_a: Run | Evaluation,
+    run_b: Run | Evaluation,
+    qrels: Qrels | None = None,
+    measures: Iterable[str] | None = None,
     *,
     names: tuple[str, str] = ("a", "b"),
     trials: int = 100_000,
@@ -267,9 +279,11 @@ def compare(
     Parameters
     ----------
     run_a, run_b
-        Query id to document id to score. `run_a` is the baseline: a positive difference means that `run_b` is better.
+        Query id to document id to score, or the `Evaluation` of a run. `run_a` is the baseline: a positive difference
+        means that `run_b` is better.
     qrels, measures
-        As in `evaluate`: queries without qrels are ignored, and a judged query without results counts as 0.
+        As in `evaluate`: queries without qrels are ignored, and a judged query without results counts as 0. Two
+        evaluations need none, and are compared by the measures that both have.
     names
         What to call the runs in the table and in messages.
     trials
@@ -282,12 +296,13 @@ def compare(
     Returns
     -------
     Comparison
-        A dict from measure name to `MeasureComparison`, in the given order.
+        A dict from measure name to `MeasureComparison`, in the given order; its `settings` are those that differ.
 
     Raises
     ------
     InvalidArgumentError
-        As in `evaluate`, and if fewer than two queries have qrels, or a measure is not a number for a query.
+        As in `evaluate`, if two evaluations share no measure or are of other queries, if fewer than two queries have
+        qrels, or a measure is not a number for a query.
 
     Examples
     --------
@@ -301,16 +316,27 @@ def compare(
     (0.0703125, 0.0703125)
     """
     a, b = names
-    if not isinstance(measures, str) and isinstance(measures, Iterable):
+    if not isinstance(measures, (str, type(None))):
         measures = list(measures)  # an iterator could be read only once
-    first = evaluate_named(run_a, qrels, measures, f"run {a}", ignore_identical_ids)
-    second = evaluate_named(run_b, qrels, measures, f"run {b}", ignore_identical_ids)
+
+    def evaluated(run: Run | Evaluation, name: str) -> Evaluation:
+        if isinstance(run, Evaluation):
+            return run
+        return evaluate_named(run, qrels or {}, measures or DEFAULT_MEASURES, f"run {name}", ignore_identical_ids)
+
+    first, second = evaluated(run_a, a), evaluated(run_b, b)
+    shared = [name for name in first if name in second and (measures is None or name in measures)]
+    if not shared or first.per_query.keys() != second.per_query.keys():
+        raise InvalidArgumentError(
+            f"{a} and {b} cannot be compared: they have the measures {', '.join(first)} and {', '.join(second)}, and "
+            f"{len(first.per_query.keys() ^ second.per_query.keys()):,} queries are in one of the two only."
+        )
     queries = len(first.per_query)
     if queries < 2:
         raise InvalidArgumentError(
             f"received qrels of {queries} query; a comparison needs at least two, and dozens to tell systems apart."
         )
-    differences = {name: _differences(first, second, name) for name in first}
+    differences = {name: _differences(first, second, name) for name in shared}
     p_values = [randomization_test(list(values.values()), trials, seed) for values in differences.values()]
     compared = {}
     for (name, values), p, p_holm in zip(differences.items(), p_values, holm(p_values), strict=True):
@@ -318,7 +344,10 @@ def compare(
         interval = bootstrap_interval(listed, seed=seed)
         effect = paired_effect_size(listed)
         compared[name] = MeasureComparison(first[name], second[name], values, interval, effect, p, p_holm)
-    return Comparison(compared, (a, b), trials)
+    used = first.settings, second.settings
+    settings = {name: (used[0].get(name), used[1].get(name)) for name in {**used[0], **used[1]} if name != "seconds"}
+    differing = {name: pair for name, pair in settings.items() if all(used) and pair[0] != pair[1]}
+    return Comparison(compared, (a, b), trials, differing)
 
 
 def _differences(first: Evaluation, second: Evaluation, measure: str) -> dict[str, float]:

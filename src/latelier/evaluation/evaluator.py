@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,8 @@ from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.files import Collection
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate
 from latelier.indexes import Flat, Index
+from latelier.retrieve.model import QueryModel
+from latelier.retrieve.retriever import SearchRun, search_settings
 from latelier.utils.checks import check_count, describe
 
 MakeIndex: TypeAlias = Callable[[Path], Index]
@@ -171,7 +174,7 @@ class RetrievalEvaluator(BaseEvaluator):
         self.show_progress = show_progress
         self.ignore_identical_ids = ignore_identical_ids
         self.primary_metric = f"{name}_{self.measures[0]}" if name else self.measures[0]
-        self.run: dict[str, dict[str, float]] | None = None
+        self.run: SearchRun | None = None
         self.evaluation: Evaluation | None = None
 
     def __repr__(self) -> str:
@@ -190,7 +193,13 @@ class RetrievalEvaluator(BaseEvaluator):
         queries = {query: text for query, text in self.collection.queries.items() if self.collection.qrels.get(query)}
         with temporary_index(self.index) as index:
             fill_index(index, self.collection.texts().items(), partial(model.encode_document, **options))
-            self.run = search_index(index, queries, partial(model.encode_query, **options), self.k, self.search_options)
+            begin = time.perf_counter()
+            run = search_index(index, queries, partial(model.encode_query, **options), self.k, self.search_options)
+            seconds = round(time.perf_counter() - begin, 3)
+            chosen = index.checked_options(self.search_options)
+            given = QueryModel(None, {}, lambda: model)
+            settings = search_settings(given, index, list(queries.values()), self.k, chosen)
+            self.run = SearchRun(run, settings | {"seconds": seconds})
         ignored = self.ignore_identical_ids
         self.evaluation = evaluate(self.run, self.collection.qrels, self.measures, ignore_identical_ids=ignored)
         if output_path is not None and self.write_csv:

@@ -43,8 +43,8 @@ class Evaluation(dict[str, float]):
         Measure name to mean.
     per_query
         Query id to measure name to value, for significance tests and for finding the queries that fail.
-    note
-        What else to say of the figures.
+    settings
+        What the run was made with, by name, as JSON values: model, lengths, index, ...; printed below the table.
 
     Examples
     --------
@@ -54,16 +54,20 @@ class Evaluation(dict[str, float]):
     """
 
     def __init__(
-        self, means: Mapping[str, float], per_query: Mapping[str, Mapping[str, float]], note: str = ""
+        self,
+        means: Mapping[str, float],
+        per_query: Mapping[str, Mapping[str, float]],
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(means)
-        self.note = note
+        self.settings = dict(settings or {})
         self.per_query = {query: dict(values) for query, values in per_query.items()}
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
         rows = [f"{name:{width}}  {value:.4f}" for name, value in self.items()]
-        return "\n".join([*rows, f"({self._caption()})"])
+        shown = [f"{name} {value}" for name, value in self.settings.items() if value not in (None, "")]
+        return "\n".join([*rows, f"({self._caption()})", *([", ".join(shown)] if shown else [])])
 
     def _repr_html_(self) -> str:
         rows = [(name, bar(f"{value:.4f}", value)) for name, value in self.items()]
@@ -71,7 +75,7 @@ class Evaluation(dict[str, float]):
 
     def _caption(self) -> str:
         count = len(self.per_query)
-        return f"mean of {count:,} quer{'y' if count == 1 else 'ies'}{self.note and '; '}{self.note}"
+        return f"mean of {count:,} quer{'y' if count == 1 else 'ies'}"
 
 
 def evaluate(
@@ -95,13 +99,14 @@ def evaluate(
         ``"Success@1"``, ...
     ignore_identical_ids
         Leave out the document with the id of its query, as BEIR does: in collections such as ArguAna, the queries stand
-        among the documents. Default: where a query found such a document, and no query has it as a relevant one. What
-        is printed says so.
+        among the documents. Default: where a query found such a document, and no query has it as a relevant one. The
+        settings say so.
 
     Returns
     -------
     Evaluation
-        A dict from measure name to mean, in the given order, with ``.per_query``.
+        A dict from measure name to mean, in the given order, with ``.per_query``, and with the ``.settings`` of a run
+        of `Retriever.run`.
 
     Raises
     ------
@@ -138,6 +143,7 @@ def evaluate_named(
     """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller."""
     ir_measures = _ir_measures()
     parsed = _parse_all(measures, ir_measures)
+    settings = dict(getattr(run, "settings", {}))
     check_evaluated(run, label.removeprefix("the "))
     check_evaluated(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
@@ -147,6 +153,7 @@ def evaluate_named(
         ignore_identical_ids = own and not any(judged.get(query, 0) > 0 for query, judged in qrels.items())
     if ignore_identical_ids:
         run = without_own(run)
+        settings["ignore_identical_ids"] = True
     # Negated ranks as scores: every measure sees the same order.
     ranked = {
         query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
@@ -163,7 +170,7 @@ def evaluate_named(
     return Evaluation(
         means,
         {q: {name: values[str(m)] for name, m in parsed.items()} for q, values in per_query.items()},
-        "the document with the id of its query is left out" if ignore_identical_ids else "",
+        settings,
     )
 
 

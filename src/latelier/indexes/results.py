@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -234,6 +234,9 @@ class IndexStatistics:
         Size of all files of the index; 0 for an index in memory, None if it is unknown, as on a server of Qdrant.
     has_texts, has_metadata
         Whether a document has a text, and whether one has metadata.
+    cut
+        Documents that were longer than the model reads when a retriever stored them, those replaced or removed since
+        included.
 
     Examples
     --------
@@ -248,6 +251,7 @@ class IndexStatistics:
     bytes: int | None
     has_texts: bool
     has_metadata: bool
+    cut: int = 0
 
     @property
     def bytes_per_document(self) -> float | None:
@@ -261,6 +265,15 @@ class IndexStatistics:
 
     def _bytes_per(self, count: int) -> float | None:
         return None if self.bytes is None else self.bytes / count if count else 0.0
+
+
+CUT = "cut_documents"  # the key among the settings of an index
+
+
+def stored_cut(settings: Mapping[str, Any]) -> int:
+    """Return how many documents a retriever could not store whole; the settings may be a stranger's."""
+    count = settings.get(CUT, 0)
+    return count if isinstance(count, int) else 0
 
 
 def warn_of_damage(problem: str) -> None:

@@ -51,6 +51,7 @@ from latelier.indexes.results import (
     check_known,
     duplicate_ids,
     is_single_id,
+    stored_cut,
     warn_of_damage,
 )
 from latelier.indexes.store.catalog import UserSettings
@@ -663,6 +664,7 @@ class Sharded(Index):
             bytes=files + sum(each.bytes or 0 for each in found),
             has_texts=any(each.has_texts for each in found),
             has_metadata=any(each.has_metadata for each in found),
+            cut=stored_cut(self.settings),
         )
 
     def verify(self) -> VerifyReport:

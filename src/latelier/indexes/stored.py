@@ -35,6 +35,7 @@ from latelier.indexes.results import (
     as_prefixes,
     check_known,
     is_single_id,
+    stored_cut,
     warn_of_damage,
 )
 from latelier.indexes.store.catalog import UserSettings, catalog_bytes
@@ -343,6 +344,7 @@ class StoredIndex(Index):
             bytes=sum(path.stat().st_size for path in files),
             has_texts=texts,
             has_metadata=metadata,
+            cut=stored_cut(self.settings),
         )
 
     def verify(self) -> VerifyReport:

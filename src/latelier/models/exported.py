@@ -538,10 +538,13 @@ class ExportedEncoder:
             found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
         return [encoding.offsets for encoding in found]
 
-    @property
-    def document_overhead(self) -> int:
-        """Number of tokens of an empty document: special tokens and markers."""
-        return len(self._tokenizer("untruncated").encode(self._tasks["document"].prompt).ids)
+    def overhead(self, task: str) -> int:
+        """Return the number of tokens of an empty text of a task: special tokens and markers."""
+        return len(self._tokenizer("untruncated").encode(self._tasks[task].prompt).ids)
+
+    def settings(self, task: str) -> tuple[str, Any]:
+        """Return the prompt of a task and its query expansion, for reports."""
+        return self._tasks[task].prompt, self._tasks[task].expansion
 
     @property
     def special_tokens(self) -> list[str]:

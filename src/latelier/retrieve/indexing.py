@@ -55,7 +55,7 @@ def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: 
     memory = getattr(index, "memory", None)
     if memory is None or memory.budget is None:
         return batch_size, chunk_size
-    length = model.document_limits[1] or 512
+    length = model.limits("document")[1] or 512
     encoder: Any = getattr(model.loaded[0], "model", None) if model.can_load else None
     hidden = getattr(getattr(encoder, "config", None), "hidden_size", 768)
     activations = 4 * length * (16 * hidden + hidden // 32 * length)
@@ -74,14 +74,12 @@ def default_passages(
 
     Records are stored whole, unless one of the first is longer than the model reads.
     """
-    overhead, limit = model.document_limits
-    passages = Passages(min(limit or _LONGEST_PASSAGE, _LONGEST_PASSAGE))
+    passages = Passages(min(model.limits("document")[1] or _LONGEST_PASSAGE, _LONGEST_PASSAGE))
     if documents.are_texts:
         return documents, passages
     remaining = iter(documents)
     first = list(itertools.islice(remaining, size))
-    longer = (text for document in first if limit and len(text := document.with_title()) > limit - overhead)
-    is_longer = any(len(model.token_starts([text])[0]) > (limit or 0) - overhead for text in longer)
+    is_longer = any(model.unread([document.with_title()], "document")[0] for document in first)
     return itertools.chain(first, remaining), passages if is_longer else None
 
 
@@ -224,7 +222,7 @@ def _stored_forms(
     if passages is None:
         yield from (([id], [document.with_title()], [document.metadata]) for id, document in chunk)
         return
-    tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.document_limits[0]
+    tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.limits("document")[0]
     room = tokens - overhead
     if room < _LEAST_ROOM:
         raise InvalidArgumentError(

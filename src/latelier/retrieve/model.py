@@ -556,15 +556,53 @@ class QueryModel:
         options: dict[str, Any] = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
         return list(self.loaded.encode_document(list(texts), **options))
 
-    @property
-    def document_limits(self) -> tuple[int, int | None]:
-        """Number of tokens of an empty document, and maximum number of tokens of a document; None: no limit."""
+    def limits(self, task: str) -> tuple[int, int | None]:
+        """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""
         if self.encoder is not None:
-            return self.encoder.document_overhead, self.encoder.max_length_document
+            longest = {"query": self.encoder.max_length_query, "document": self.encoder.max_length_document}
+            return self.encoder.overhead(task), longest[task]
+        from latelier.models.construction import max_length
+
         model: Any = self.loaded
         with tokenizer_lock(model.tokenizer):
-            empty = model.tokenizer(model.prompts.get("document") or "", truncation=False, verbose=False)
-        return len(empty["input_ids"]), model.max_length_document
+            empty = model.tokenizer(model.prompts.get(task) or "", truncation=False, verbose=False)
+        return len(empty["input_ids"]), max_length(model, task)
+
+    def unread(self, texts: Sequence[str], task: str) -> list[int]:
+        """Return how many tokens at the end of each text the model does not read."""
+        overhead, limit = self.limits(task)
+        if limit is None:
+            return [0] * len(texts)
+        # A token has more than two bytes on average: shorter texts need not be tokenised to know that they are read.
+        long = [text for text in texts if len(text) * (1 if text.isascii() else 3) > 2 * (limit - overhead)]
+        found = self.token_starts(long) if long else []
+        counts, kept = iter([max(0, len(starts) + overhead - limit) for starts in found]), set(long)
+        return [next(counts) if text in kept else 0 for text in texts]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its vectors depend on, as JSON values, for reports."""
+        revision: Any = self.options.get("revision")
+        dtype: Any = self.compute_dtype
+        name: Any = self.name
+        if self.encoder is None:
+            from latelier.models.construction import encoder_module
+
+            model: Any = self.loaded
+            module = encoder_module(model)
+            config = getattr(module, "config", None)
+            name = name or getattr(config, "name_or_path", None)
+            revision = revision or getattr(config, "_commit_hash", None)
+            dtype = str(model.dtype).removeprefix("torch.") + ("" if dtype == "auto" else f", computed in {dtype}")
+            tasks = {task: (model.prompts.get(task), module.query_expansion) for task in ("query", "document")}
+        else:
+            dtype = self.encoder.compute_dtype
+            tasks = {task: self.encoder.settings(task) for task in ("query", "document")}
+        found = {"model": name, "revision": revision, "dtype": dtype}
+        for task, (prompt, _) in tasks.items():
+            found |= {f"{task}_length": self.limits(task)[1], f"{task}_prompt": prompt or ""}
+        expansion = tasks["query"][1]
+        return {**found, "expansion": dict(expansion) if expansion else None}
 
     def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the first character of each token of each text."""

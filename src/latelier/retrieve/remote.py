@@ -37,7 +37,8 @@ class RemoteEncoder:
     """
 
     similarity_fn_name = "maxsim"  # of a model whose scores are means, the server sends divided queries
-    document_overhead, max_length_document = 0, None
+    max_length_query = max_length_document = None
+    compute_dtype = None
     special_tokens: list[str] = []  # noqa: RUF012 (never changed)
 
     def __init__(self, address: str) -> None:
@@ -64,6 +65,14 @@ class RemoteEncoder:
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return one ``(tokens, dim)`` float32 array per document."""
         return self._encode(texts, "document")
+
+    def overhead(self, task: str) -> int:
+        """Return 0: the server keeps its lengths for itself."""
+        return 0
+
+    def settings(self, task: str) -> tuple[str, Any]:
+        """Return no prompt and no query expansion, which are the server's."""
+        return "", None
 
     def tokens(self, *_: Any, **__: Any) -> Any:
         """Raise an error, as all that needs the tokenizer does."""

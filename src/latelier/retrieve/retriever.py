@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
-import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
 from latelier.indexes.documents import prepare_queries
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
-from latelier.indexes.results import as_id
+from latelier.indexes.results import CUT, as_id, stored_cut
 from latelier.retrieve.explanation import Explanation, explain_documents, marked_snippets
 from latelier.retrieve.folders import DocumentFolder, Synchronisation, Synchronised, read_documents
 from latelier.retrieve.indexing import (
@@ -425,12 +425,12 @@ class Retriever(NotCopied):
         pace = Pace(size, adapts=chunk_size is None and workers is None)
         if passages is None and index.dim is None and isinstance(documents, FileDocuments):
             documents, passages = default_passages(documents, model, size)
-        settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.document_limits[1])
+        settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.limits("document")[1])
         stored = StoredDocuments(index, has_passages=settings.passages is not None)
         factor = settings.pool_factor
         options: dict[str, Any] = {"batch_size": batch_size, "pool_factor": factor, "precision": precision}
         total = len(documents) if isinstance(documents, Sized) else None
-        longer, limit = 0, model.document_limits[1]
+        unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chunks = read_chunks(documents, stored, size, on_existing, bar)
             transactions = divide(chunks, model, settings.passages, pace, stored, bar, skip_unchanged=skip_unchanged)
@@ -444,12 +444,15 @@ class Retriever(NotCopied):
                     settings.store_in(index)
                 store(rows, vectors, stored, on_existing)
                 pace.committed(rows)
-                if passages is None and settings.passages is None:
-                    longer += sum(len(text) > _CHARACTERS * (limit or sys.maxsize) for text in rows.texts)
-        if longer:
+                if settings.passages is None:
+                    unread += filter(None, model.unread(rows.texts, "document"))
+        if unread:
+            index.settings[CUT] = stored_cut(index.settings) + len(unread)
+        if unread and passages is None:
             warn_caller(
-                f"{longer:,} documents are longer than the model reads ({limit} tokens), and the rest of each is not "
-                "searched; fill a new index with passages=True, or say passages=False."
+                f"{len(unread):,} documents are longer than the model reads ({model.limits('document')[1]} tokens): "
+                f"{sum(unread):,} tokens at their ends are not searched; fill a new index with passages=True, or say "
+                "passages=False."
             )
         return pace
 
@@ -533,7 +536,7 @@ class Retriever(NotCopied):
         queries: Mapping[str, str],
         k: int = 100,
         **options: Unpack[SearchKeywords],
-    ) -> dict[str, dict[str, float]]:
+    ) -> SearchRun:
         """Search many queries and return a run, as `latelier.evaluation.evaluate` takes it.
 
         Parameters
@@ -548,7 +551,8 @@ class Retriever(NotCopied):
         Returns
         -------
         dict
-            Query id to document id (as str) to score.
+            Query id to document id (as str) to score. Its `settings` say what it was made with: the model, lengths,
+            prompts, the index, options, and the share of queries and documents that the model does not read whole.
 
         Raises
         ------
@@ -562,20 +566,25 @@ class Retriever(NotCopied):
         >>> run = retriever.run({"q1": "fruit"})
         >>> {query: list(found) for query, found in run.items()}
         {'q1': ['a', 'b']}
+        >>> run.settings["index"], run.settings["query_length"], run.settings["queries_cut"]
+        ('Flat', 512, 0.0)
         """
+        begin = time.perf_counter()
         texts = checked_queries(queries.values())
         chosen, k = self.index.checked_options(options), check_count("k", k)
         if not texts:
-            return {}
+            return SearchRun({}, {})
         vectors = None if chosen.mode == "keywords" else self._model.encode_queries(texts)
         own = None if vectors is None or chosen.min_mean_score is None else self._model.own_vectors(texts, vectors)
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
             found = stored.find(vectors, texts, k, chosen, own)
-        return {
+        run = {
             query: {str(stored.document(hit.id)): hit.score for hit in hits}
             for query, hits in zip(queries, found, strict=True)
         }
+        seconds = {"seconds": round(time.perf_counter() - begin, 3)}
+        return SearchRun(run, search_settings(self._model, self.index, texts, k, chosen) | seconds)
 
     def explain(self, query: str, id: Id) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.
@@ -733,7 +742,6 @@ class Retriever(NotCopied):
 
 
 _CHUNK_SIZE = 2048  # documents that are read and checked at once
-_CHARACTERS = 8  # of a token, more than texts have on average: what is longer than that is longer than the model reads
 _BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
 _WORDS = 5  # of a piece that stands for a question: the thresholds of longer ones are higher than those of questions
 _SURE = 1.96  # standard deviations of an interval of 95%
@@ -751,6 +759,42 @@ def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | Non
     embeddings = model.encode_documents(documents, batch_size=_BATCH_SIZE)
     scores = np.asarray(colbert_scores(vectors, embeddings))[0]
     return [Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k]]
+
+
+class SearchRun(dict[str, dict[str, float]]):
+    """A run, query id to document id to score, and the settings that it was made with, see `search_settings`."""
+
+    def __init__(self, run: Mapping[str, dict[str, float]], settings: Mapping[str, Any]) -> None:
+        super().__init__(run)
+        self.settings = dict(settings)
+
+
+def search_settings(
+    model: QueryModel, index: Index, texts: Sequence[str], k: int, options: SearchOptions
+) -> dict[str, Any]:
+    """Return what the results of queries depend on, as JSON values; nothing of the model for keywords alone."""
+    documents, default = DocumentSettings.stored_in(index), SearchOptions()
+    given = {name: value for name, value in vars(options).items() if value != getattr(default, name)}
+    if "effort" in index.search_options:
+        given["effort"] = options.effort or "balanced"
+    if documents.passages is not None:
+        given["passages"] = documents.describe_passages()
+    count = len(StoredDocuments(index))
+    return {
+        **({} if options.mode == "keywords" else model.settings),
+        "index": type(index).__name__,
+        "bits": getattr(index, "nbits", None) or {"float32": 32, "float16": 16}.get(getattr(index, "dtype", "")),
+        "pool_factor": documents.pool_factor,
+        "mode": options.mode,
+        **{name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in given.items()},
+        "k": k,
+        "queries": len(texts),
+        "documents": count,
+        "queries_cut": 0.0
+        if options.mode == "keywords"
+        else round(sum(map(bool, model.unread(texts, "query"))) / len(texts), 4),
+        "documents_cut": round(min(stored_cut(index.settings) / max(count, 1), 1.0), 4),
+    }
 
 
 class Search(NamedTuple):

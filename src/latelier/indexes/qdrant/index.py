@@ -47,6 +47,7 @@ from latelier.indexes.results import (
     check_known,
     duplicate_ids,
     is_single_id,
+    stored_cut,
 )
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.connections import as_folder
@@ -489,6 +490,7 @@ class Qdrant(Index):
             bytes=size,
             has_texts=self._points.count_texts() > 0,
             has_metadata=self._points.count(models.Filter(must_not=[no_metadata])) > 0,
+            cut=stored_cut(self.settings),
         )
 
     def close(self) -> None:
