@@ -70,6 +70,7 @@ def test_pairs_with_mined_negatives(train, tmp_path, small):
     assert (answer["rows"], answer["validation_queries"], answer["steps"]) == (22, 2, 12)
     assert set(answer["before"]) == set(answer["after"]) == {"success@1", "ndcg@10"}
     assert answer["after"]["ndcg@10"] >= answer["before"]["ndcg@10"] > 0
+    assert len(answer["interval"]) == 2
     assert "Mined negatives for 22 rows." in result.stderr
     assert "step 12/12: validation: success@1" in result.stderr
     texts = ["what is a river?", "A river is a thing."]
@@ -100,7 +101,7 @@ def test_batches_of_neighbours(train, shallow, monkeypatch):
         for a, b in zip(THINGS[::2], THINGS[1::2], strict=True)
         for name, other in ((a, b), (b, a))
     ]
-    options = ["--neighbours", 1, "--batch-size", 2, "--validation-queries", 0, "--json"]
+    options = ["--neighbours", 1, "--batch-size", 2, "--epochs", 1, "--validation-queries", 0, "--json"]
     result = train(rows, *options, model=shallow)
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
@@ -112,7 +113,7 @@ def test_batches_of_neighbours(train, shallow, monkeypatch):
 
 
 def test_large_batches_go_in_mini_batches(train, tmp_path):
-    result = train(PAIRS[:12], "--batch-size", 64, "--validation-queries", 0)
+    result = train(PAIRS[:12], "--batch-size", 64, "--epochs", 1, "--validation-queries", 0)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [f"{tmp_path / 'out'}: trained on 12 rows, 1 steps."]
     assert "loss:CachedContrastive" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import torch
 from latelier.data import TrainingSet
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.models import ColBERT
-from latelier.training import TrainingOptions, train
+from latelier.training import TrainingOptions, TrainingReport, train
 from latelier.training.run import build_model
 
 PAIRS = TrainingSet([f"what is {i}?" for i in range(12)], [[f"{i} is a number."] for i in range(12)])
@@ -21,7 +21,7 @@ SCORED = TrainingSet(PAIRS.queries, PAIRS.documents, [[1.0]] * 12)
 
 @pytest.fixture
 def options():
-    return TrainingOptions(batch_size=6, learning_rate=1e-3, validation_queries=0)
+    return TrainingOptions(batch_size=6, learning_rate=1e-3, validation_queries=0, epochs=1)
 
 
 def test_a_model_is_trained_in_place_and_saved(model, options, tmp_path):
@@ -32,6 +32,8 @@ def test_a_model_is_trained_in_place_and_saved(model, options, tmp_path):
     assert (report.model, report.rows, report.steps, report.validation_queries) == (tmp_path / "out", 12, 2, 2)
     assert str(report).splitlines()[0] == f"{tmp_path / 'out'}: trained on 12 rows, 2 steps."
     assert set(report.before) == set(report.after) == {"success@1", "ndcg@10"}
+    low, high = report.interval
+    assert low <= report.after["ndcg@10"] - report.before["ndcg@10"] <= high
     assert any(line.startswith("step 2/2: validation: success@1 ") for line in lines)
     saved = ColBERT(str(tmp_path / "out"), device="cpu").encode_query("what is 3?")
     torch.testing.assert_close(saved, model.encode_query("what is 3?"))
@@ -51,6 +53,26 @@ def test_without_validation_and_progress_nothing_is_measured_or_printed(model, o
     assert str(report).count("\n") == 0
     assert "loss" not in "".join(capfd.readouterr())
     assert (model.encode_query("what is 3?") - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((-0.01, 0.02), "no change beyond chance: 95% interval of ndcg@10 [-0.010, +0.020]. Try more rows or epochs"),
+        ((0.01, 0.02), "a change beyond chance: 95% interval of ndcg@10 [+0.010, +0.020]"),
+        ((-0.02, -0.01), "a change beyond chance: 95% interval of ndcg@10 [-0.020, -0.010]"),
+    ],
+)
+def test_a_report_says_whether_the_change_is_beyond_chance(interval, verdict):
+    before, after = {"ndcg@10": 0.8}, {"ndcg@10": 0.8 + sum(interval) / 2}
+    report = TrainingReport(Path("out"), 180, 102, 20, before, after, interval)
+    assert str(report).splitlines()[-1].strip().startswith(verdict)
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(2, 20), (180, 17), (1600, 2), (3200, 1), (100_000, 1)])
+def test_small_data_is_passed_through_for_a_hundred_steps(rows, epochs):
+    assert TrainingOptions().for_rows(rows).epochs == epochs
+    assert TrainingOptions(epochs=0.5).for_rows(rows).epochs == 0.5
 
 
 def test_dense_models_start_as_they_are_or_with_a_new_head(shallow):

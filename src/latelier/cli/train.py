@@ -35,7 +35,12 @@ def train(
         int,
         typer.Option(min=0, help="Group each pair with N pairs whose positives are its mined hard negatives."),
     ] = 0,
-    epochs: Annotated[float, typer.Option(min=0.0, max=1e6, help="Passes through the data.")] = 1.0,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1e6, help="Passes through the data; default: 1, or as many as make 100 steps, at most 20."
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0.0, max=1e6, help="Peak learning rate.")] = 3e-5,
     temperature: Annotated[float, typer.Option(min=0.0, help="Divisor of the scores in the contrastive loss.")] = 0.2,

@@ -7,10 +7,11 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from transformers import TrainerCallback
@@ -18,6 +19,7 @@ from transformers import TrainerCallback
 from latelier import indexes
 from latelier.data import InOrder, TrainingSet, load_training_set, mine_hard_negatives, order_by_neighbours
 from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
+from latelier.evaluation.comparison import bootstrap_interval
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT, load
@@ -26,6 +28,7 @@ from latelier.utils.files import as_path
 from latelier.utils.misc import bar, fragment, table
 
 _MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's number of steps
+_LEAST_STEPS, _MOST_PASSES = 100, 20  # six steps move the weights by 3e-5; passes beyond twenty learn rows by heart
 _MAX_SEED = 2**32 - 1  # the largest seed of numpy
 
 
@@ -51,7 +54,7 @@ class TrainingOptions:
         Group each pair with up to `neighbours` pairs whose positives are its mined hard negatives. These positives are
         then in-batch negatives of the pair, at no extra cost.
     epochs
-        Passes through the data, such as 0.5 or 3.
+        Passes through the data, such as 0.5 or 3; None: one, or on small data as many as make 100 steps, at most 20.
     batch_size
         Queries per batch. The documents of a batch are negatives for all of its queries.
     learning_rate
@@ -79,7 +82,7 @@ class TrainingOptions:
     trust_remote_code: bool = False
     mine: int = 0
     neighbours: int = 0
-    epochs: float = 1.0
+    epochs: float | None = None
     batch_size: int = 32
     learning_rate: float = 3e-5
     temperature: float = 0.2
@@ -95,7 +98,7 @@ class TrainingOptions:
             "validation_queries": check_count("validation_queries", self.validation_queries, 0),
             "batch_size": check_count("batch_size", self.batch_size),
             "seed": check_count("seed", self.seed, 0, _MAX_SEED),
-            "epochs": check_number("epochs", self.epochs, zero=True, most=_MAX_EPOCHS),
+            "epochs": None if self.epochs is None else check_number("epochs", self.epochs, zero=True, most=_MAX_EPOCHS),
             "learning_rate": check_number("learning_rate", self.learning_rate, zero=True, most=_MAX_LEARNING_RATE),
             "temperature": check_number("temperature", self.temperature),
         }
@@ -106,7 +109,14 @@ class TrainingOptions:
     @property
     def passes(self) -> int:
         """How often the rows are repeated for training: with neighbours once per epoch, each time in new groups."""
-        return max(1, math.ceil(self.epochs)) if self.neighbours else 1
+        return max(1, math.ceil(self.epochs or 1)) if self.neighbours else 1
+
+    def for_rows(self, rows: int) -> TrainingOptions:
+        """Return these options with the number of epochs for so many rows, if it is not given."""
+        if self.epochs is not None:
+            return self
+        per_pass = math.ceil(rows / self.batch_size)
+        return replace(self, epochs=float(min(math.ceil(_LEAST_STEPS / per_pass), _MOST_PASSES)))
 
 
 @dataclass(frozen=True)
@@ -125,13 +135,17 @@ class TrainingReport:
         Number of validation queries; 0: there were none.
     before, after
         Measure (``"success@1"``, ``"ndcg@10"``) to value on the validation queries; empty without them.
+    interval
+        95% bootstrap interval of the mean change of ``"ndcg@10"``; with 0 in it, the change may be chance. None without
+        validation queries.
 
     Examples
     --------
     >>> before, after = {"ndcg@10": 0.8}, {"ndcg@10": 0.9}
-    >>> print(TrainingReport(Path("my-model"), 1800, 57, 200, before, after))
+    >>> print(TrainingReport(Path("my-model"), 1800, 57, 200, before, after, (0.07, 0.13)))
     my-model: trained on 1,800 rows, 57 steps.
       ndcg@10      0.800 before, 0.900 after, on 200 queries
+      a change beyond chance: 95% interval of ndcg@10 [+0.070, +0.130]
     """
 
     model: Path
@@ -140,6 +154,21 @@ class TrainingReport:
     validation_queries: int
     before: dict[str, float]
     after: dict[str, float]
+    interval: tuple[float, float] | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the change of ``"ndcg@10"`` is beyond chance, and what to try if not; empty without validation."""
+        if self.interval is None:
+            return ""
+        low, high = self.interval
+        shown = f"95% interval of ndcg@10 [{low:+.3f}, {high:+.3f}]"
+        if low > 0 or high < 0:
+            return f"a change beyond chance: {shown}"
+        return (
+            f"no change beyond chance: {shown}. Try more rows or epochs, a higher learning rate (1e-4), hard negatives "
+            "(neighbours=7); or validate on more queries, which shows smaller changes."
+        )
 
     def __str__(self) -> str:
         lines = [f"{self.model}: trained on {self.rows:,} rows, {self.steps:,} steps."]
@@ -147,7 +176,7 @@ class TrainingReport:
             lines.append(
                 f"  {name:12} {value:.3f} before, {self.after[name]:.3f} after, on {self.validation_queries} queries"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *([f"  {self.verdict}"] if self.verdict else [])])
 
     def _repr_html_(self) -> str:
         title = f"{self.model}: trained on {self.rows:,} rows, {self.steps:,} steps"
@@ -158,7 +187,7 @@ class TrainingReport:
         if not rows:
             return fragment(title)
         caption = f"{title}; measured on {self.validation_queries:,} queries"
-        return fragment(table(["measure", "before", "after"], rows, caption=caption))
+        return fragment(table(["measure", "before", "after"], rows, caption=caption), self.verdict)
 
 
 # Documents to search: enough to make the search hard, few enough to encode them at each validation.
@@ -183,7 +212,25 @@ def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[Traini
     )
 
 
-def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> MultiVectorInformationRetrievalEvaluator:
+class Validation(MultiVectorInformationRetrievalEvaluator):
+    """Keeps the nDCG@10 of each query in its last call."""
+
+    per_query: np.ndarray
+
+    def compute_metrics(self, queries_result_list: list[Any]) -> Any:
+        """Compute the measures of all queries."""
+        values = []
+        for query, hits in zip(self.queries_ids, queries_result_list, strict=True):
+            top = sorted(hits, key=lambda hit: (-hit["score"], hit["corpus_id"]))[:10]
+            relevant = self.relevant_docs[query]
+            gains = [hit["corpus_id"] in relevant for hit in top]
+            ideal = self.compute_dcg_at_k([1] * min(10, len(relevant)), 10)
+            values.append(self.compute_dcg_at_k(gains, 10) / ideal)
+        self.per_query = np.array(values, "float64")
+        return super().compute_metrics(queries_result_list)
+
+
+def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> Validation:
     """Make an evaluator that measures how well the positives of validation queries are found.
 
     `validation`: rows to validate on, at least one. `data`: all rows. The corpus consists of the documents of
@@ -198,7 +245,7 @@ def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> MultiVec
     relevant: dict[str, set[str]] = {id_: set() for id_ in queries.values()}
     for query, text in zip(validation.queries, _positives(validation), strict=True):
         relevant[queries[query]].add(ids[text])
-    return MultiVectorInformationRetrievalEvaluator(
+    return Validation(
         queries={id_: text for text, id_ in queries.items()},
         corpus=corpus,
         relevant_docs=relevant,
@@ -260,7 +307,7 @@ def run_trainer(
     with tempfile.TemporaryDirectory() as folder:
         arguments = MultiVectorEncoderTrainingArguments(
             output_dir=folder,
-            num_train_epochs=options.epochs / options.passes,
+            num_train_epochs=(options.epochs or 1) / options.passes,
             per_device_train_batch_size=options.batch_size,
             learning_rate=options.learning_rate,
             warmup_steps=0.1,
@@ -392,7 +439,7 @@ def train(
     ...     "what is rust?": "Iron and oxygen form a red oxide.",
     ... }
     >>> pairs = TrainingSet(list(texts), [[text] for text in texts.values()])
-    >>> options = TrainingOptions(dims=32, device="cpu")
+    >>> options = TrainingOptions(dims=32, device="cpu", epochs=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = train(pairs, folder, validation=pairs, options=options)
     >>> report.rows, report.steps, report.before["success@1"]
@@ -417,15 +464,18 @@ def train(
     encoder = build_model(model, options)
     evaluation = evaluator(validation, rows, options.seed) if len(validation) else None
     before = measure(evaluation, encoder)
+    first = None if evaluation is None else evaluation.per_query
     if options.mine or options.neighbours:
         training = _mine(encoder, rows, training, options, show_progress=show_progress)
         if on_progress is not None:
             on_progress(f"Mined negatives for {len(training):,} rows.")
     _check_enough(training)
+    options = options.for_rows(len(training))
     steps = run_trainer(encoder, _ordered(training, options), evaluation, options, on_progress)
     after = measure(evaluation, encoder)
+    interval = None if evaluation is None else bootstrap_interval(evaluation.per_query - first)
     encoder.save_pretrained(str(output))
-    return TrainingReport(output, len(training), steps, len(set(validation.queries)), before, after)
+    return TrainingReport(output, len(training), steps, len(set(validation.queries)), before, after, interval)
 
 
 def build_model(model: str | os.PathLike[str] | ColBERT | None, options: TrainingOptions) -> ColBERT:
