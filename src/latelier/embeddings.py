@@ -269,7 +269,8 @@ class TokenEmbeddings(Sequence[Any]):
         if not hasattr(index, "dtype"):
             index = np.asarray(index, dtype=None if len(index) else "int64")
         index = np.arange(len(self))[index]  # as numpy reads them: from the end, by a mask, or an IndexError
-        offsets, rows = lengths_to_offsets(self.lengths[index]), rows_of(self.offsets, index)
+        offsets = lengths_to_offsets(self.offsets[index + 1] - self.offsets[index])
+        rows = rows_of(self.offsets, index)
         picked = as_tensor(rows).to(self.device) if self.is_torch else rows
         return TokenEmbeddings(self.vectors[picked], offsets, None if self.scales is None else self.scales[picked])
 

@@ -29,10 +29,8 @@ def pack(
 ) -> TokenEmbeddings:
     """Check, convert and pack the matrices of several documents or queries.
 
-    `items`: one matrix ``(tokens, dim)`` each, or packed embeddings. `name`: returns the name of the item at a
-    position, for an error message. `dtype`: floating type to convert to. `dim`: the expected dim; ``None`` for that of
-    the first item. Returns: numpy, of `dtype`; each has at least one token. Whether all numbers are finite is left to
-    `check_finite`.
+    `name` returns the name of the item at a position, for an error message; `dim` None is that of the first item. Each
+    has at least one token afterwards; whether all numbers are finite is left to `check_finite`.
     """
     if isinstance(items, TokenEmbeddings):
         source = _floats(items)
@@ -202,11 +200,9 @@ class DocumentBatches:
     ) -> Iterator[DocumentBatch]:
         """Yield the batches; they can be read once.
 
-        `dim`: the dim of the index; ``None`` takes the dim of the first document. `encode`: returns the token arrays of
-        some vectors, which it may write to the places given as its second argument. It is called for parts of a batch,
-        so that only its results are held in memory. `are_finite`: whether token arrays show that all vectors were
-        finite. If not, the vectors themselves are checked, which reads them once more. Yields: with at least one
-        document.
+        `encode` is called for parts of a batch, so that only its results are held in memory; it may write them to the
+        places given as its second argument. `are_finite`: whether token arrays show that all vectors were finite; if
+        not, the vectors themselves are checked, which reads them once more.
         """
         documents, lengths, size, arrays = DocumentColumns([], [], [], []), [np.zeros(0, "int64")], 0, None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:

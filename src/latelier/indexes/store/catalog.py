@@ -181,12 +181,7 @@ Files: TypeAlias = "dict[str, dict[str, Any]]"
 
 
 class SegmentRow(NamedTuple):
-    """The row of a segment.
-
-    `name`: name of its folder; `first`, `last`: the row ids of its first and last document; `documents`, `removed`:
-    number of documents that it holds, and number of those that were removed since; `tokens`: number of tokens of all
-    its documents, removed ones included.
-    """
+    """The row of a segment; `documents` and `tokens` include those that were `removed` since."""
 
     name: str
     first: int

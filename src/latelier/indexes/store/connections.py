@@ -496,9 +496,7 @@ class FilePool:
     def writing(self) -> Iterator[Callable[[], Connection]]:
         """Begin the only writing transaction, and yield a function that returns its connection.
 
-        The transaction commits at the end of the context, or is rolled back if an error is raised. Raises
-        `ReadOnlyIndexError` if the index is open for reading only; raises `StorageError` if another writer does not
-        finish in time, or if the files were moved or replaced.
+        The transaction commits at the end of the context, or is rolled back if an error is raised.
         """
         if self.read_only:
             raise ReadOnlyIndexError(

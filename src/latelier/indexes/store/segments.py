@@ -128,9 +128,8 @@ _COPIED = 4 << 20
 class Scratch:
     """Makes arrays in memory, or in temporary files that are deleted with the array, even if the process is killed.
 
-    `folder`: folder of the temporary files; ``None`` keeps all arrays in memory. `most`: arrays with more bytes are in
-    a file; ``None`` keeps all arrays in memory. `block`: bytes that a writer may hold in memory of each array that it
-    reads or makes.
+    Arrays of more than `most` bytes are in a file of `folder`; None for either keeps all in memory. `block`: bytes that
+    a writer may hold in memory of each array that it reads or makes.
     """
 
     def __init__(self, folder: Path | None = None, most: int | None = None) -> None:
@@ -499,9 +498,8 @@ class AnnData(NamedTuple):
 class Snapshot:
     """The segments and ANN data of one commit.
 
-    `dim`: dimension of the token vectors; ``None`` if there is no document. `segments`: the segments in the order of
-    insertion. `ann_state`: the ANN data; ``None`` if there is none. `stamp`: the value of `read_stamp` for the commit.
-    `selections`: cache of the documents that filters have selected from this snapshot.
+    `dim`: None if there is no document. `segments`: in the order of insertion. `stamp`: the value of `read_stamp` for
+    the commit. `selections`: cache of the documents that filters have selected.
     """
 
     def __init__(self, stamp: Any, dim: int | None, segments: list[SegmentState], ann_state: AnnData | None) -> None:

@@ -291,8 +291,7 @@ class Storage:
         """Merge segments, drop removed documents, and delete the files that the catalog does not reference.
 
         Checksums are compared before bytes are copied. A damaged segment stays as it is, for `verify` to report; a
-        message for each is returned. `progress`: called with the number of documents of each merged segment, and of
-        each step of making a keyword index; `keywords`, `tokenizer`: see `Transaction.compact_keywords`.
+        message for each is returned. `progress` gets the number of documents of each step.
         """
         with self.transaction() as transaction:
             lost = self._lost()

@@ -69,9 +69,8 @@ class Transaction:
     ) -> None:
         """Insert documents, at least one, as a segment, merged with small segments before it.
 
-        `replace`: remove documents with the same ids that were in the index before this transaction, which otherwise
-        raise `DuplicateIdError`. `max_tokens`: maximum number of tokens of a merged segment. `row_ids`:
-        ``(documents,)`` int64, ascending and above those of all documents before; None takes the next ones.
+        `replace`: remove documents with the same ids that were in the index before this transaction. `max_tokens`: of a
+        merged segment. `row_ids` ascend and are above those of all documents before; None takes the next ones.
         """
         connection, dropped = self._start(), len(self.dropped)
         documents = rows.DocumentColumns.of(batch.documents)
@@ -157,8 +156,7 @@ class Transaction:
         """Make the keyword index, drop it, or merge its parts.
 
         `keywords`: True makes it from all texts, in place of the present one; False drops it; None merges its parts.
-        `tokenizer`: tokenizer of a keyword index that is made; None for the present one, or the default. `progress`:
-        called with the number of documents of each step.
+        `tokenizer` None is the present one, or the default.
         """
         connection = self._start()
         if keywords:
