@@ -291,6 +291,16 @@ def test_rerank_orders_texts_by_their_maxsim_score(retriever):
         retriever.rerank("fruit", ["Pears.", " "])
 
 
+def test_texts_that_are_longer_than_the_model_reads_are_told(model):
+    retriever = Retriever(model)
+    with pytest.warns(UserWarning, match=r"1 documents are .*350 tokens\): 52 tokens at their ends are not"):
+        retriever.add([("short", "pear " * 348), ("long", "pear " * 400)])
+    assert retriever.index.statistics().cut == 1
+    assert retriever.run({"q": "pear"}).settings["documents_cut"] == 0.5
+    assert [found.unread for found in retriever.search(["pear", "pear " * 600])] == [0, 90]
+    assert retriever.rerank("pear", ["pear " * 349, "pear"]).cut == [0]
+
+
 def test_a_memory_budget_bounds_what_is_encoded_and_changes_no_result(model, tmp_path, monkeypatch):
     texts = [f"Document {i} is about {i % 7} pears and the moon." for i in range(60)]
     batches: list = []

@@ -73,7 +73,7 @@ def test_a_response_says_how_long_each_stage_took_and_has_the_form_that_is_docum
     assert {stage: float(time) for stage, time in timing} == milliseconds
     keywords = post(client, "/search", {"query": "apples", "mode": "keywords"})
     assert "encode" not in keywords["milliseconds"]
-    assert post(client, "/search", {"query": []}) == {"results": [], "milliseconds": {}}
+    assert post(client, "/search", {"query": []}) == {"results": [], "unread": [], "milliseconds": {}}
     metrics = client.get("/metrics").text
     assert 'latelier_stage_seconds_count{index="records",stage="read"} 2.0' in metrics
     assert 'latelier_stage_seconds_count{index="records",stage="encode"} 1.0' in metrics
@@ -276,6 +276,14 @@ def test_rerank_has_the_form_of_the_common_interfaces(client, retriever):
     assert [result["index"] for result in answer["results"]] == best
     np.testing.assert_allclose([r["relevance_score"] for r in answer["results"]], scores[best].numpy(), rtol=1e-4)
     assert answer["results"][0]["document"] == {"text": texts[best[0]]}
+
+
+def test_texts_that_are_longer_than_the_model_reads_are_told(client):
+    """Each word is a token, and two more are special; queries are read up to 512 of them, documents up to 350."""
+    assert post(client, "/search", {"query": ["pear " * 600, "pear"]})["unread"] == [90, 0]
+    assert post(client, "/search", {"query": "pear " * 600, "mode": "keywords"})["unread"] == [0]
+    body = {"query": "pear", "documents": ["pear " * 348, {"text": "pear " * 349}]}
+    assert client.post("/v1/rerank", json=body).json()["cut"] == [1]
 
 
 TEXTS = ["a pear", "Kings ruled before the republic. " * 5, "moon"]

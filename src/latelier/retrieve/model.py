@@ -569,9 +569,9 @@ class QueryModel:
         return len(empty["input_ids"]), max_length(model, task)
 
     def unread(self, texts: Sequence[str], task: str) -> list[int]:
-        """Return how many tokens at the end of each text the model does not read."""
+        """Return how many tokens at the end of each text the model does not read; 0 where it cannot tell."""
         overhead, limit = self.limits(task)
-        if limit is None:
+        if limit is None or not (self.encoder or getattr(self.loaded.tokenizer, "is_fast", False)):
             return [0] * len(texts)
         # A token has more than two bytes on average: shorter texts need not be tokenised to know that they are read.
         long = [text for text in texts if len(text) * (1 if text.isascii() else 3) > 2 * (limit - overhead)]

@@ -334,12 +334,17 @@ class Found(NamedTuple):
 class Results(list[Result]):
     """The hits of one query, best first: a list that a notebook shows as a table, with the words that matched marked.
 
+    `unread` is the number of tokens at the end of the query that the model did not read, which is 0 but for long
+    queries. To read more of one: ``Retriever("MODEL", "INDEX", model_options={"max_length_query": 256})``.
+
     Examples
     --------
     >>> results = Results([Result("a", 1.5, "Bananas are healthy.", {})])
-    >>> results == [Result("a", 1.5, "Bananas are healthy.", {})]
-    True
+    >>> results == [Result("a", 1.5, "Bananas are healthy.", {})], results.unread
+    (True, 0)
     """
+
+    unread: int = 0
 
     # Returns for each result the part of its text that matched, with marks; of a search for vectors, none is known.
     marked: Callable[[Sequence[Result]], Mapping[Id, Markup]] | None = None

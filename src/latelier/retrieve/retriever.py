@@ -527,7 +527,9 @@ class Retriever(NotCopied):
         vectors = None if chosen.mode == "keywords" else self._model.encode_queries(queries)
         own = None if vectors is None or chosen.min_mean_score is None else self._model.own_vectors(queries, vectors)
         results = StoredDocuments(self.index).search(vectors, queries, k, chosen, own)
-        for query, found in zip(queries, results, strict=True):
+        unread = [0] * len(queries) if vectors is None else self._model.unread(queries, "query")
+        for query, found, tokens in zip(queries, results, unread, strict=True):
+            found.unread = tokens
             found.marked = partial(marked_snippets, self._model, self.index, query)
         return results[0] if isinstance(texts, str) else results
 
@@ -611,7 +613,7 @@ class Retriever(NotCopied):
         """
         return explain_documents(self._model, self.index, query, [as_id(id)])[0]
 
-    def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> list[Hit]:
+    def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> Ranked:
         """Order texts, which need not be in the index, by their score for a query.
 
         Parameters
@@ -626,7 +628,8 @@ class Retriever(NotCopied):
         Returns
         -------
         list of Hit
-            The position of each text, from 0, as its id; best first, equal scores in the order of `texts`.
+            The position of each text, from 0, as its id; best first, equal scores in the order of `texts`. Its `cut`
+            holds the positions of texts that are longer than the model reads.
 
         Raises
         ------
@@ -747,18 +750,26 @@ _WORDS = 5  # of a piece that stands for a question: the thresholds of longer on
 _SURE = 1.96  # standard deviations of an interval of 95%
 
 
-def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> list[Hit]:
+def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> Ranked:
     """Order texts by their score for a query, with a model and no index; see `Retriever.rerank`."""
     check_count("k", k, optional=True)
     documents = checked_queries(texts, "texts")
     vectors = model.encode_queries(checked_queries([query], "query"))
     if not documents:
-        return []
+        return Ranked()
     from latelier.scores import colbert_scores  # imports torch, which a search does without
 
     embeddings = model.encode_documents(documents, batch_size=_BATCH_SIZE)
     scores = np.asarray(colbert_scores(vectors, embeddings))[0]
-    return [Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k]]
+    ranked = Ranked(Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k])
+    ranked.cut = [i for i, tokens in enumerate(model.unread(documents, "document")) if tokens]
+    return ranked
+
+
+class Ranked(list[Hit]):
+    """Ranked texts, best first; `cut`: positions of those texts that are longer than the model reads."""
+
+    cut: Sequence[int] = ()
 
 
 class SearchRun(dict[str, dict[str, float]]):
@@ -850,7 +861,18 @@ def search_batch(
                     found[i] = each
         with stage("read"):
             results = iter(stored.results([row for hits in found if isinstance(hits, list) for row in hits]))
-    return [[next(results) for _ in hits] if isinstance(hits, list) else hits for hits in found]
+    answers: list[Any] = [[next(results) for _ in hits] if isinstance(hits, list) else hits for hits in found]
+    if rows:
+        _tell_unread(retriever.query_model, searches, answers)
+    return answers
+
+
+def _tell_unread(model: QueryModel, searches: Sequence[Search], answers: Sequence[list[Results] | Any]) -> None:
+    """Set how many tokens of each query the model did not read."""
+    for search, answer in zip(searches, answers, strict=True):
+        if search.has_texts and isinstance(answer, list) and search.options.get("mode") != "keywords":
+            for tokens, results in zip(model.unread(search.queries, "query"), answer, strict=True):
+                results.unread = tokens
 
 
 def _checked(index: Index, search: Search) -> SearchOptions | LatelierError:

@@ -217,7 +217,9 @@ async def rerank(request: Request, body: schemas.RerankRequest) -> schemas.Reran
         schemas.RankedDocument(index=int(hit.id), relevance_score=hit.score, document=document)
         for hit, document in zip(ranked, shown, strict=True)
     ]
-    return schemas.RerankResponse(model=service.name, results=results)
+    unread = await service.ask(lambda own: own.query_model.unread(texts, "document"))
+    cut = [i for i, tokens in enumerate(unread) if tokens]
+    return schemas.RerankResponse(model=service.name, results=results, cut=cut)
 
 
 # Numbers as JSON: about 20 bytes each.
@@ -390,7 +392,8 @@ def search_response(
         for row in found:
             row |= own.get(row["id"], {})
     timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
-    return _json({"results": rows, "milliseconds": milliseconds}, {"server-timing": timing})
+    unread = [getattr(found, "unread", 0) for found in results]
+    return _json({"results": rows, "unread": unread, "milliseconds": milliseconds}, {"server-timing": timing})
 
 
 def _snippets(retriever: Retriever, query: str, results: Sequence[Result]) -> dict[Id, Any]:

@@ -206,6 +206,8 @@ class SearchResponse(_Body):
     """Best documents first, one list per query."""
 
     results: list[list[ResultResponse]]
+    unread: list[int]
+    """For each query, how many tokens at its end the model did not read, as it is longer than the model reads."""
     milliseconds: dict[str, float]
     """Time of this search in the queue, of each stage of the batch that it was part of (encode, search, read), and
     of all of it (total)."""
@@ -382,6 +384,8 @@ class RerankResponse(_Body):
 
     model: str
     results: list[RankedDocument]
+    cut: list[int]
+    """Places, in the request, of documents that are longer than the model reads: the rest of each is not compared."""
 
 
 class EncodeRequest(_Body):

@@ -456,7 +456,8 @@ async function run(isMore = false) {
     if (isMore) items[0]?.focus();
     at("more").hidden = found.length < wanted || wanted >= MOST_RESULTS;
     const count = found.length === 1 ? "1 document" : `${found.length} documents`;
-    say(found.length ? `${count} in ${total.toFixed(0)} ms` : "No document found.");
+    const cut = answer.unread?.[0] ? ` The query is too long: its last ${answer.unread[0]} tokens were not read.` : "";
+    say((found.length ? `${count} in ${total.toFixed(0)} ms` : "No document found.") + (cut && `.${cut}`));
     if (!found.length) at("offers").replaceChildren(...offers());
     settling = setTimeout(settle, SETTLED_MS, query, found.length > 0);
     const stages = { ...answer.milliseconds, network: Math.max(0, total - (answer.milliseconds.total ?? total)) };
