@@ -61,8 +61,8 @@ FolderOption: TypeAlias = Annotated[
     typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
 ]
 NewKindOption: TypeAlias = Annotated[
-    Kind | None,
-    typer.Option(help="Kind of a new index: flat (default) is exact; ivf is approximate, for many documents."),
+    Literal["auto", "flat", "ivf"],
+    typer.Option(help="Kind of a new index: flat is exact; ivf approximate; auto: ivf for more than 16 MB of files."),
 ]
 FormatOption: TypeAlias = Annotated[
     DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
@@ -132,7 +132,7 @@ def index(
     folder: FolderOption = None,
     model: ModelOption = None,
     trust_remote_code: TrustOption = False,
-    kind: NewKindOption = None,
+    kind: NewKindOption = "auto",
     format: FormatOption = "auto",
     id: IdOption = None,
     text: TextOption = None,
@@ -205,8 +205,8 @@ def index(
                 trust_remote_code=trust_remote_code,
                 computing={name: value for name, value in computing.items() if value is not None},
                 max_memory=max_memory,
-                make=partial(_make_index, target, kind or "flat", shards, max_memory),
-                check=partial(check_existing, folder=target, kind=kind, shards=shards),
+                make=partial(_make_index, target, _new_kind(documents) if kind == "auto" else kind, shards, max_memory),
+                check=partial(check_existing, folder=target, kind=None if kind == "auto" else kind, shards=shards),
             )
         )
 
@@ -218,22 +218,45 @@ def index(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )
         _export_encoder(retriever)
-        counts: dict[str, Any] = {"index": str(target), "documents": len(retriever)}
-        searchable = _searchable(retriever)
+        index: Any = retriever.index
+        size = index.statistics().bytes or 0
+        counts: dict[str, Any] = {"index": str(target), "documents": len(retriever), "bytes": size}
+        searchable, smaller = _searchable(retriever), _smaller(index, target)
     counts |= report._asdict() | {"skipped": [{"path": path, "reason": reason} for path, reason in report.skipped]}
     if json_output:
         print_json(counts)
     else:
         plural = "" if counts["documents"] == 1 else "s"
         typer.echo(f"{printable(str(target))}: {counts['documents']:,} document{plural} ({report}), {searchable}.")
+        typer.echo(f"{size / 1e6:,.1f} MB{f'; {smaller}' if size > _LARGE else ''}.")
 
 
 def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any) -> Synchronised:
     try:
         return retriever.synchronise(documents, **options)
     except KeyboardInterrupt:
-        typer.echo(f"Interrupted: {len(retriever):,} documents are stored; the same command goes on.", err=True)
+        typer.echo(f"Interrupted: {len(retriever):,} of the documents are stored; the same command goes on.", err=True)
         raise
+
+
+# Bytes of files from which a new index is approximate: half a gigabyte to two of vectors. An index above `_LARGE` says
+# what is smaller.
+_MANY, _LARGE = 1 << 24, 1 << 26
+
+
+def _new_kind(documents: FileDocuments) -> Kind:
+    """Return the kind of an index by the size of the files that fill it; of a pipe, it is not known."""
+    from latelier.retrieve.folders import DocumentFolder
+
+    files = documents.files if isinstance(documents, DocumentFolder) else filter(None, [documents.path])
+    return "ivf" if sum(path.stat().st_size for path in files if path.is_file()) > _MANY else "flat"
+
+
+def _smaller(index: Index, folder: Path) -> str:
+    """Say which options make an index smaller, and by how much."""
+    ratio = {None: "a third", 8: "half"}.get(getattr(index, "nbits", None))
+    cheap = f"latelier copy {short(str(folder))} NEW --kind ivf --nbits 4 takes about {ratio} of it, and "
+    return f"{cheap if ratio else ''}--pool-factor 2 of a new index about half"
 
 
 def _searchable(retriever: Retriever) -> str:
@@ -322,8 +345,11 @@ def _make_index(folder: Path, kind: Kind, shards: int | None, max_memory: str | 
     from latelier import indexes
 
     if shards is not None:
-        return indexes.Sharded(folder, shards=shards, index=kind, max_memory=max_memory)
-    return (indexes.Flat if kind == "flat" else indexes.IVF)(folder, max_memory=max_memory)
+        dtype: Any = "float16" if kind == "flat" else None
+        return indexes.Sharded(folder, shards=shards, index=kind, dtype=dtype, max_memory=max_memory)
+    if kind == "ivf":
+        return indexes.IVF(folder, max_memory=max_memory)
+    return indexes.Flat(folder, dtype="float16", max_memory=max_memory)
 
 
 def remove(

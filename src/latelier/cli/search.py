@@ -70,13 +70,14 @@ def search(
             results = StoredDocuments(opened).search(None, checked_queries(text), count, chosen)[0]
             explanations: dict[Any, Any] = {}
     else:
-        given: dict[str, Any] = {
-            "model": model,
-            "device": device,
-            "backend": backend,
-            "trust_remote_code": trust_remote_code,
-        }
-        with open_retriever(index, max_memory=max_memory, **given) as retriever:
+        with open_retriever(
+            index,
+            model=model,
+            device=device,
+            backend=backend,
+            trust_remote_code=trust_remote_code,
+            max_memory=max_memory,
+        ) as retriever:
             results = retriever.search(text, k, **search)
             explanations = {}
             if explain:
@@ -118,13 +119,9 @@ def explain(
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
     quiet_loading()
-    given: dict[str, Any] = {
-        "model": model,
-        "device": device,
-        "backend": backend,
-        "trust_remote_code": trust_remote_code,
-    }
-    with open_retriever(index, **given) as retriever:
+    with open_retriever(
+        index, model=model, device=device, backend=backend, trust_remote_code=trust_remote_code
+    ) as retriever:
         explanation = retriever.explain(text, document_id(retriever.index, document))
     if figure is not None:  # first, as it fails for an ending that is no format
         explanation.save_figure(figure)
@@ -174,13 +171,9 @@ def why_not(
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
     quiet_loading()
-    given: dict[str, Any] = {
-        "model": model,
-        "device": device,
-        "backend": backend,
-        "trust_remote_code": trust_remote_code,
-    }
-    with open_retriever(index, **given) as retriever:
+    with open_retriever(
+        index, model=model, device=device, backend=backend, trust_remote_code=trust_remote_code
+    ) as retriever:
         report = retriever.why_not(text, document_id(retriever.index, document), k, **search)
     if json_output:
         print_json({**asdict(report), "differences": [each._asdict() for each in report.differences]})

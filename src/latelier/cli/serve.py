@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -78,13 +78,16 @@ def serve(
     access.check_changes(bool(locations) and not read_only)  # the demo's index takes none
     listen(host, port).close()  # a port in use is an error before models are loaded
     with ExitStack() as stack:
-        options: dict[str, Any] = {
-            "model": model,
-            "device": device,
-            "backend": backend,
-            "trust_remote_code": trust_remote_code,
-        }
-        retrievers = open_named(locations, stack, read_only=read_only, max_memory=max_memory, **options)
+        retrievers = open_named(
+            locations,
+            stack,
+            read_only=read_only,
+            max_memory=max_memory,
+            model=model,
+            device=device,
+            backend=backend,
+            trust_remote_code=trust_remote_code,
+        )
         if demo:
             from latelier.demo import Session
 
@@ -146,8 +149,14 @@ def mcp(
     quiet_loading()
     try:
         with ExitStack() as stack:
-            options: dict[str, Any] = {"model": model, "device": device, "trust_remote_code": trust_remote_code}
-            retrievers = open_named(locations, stack, read_only=not writable, **options)
+            retrievers = open_named(
+                locations,
+                stack,
+                read_only=not writable,
+                model=model,
+                device=device,
+                trust_remote_code=trust_remote_code,
+            )
             server = create_mcp_server(retrievers, writable=writable)
             if http:
                 serve_mcp(server, port=port, token=token)

@@ -109,8 +109,8 @@ class Retriever(NotCopied):
         server of ``latelier serve`` that encodes, such as ``http://localhost:8080``; None is all-MiniLM-L6-v2 as a
         late-interaction model without further training.
     index
-        An index, or its folder: the index in it is opened, or a `latelier.indexes.Flat` is made there. None makes one
-        in memory.
+        An index, or its folder: the index in it is opened, or a `latelier.indexes.Flat` of float16 is made there. None
+        makes one in memory, of float32.
     device
         Where to load a model given by name: ``"cpu"``, ``"cuda"``, ...; None takes the best available device.
     model_options
@@ -151,7 +151,9 @@ class Retriever(NotCopied):
         self._model = given_model(model, device, model_options)
         self._model.prepare()
         opened = find_index(index, max_memory=max_memory)
-        self.index = Flat(index, max_memory=max_memory) if opened is None else opened  # type: ignore[arg-type]
+        folder: Any = index
+        dtype: Any = None if index is None else "float16"  # on disk, size matters more than the fifth digit
+        self.index = Flat(folder, dtype=dtype, max_memory=max_memory) if opened is None else opened
         try:
             self._model.check(self.index)
         except LatelierError:
@@ -450,7 +452,7 @@ class Retriever(NotCopied):
             index.settings[CUT] = stored_cut(index.settings) + len(unread)
         if unread and passages is None:
             warn_caller(
-                f"{len(unread):,} documents are longer than the model reads ({model.limits('document')[1]} tokens): "
+                f"{len(unread):,} document{' is' if len(unread) == 1 else 's are'} longer than the model reads ({model.limits('document')[1]} tokens): "
                 f"{sum(unread):,} tokens at their ends are not searched; fill a new index with passages=True, or say "
                 "passages=False."
             )
