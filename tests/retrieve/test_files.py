@@ -96,10 +96,16 @@ def test_office_files_and_books(tmp_path):
         **{
             "xl/workbook.xml": '<w><sheets><sheet name="Fruit"/></sheets></w>',
             "xl/sharedStrings.xml": "<sst><si><t>pears</t></si></sst>",
-            "xl/worksheets/sheet1.xml": '<w><row><c t="s"><v>0</v></c><c><v>3</v></c></row></w>',
+            "xl/worksheets/sheet1.xml": '<w><row><c t="s"><v>0</v></c><c s="0"><v>3</v></c><c s="1"><v>45413</v></c>'
+            '<c s="2"><v>45413.75</v></c><c s="1"><v>0.5</v></c></row></w>',
+            "xl/styles.xml": """<s><numFmts><numFmt numFmtId="164" formatCode="[Red]dd/mm&quot;x&quot;yy"/></numFmts>
+            <cellXfs><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="164"/></cellXfs></s>""",
         },
     )
-    assert read_one(tmp_path / "a.xlsx").text.strip() == "## Fruit\n\npears | 3"
+    assert (
+        read_one(tmp_path / "a.xlsx").text.strip()
+        == "## Fruit\n\npears | 3 | 2024-05-01 | 2024-05-01 18:00:00 | 12:00:00"
+    )
     pack(
         tmp_path / "a.epub",
         **{
@@ -117,7 +123,7 @@ def test_office_files_and_books(tmp_path):
             read_documents(tmp_path / name)
 
 
-def test_notebooks_subtitles_mail_and_code(tmp_path):
+def test_notebooks_subtitles_and_mail(tmp_path):
     cells = [
         {"cell_type": "markdown", "source": ["# Pears\n", "text"]},
         {"cell_type": "code", "source": "# no heading"},
@@ -143,9 +149,43 @@ def test_notebooks_subtitles_mail_and_code(tmp_path):
     (tmp_path / "a.mbox").write_text(one.format("One", "a") + coded + one.format("Two", "b") + "\nThe moon.\n")
     found = [(each.id, each.title, each.text.strip()) for each in read_documents(tmp_path / "a.mbox")]
     assert found == [("a.mbox#a@x", "One", "The invoice"), ("a.mbox#b@x", "Two", "The moon.")]
-    (tmp_path / "parse.py").write_text("# a comment\ndef parse():\n    pass\n")
-    document = read_one(tmp_path / "parse.py")
-    assert (document.title, [part.headings for part in document.parts]) == ("parse.py", [""])
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "headings"),
+    [
+        ("a.py", "import a\n\n# Sums.\n@cache\nasync def add():\n    if x:\n        pass\nx = 1", "add"),
+        ("a.py", "class Pear(Tree):\n    def ripen(self):\n        def inner(): pass", "Pear; Pear > ripen"),
+        ("a.js", "export class Pear extends Tree {\n  eat(a) {\n    if (a) {\n    }\n  }\n}", "Pear; Pear > eat"),
+        ("a.ts", "export const parse = async (a) => {\n};\nfunction* g() {\n}", "parse; g"),
+        (
+            "a.c",
+            "/* Sums. */\nstatic int add(int a,\n  int b)\n{\n  while (a) {\n  }\n}\nstruct pear {\n};",
+            "add; pear",
+        ),
+        ("a.go", "type Pear struct {\n}\nfunc (p *Pear) Eat() int {\n}", "Pear; Eat"),
+        ("a.rs", "impl<T> Eat for Pear {\n    pub(crate) fn new(a: u8) -> Self {\n    }\n}", "Eat; Eat > new"),
+        ("A.java", "public class A {\n    @Override\n    public String b(int c) throws D {\n    }\n}", "A; A > b"),
+        ("a.sql", "CREATE TABLE IF NOT EXISTS pear (a int);\nselect 1;", "pear"),
+        ("a.sh", "# class of pears\nparse() {\n  echo\n}\nparse", "parse"),
+    ],
+)
+def test_parts_of_source_code_are_its_functions_and_classes(tmp_path, name, code, headings):
+    (tmp_path / name).write_text(code)
+    document = read_one(tmp_path / name)
+    assert (document.title, "; ".join(filter(None, (part.headings for part in document.parts)))) == (name, headings)
+
+
+def test_passages_of_source_code_begin_at_functions(tmp_path, tiny):
+    body = "    return parse(split(value), strict=True)\n"
+    code = f"{20 * 'ABCDEFGH = 1 '}\n\n\n# Sums.\ndef add():\n{9 * body}\n\ndef small(): pass\n\n\ndef other():\n{body}"
+    (tmp_path / "a.py").write_text(code)
+    retriever = Retriever(tiny, device="cpu")
+    retriever.add(tmp_path, passages=200)
+    texts = [record.text for record in retriever.index.get(retriever.index.ids())]
+    assert [text.split("\n")[0][:30] for text in texts] == [
+        "a.py ABCDEFGH = 1 ABCDEFGH = 1", "a.py > add # Sums.", "a.py > small def small(): pass"
+    ]  # fmt: skip
 
 
 def test_pages_of_a_pdf_are_named_in_results(tmp_path, tiny):
@@ -332,7 +372,7 @@ def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):
 
 def test_long_records_of_python_are_warned_of(tiny):
     retriever = Retriever(tiny, device="cpu", model_options={"max_length_document": 16})
-    with pytest.warns(UserWarning, match=r"1 documents are longer than the model reads \(16 tokens\)"):
+    with pytest.warns(UserWarning, match=r"longer than the model reads \(16 tokens\): 1 of the documents"):
         retriever.add(["word " * 100, "word"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -89,10 +89,15 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
             )
         matter, begin = _front_matter(content.text) if suffix in _MARKDOWN else ({}, 0)
         heading, parts = _outline(content.text, begin) if is_markdown else ("", (Part(0),))
+        if suffix in _CODE:
+            parts = _definitions(content.text)
         own = content.title or str(matter.get("title") or "") or heading
         parts = tuple(part._replace(headings=_without(own, part.headings)) for part in parts)
         if content.pages:
-            parts = tuple(Part(start, _headings_at(parts, start), page + 1) for page, start in enumerate(content.pages))
+            parts = tuple(
+                Part(start, _headings_at(parts, start), page + 1, is_apart=True)
+                for page, start in enumerate(content.pages)
+            )
         metadata = {**matter, **content.metadata, "path": name, "modified": modified}
         title = own or (name if suffix in _CODE else plain.stem)
         id = f"{name}#{content.own}" if content.own else name
@@ -208,6 +213,53 @@ def _without(title: str, headings: str) -> str:
 
 def _headings_at(parts: tuple[Part, ...], position: int) -> str:
     return next((part.headings for part in reversed(parts) if part.start <= position), "")
+
+
+# A definition by its keyword, by a function as its value, or by parameters and a brace; or other code at the margin.
+_DEFINITION = re.compile(
+    r"""
+    ^(?P<margin>[ \t]*)(?:
+        (?:(?:export|default|pub(?:\(\w+\))?|public|private|protected|internal|static|final|abstract|async|sealed|open
+            |override|inline|unsafe|virtual|data|local|partial|create|or|replace|temporary)[ \t]+)*
+        (?:def|defp|defmodule|class|func|fun|function\*?|fn|interface|struct|enum|trait|impl|module|namespace|object|record
+            |type|sub|proc|protocol|extension|table|view|trigger|procedure)(?:<[^>\n]*>)?[ \t]+
+        (?:\([^)\n]*\)[ \t]*|if[ \t]+not[ \t]+exists[ \t]+)?
+        (?P<named>[\w.$:]+)[?!]?(?=[ \t]*(?:[({:<;=\[]|$|(?:extends|implements|for|struct|interface|is|as|do|where)\b))
+        |(?:export[ \t]+)?(?:(?:const|let|var)[ \t]+)?(?P<valued>[\w.$]+)[ \t]*(?:=|<-|:)[ \t]*(?:async[ \t]+)?
+            (?:function\b|\([^)\n]*\)[ \t]*=>)
+        |(?:[\w<>\[\],.*&:?]+[ \t]+)*?[*&]*
+            (?P<braced>(?!(?:if|for|foreach|while|switch|catch|return|else|using|lock|match)\b)[\w:~$]+)
+            [ \t]*\([^;{}()]{0,400}\)[^;{}()=\n]{0,80}\n?[ \t]*\{
+    )|^(?=\w)""",
+    re.MULTILINE | re.VERBOSE | re.IGNORECASE,
+)
+_REMARK = re.compile(r"[ \t]*(?:#(?!include|define|if|end)|//|/?\*|@|--|\[)")
+_LEAST_PIECE = 200  # characters of definitions that are a passage of their own; shorter ones are joined
+
+
+def _definitions(text: str) -> tuple[Part, ...]:
+    """Return the parts of source code: its functions and classes, and what these hold, with their names as headings.
+
+    What a definition is, is guessed by its form, since a parser for each language would be a larger program than this.
+    """
+    above: list[tuple[int, str]] = []
+    parts, cut = [Part(0)], 0
+    for found in _DEFINITION.finditer(text):
+        name = found["named"] or found["valued"] or found["braced"]
+        margin = len((found["margin"] or "").expandtabs(4))
+        outer = [each for each in above if each[0] < margin]
+        if name is None and parts[-1].headings:
+            above = []
+            parts.append(Part(found.start()))
+        elif name is not None and len(outer) < 2:
+            above = [*outer, (margin, name)]
+            start = found.start()
+            while start and _REMARK.match(text, before := text.rfind("\n", 0, start - 1) + 1, start):
+                start = before
+            is_apart = start - cut >= _LEAST_PIECE
+            cut = start if is_apart else cut
+            parts.append(Part(start, HEADINGS.join(each for _, each in above), is_apart=is_apart))
+    return tuple(parts)
 
 
 _NO_TEXT = "script style nav footer aside form template noscript svg button select iframe object math audio video"
@@ -398,7 +450,10 @@ def _xlsx(data: bytes) -> Iterator[Content]:
         shared = [
             "".join(each.text or "" for each in _inside(item, "t")) for item in archive.xml("xl/sharedStrings.xml")
         ]
-    titles = [_attribute(sheet, "name") for sheet in _inside(archive.xml("xl/workbook.xml"), "sheet")]
+    book = archive.xml("xl/workbook.xml")
+    titles = [_attribute(sheet, "name") for sheet in _inside(book, "sheet")]
+    is_1904 = _attribute(next(_inside(book, "workbookPr"), None), "date1904") in ("1", "true")
+    dates, begin = _date_styles(archive), datetime.datetime(1904, 1, 1) if is_1904 else datetime.datetime(1899, 12, 30)
     lines = []
     for number, name in enumerate(archive.names(r"xl/worksheets/sheet\d+\.xml")):
         lines.append(f"## {titles[number] if number < len(titles) else number + 1}\n")
@@ -406,10 +461,31 @@ def _xlsx(data: bytes) -> Iterator[Content]:
             cells = []
             for cell in _inside(row, "c"):
                 value = "".join(each.text or "" for each in _inside(cell, "v", "t"))
-                cells.append(shared[int(value)] if _attribute(cell, "t") == "s" and value else value)
+                if _attribute(cell, "t") == "s" and value:
+                    value = shared[int(value)]
+                elif _attribute(cell, "s") in dates and re.fullmatch(r"\d{1,6}(\.\d+)?(E-?\d+)?", value):
+                    time = begin + datetime.timedelta(seconds=round(float(value) * 86400))
+                    value = time.isoformat(" ").removesuffix(" 00:00:00").removeprefix("1899-12-30 ")
+                cells.append(value)
             lines.append(" | ".join(cells) if any(cells) else "")
         lines.append("")
     yield Content("\n".join(lines) if any(line and not line.startswith("## ") for line in lines) else "")
+
+
+# Formats of dates and times that have a number only; others are codes such as yyyy-mm-dd.
+_DATES = frozenset(map(str, [*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)]))
+
+
+def _date_styles(archive: _Archive) -> set[str]:
+    """Return the styles of cells that show their number as a date or a time."""
+    if not archive.names("xl/styles.xml"):
+        return set()
+    styles = archive.xml("xl/styles.xml")
+    codes = {_attribute(each, "numFmtId"): _attribute(each, "formatCode") for each in _inside(styles, "numFmt")}
+    codes = {id: re.sub(r'"[^"]*"|\[[^]]*\]|\\.', "", code) for id, code in codes.items()}  # without texts and colours
+    dates = _DATES | {id for id, code in codes.items() if re.search("[dmyhs]", code, re.IGNORECASE)}
+    formats = [_attribute(each, "numFmtId") for cells in _inside(styles, "cellXfs") for each in cells]
+    return {str(number) for number, format in enumerate(formats) if format in dates}
 
 
 def _odt(data: bytes) -> Iterator[Content]:

@@ -236,9 +236,9 @@ def _stored_forms(
         titles[title] = taken = min(len(title_starts), room // 2)
         # A title of half a passage, or of more, is cut.
         shown[title] = title if taken == len(title_starts) else title[: title_starts[taken]].rstrip()
-    spans, rooms = [], []  # of whole texts, or of their pages
+    spans, rooms = [], []  # of whole texts, or of their pages, functions and classes
     for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
-        starts = [part.start for part in each] if each[0].page else [each[0].start]
+        starts = [part.start for i, part in enumerate(each) if part.is_apart or not i]
         for start, end in zip(starts, [*starts[1:], len(document.text)], strict=True):
             if document.text[start:end].strip() or len(starts) == 1:
                 spans.append((number, start, end))

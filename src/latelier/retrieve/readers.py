@@ -38,11 +38,12 @@ from latelier.utils.misc import warn_caller
 
 
 class Part(NamedTuple):
-    """A part of a text from `start` on: the headings above it, and the page that it is on; a passage is on one page."""
+    """A part of a text from `start` on: the headings above it, its page, and whether a passage has to begin there."""
 
     start: int
     headings: str = ""
     page: int | None = None
+    is_apart: bool = False
 
 
 class InputDocument(NamedTuple):
