@@ -97,14 +97,17 @@ def test_index_adds_and_updates(run, tmp_path):
     folder, texts = tmp_path / "index", "Bananas are healthy.\nThe moon is far away.\n"
     result = run("index", "-", "--index", folder, "--device", "cpu", input=texts)
     read = "of which the first 350 tokens each are searchable"
-    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents (2 new), {read}.\n")
+    assert (result.exit_code, result.stdout.partition(";")[0]) == (0, f"{folder}: 2 documents (2 new), {read}")
     result = run("index", "-", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
-    assert (result.exit_code, result.stdout) == (0, f"{folder}: 2 documents (1 changed), {read}.\n")
+    assert (result.exit_code, result.stdout.partition(";")[0]) == (0, f"{folder}: 2 documents (1 changed), {read}")
     found = json.loads(run("search", folder, "apple", "-k", 1, "--json", "--device", "cpu").stdout)["results"]
     assert [(result["id"], result["text"]) for result in found] == [(1, "Apples.")]
     more = '{"id": 1, "text": "Apples."}\n{"id": 2, "text": "Plums."}'
     result = run("index", "-", "--index", folder, "--device", "cpu", input=more)
-    assert (result.exit_code, result.stdout) == (0, f"{folder}: 3 documents (1 new, 1 unchanged), {read}.\n")
+    assert (result.exit_code, result.stdout.partition(";")[0]) == (
+        0,
+        f"{folder}: 3 documents (1 new, 1 unchanged), {read}",
+    )
     result = run("index", "-", folder, "--index", folder, input=more)
     assert (result.exit_code, "name the folder of the index once" in result.stderr) == (2, True)
 

@@ -1,12 +1,19 @@
 """``latelier index`` on folders and tables: what is stored, what is skipped, and how fields are named."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
 from latelier import indexes
 from latelier.cli.locations import discarded_if_unused
+from latelier.errors import LatelierError
 from latelier.indexes import Flat
 from latelier.models import load
 from latelier.retrieve import Retriever
@@ -205,3 +212,75 @@ def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, mon
         refused = run("index", tmp_path / "more.txt", "--index", index, "--compute-dtype", wrong)
         assert refused.exit_code != 0
         assert f"compute_dtype='{wrong}', but the index was filled in " in refused.stderr
+
+
+@pytest.fixture
+def start(tmp_path, tiny):
+    """Start ``latelier index`` in a process of its own, with its output in files."""
+    started = []
+
+    def begin(*arguments):
+        command = [sys.executable, "-c", "from latelier.cli import main; main()", "index", *map(str, arguments)]
+        with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+            process = subprocess.Popen([*command, "--model", str(tiny), "--device", "cpu"], stdout=out, stderr=err)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_until(fact, seconds=120):
+    """Wait until a fact holds; one that cannot be looked at yet does not."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(LatelierError, OSError):
+            if fact():
+                return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def count(index):
+    with indexes.open(index, read_only=True) as opened:
+        return len(opened)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_an_interrupted_run_keeps_what_is_stored_and_goes_on(run, start, tmp_path, tiny):
+    (tmp_path / "lines.txt").write_text("".join(f"pear {i} grows on tree {i * i}\n" for i in range(200_000)))
+    command = tmp_path / "lines.txt", tmp_path / "index"
+    process = start(*command)
+    wait_until(lambda: count(tmp_path / "index"))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    stored = count(tmp_path / "index")
+    assert 0 < stored < 200_000
+    assert f"{stored:,} of the documents are stored; the same command goes on." in (tmp_path / "err").read_text()
+    (tmp_path / "lines.txt").write_text("".join(f"pear {i} grows on tree {i * i}\n" for i in range(stored + 5)))
+    result = run("index", *command, "--model", tiny, "--device", "cpu", "--json")
+    report = json.loads(result.stdout)
+    assert [report[name] for name in ("documents", "new", "unchanged")] == [stored + 5, 5, stored]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_a_watched_folder_is_kept_current(start, tmp_path):
+    pytest.importorskip("watchfiles", reason="needs the extra files")
+    folder, index = tmp_path / "notes", tmp_path / "notes" / "index"
+    folder.mkdir()
+    (folder / "pears.md").write_text("They ripen.")
+    process = start(folder, index, "--watch")
+    wait_until(lambda: count(index) == 1)
+    (folder / "moon.md").write_text("It is far away.")
+    wait_until(lambda: count(index) == 2)
+    (folder / "moon.md").rename(tmp_path / "moon.md")
+    (folder / "pears.md").rename(tmp_path / "pears.md")  # nothing is left: kept, with a warning
+    wait_until(lambda: "so nothing is removed" in (tmp_path / "err").read_text())
+    (tmp_path / "moon.md").rename(folder / "moon.md")
+    wait_until(lambda: count(index) == 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130

@@ -372,7 +372,7 @@ def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):
 
 def test_long_records_of_python_are_warned_of(tiny):
     retriever = Retriever(tiny, device="cpu", model_options={"max_length_document": 16})
-    with pytest.warns(UserWarning, match=r"longer than the model reads \(16 tokens\): 1 of the documents"):
+    with pytest.warns(UserWarning, match=r"1 document is longer than the model reads \(16 tokens\)"):
         retriever.add(["word " * 100, "word"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -32,7 +33,7 @@ from latelier.cli.options import (
     refuse_unused,
 )
 from latelier.cli.output import print_json, printable, quiet_loading, show_progress
-from latelier.errors import InvalidArgumentError, LatelierError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
 from latelier.retrieve.folders import DocumentFormat
 from latelier.retrieve.readers import FileDocuments, OnProblem
 from latelier.utils.checks import short
@@ -100,6 +101,9 @@ PrecisionOption: TypeAlias = Annotated[
 RemoveOption: TypeAlias = Annotated[
     bool, typer.Option("--remove/--no-remove", help="Remove documents of files that the folder does not hold any more.")
 ]
+WatchOption: TypeAlias = Annotated[
+    bool, typer.Option("--watch", help="Go on: bring it up to date whenever the source changes (extra: files).")
+]
 EncodingOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="Encoding of text and CSV files; default: detected.")
 ]
@@ -144,6 +148,7 @@ def index(
     pool_factor: PoolFactorOption = None,
     precision: PrecisionOption = None,
     remove: RemoveOption = True,
+    watch: WatchOption = False,
     encoding: EncodingOption = None,
     delimiter: DelimiterOption = None,
     on_problem: ProblemOption = "stop",
@@ -179,7 +184,7 @@ def index(
     from latelier.retrieve.model import open_with_model
 
     if source == "-":
-        refuse_unused(context, ("glob",), "has no effect on standard input, only on a folder")
+        refuse_unused(context, ("glob", "watch"), "has no effect on standard input, only on a folder")
     if passages is None:
         refuse_unused(context, ("overlap",), "has no effect without --passages")
     if (place is None) == (folder is None):
@@ -187,7 +192,8 @@ def index(
     target: Any = place or folder
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
     reading = {"encoding": encoding, "delimiter": delimiter, "on_problem": on_problem}
-    documents = _read(source, format, glob or [], fields, reading)
+    read = partial(_read, source, format, glob or [], fields, reading)
+    documents, changes = read(), changes_of(source) if watch else ()
     _check_not_empty(documents)
     quiet_loading()
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
@@ -218,17 +224,52 @@ def index(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )
         _export_encoder(retriever)
-        index: Any = retriever.index
-        size = index.statistics().bytes or 0
-        counts: dict[str, Any] = {"index": str(target), "documents": len(retriever), "bytes": size}
-        searchable, smaller = _searchable(retriever), _smaller(index, target)
-    counts |= report._asdict() | {"skipped": [{"path": path, "reason": reason} for path, reason in report.skipped]}
-    if json_output:
-        print_json(counts)
-    else:
-        plural = "" if counts["documents"] == 1 else "s"
-        typer.echo(f"{printable(str(target))}: {counts['documents']:,} document{plural} ({report}), {searchable}.")
-        typer.echo(f"{size / 1e6:,.1f} MB{f'; {smaller}' if size > _LARGE else ''}.")
+        _report(retriever, target, report, as_json=json_output)
+        for _ in changes:
+            keep_current(retriever, read, remove=remove, **options)
+
+
+def _report(retriever: Retriever, target: Path, report: Synchronised, *, as_json: bool) -> None:
+    index: Any = retriever.index
+    documents, size = len(retriever), index.statistics().bytes or 0
+    if as_json:
+        skipped = [{"path": path, "reason": reason} for path, reason in report.skipped]
+        print_json(
+            {"index": str(target), "documents": documents, "bytes": size, **report._asdict(), "skipped": skipped}
+        )
+        return
+    plural = "" if documents == 1 else "s"
+    found = f"{documents:,} document{plural} ({report}), {_searchable(retriever)}; {size / 1e6:,.1f} MB"
+    typer.echo(f"{printable(str(target))}: {found}.")
+    if size > _LARGE:
+        typer.echo(_smaller(index, target))
+
+
+# Milliseconds after which a watched folder is looked at even if the system has told of no change: what was changed
+# during a run, or on a drive of another machine.
+_LOOK = 30_000
+
+
+def changes_of(source: str) -> Iterator[object]:
+    """Return an iterator that goes on whenever a folder or a file may have changed.
+
+    Changes of an index in it count as well; to look again because of them writes nothing.
+    """
+    try:
+        from watchfiles import watch
+    except ImportError as error:
+        raise MissingExtraError("--watch", "files") from error
+    return watch(Path(source).resolve(), rust_timeout=_LOOK, yield_on_timeout=True)
+
+
+def keep_current(retriever: Retriever, read: Callable[[], FileDocuments], **options: Any) -> None:
+    """Synchronise an index once more; a failure, such as of a folder that is being moved, is a warning."""
+    try:
+        report = _synchronise(retriever, read(), **options)
+        if report.new or report.changed or report.removed:
+            typer.echo(f"{len(retriever):,} documents ({report}).", err=True)
+    except (LatelierError, typer.BadParameter) as error:
+        typer.echo(f"Warning: {printable(str(error))}", err=True)
 
 
 def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any) -> Synchronised:
@@ -253,10 +294,10 @@ def _new_kind(documents: FileDocuments) -> Kind:
 
 
 def _smaller(index: Index, folder: Path) -> str:
-    """Say which options make an index smaller, and by how much."""
+    """Say what makes an index smaller, and by how much."""
     ratio = {None: "a third", 8: "half"}.get(getattr(index, "nbits", None))
-    cheap = f"latelier copy {short(str(folder))} NEW --kind ivf --nbits 4 takes about {ratio} of it, and "
-    return f"{cheap if ratio else ''}--pool-factor 2 of a new index about half"
+    copied = f"latelier copy {printable(str(folder))} NEW --kind ivf --nbits 4 takes about {ratio}; "
+    return f"Smaller: {copied if ratio else ''}a new index with --pool-factor 2, about half."
 
 
 def _searchable(retriever: Retriever) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from latelier.cli.options import DeviceOption, QueryBackendOption, ServedModelOption, TrustOption
+
+if TYPE_CHECKING:
+    from latelier.retrieve import Retriever
 
 _READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
 _DEMO = "python"  # the name of the demo's index
@@ -112,6 +115,12 @@ def mcp(
     ],
     *,
     writable: Annotated[bool, typer.Option("--writable", help="Offer tools that change the indexes.")] = False,
+    watch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Keep the index, of which there is one, up to date with it (extra: files)."
+        ),
+    ] = None,
     http: Annotated[
         bool, typer.Option("--http", help="Streamable HTTP on this machine rather than standard input and output.")
     ] = False,
@@ -146,18 +155,22 @@ def mcp(
     else:
         refuse_unused(context, ("token", "port"), "has no effect without --http")
     locations = named_locations(folders)
+    if watch is not None and len(locations) > 1:
+        raise typer.BadParameter("a folder belongs to one index; give one.", param_hint="--watch")
     quiet_loading()
     try:
         with ExitStack() as stack:
             retrievers = open_named(
                 locations,
                 stack,
-                read_only=not writable,
+                read_only=not writable and watch is None,
                 model=model,
                 device=device,
                 trust_remote_code=trust_remote_code,
             )
             server = create_mcp_server(retrievers, writable=writable)
+            if watch is not None:
+                _follow(*retrievers.values(), watch)
             if http:
                 serve_mcp(server, port=port, token=token)
             else:
@@ -166,3 +179,20 @@ def mcp(
         if not http:
             exit_now(INTERRUPTED)  # Python would wait for the thread that reads standard input
         raise
+
+
+def _follow(retriever: Retriever, folder: str) -> None:
+    """Synchronise an index with a folder, now and whenever it changes, while others search."""
+    from itertools import chain
+    from threading import Thread
+
+    from latelier.cli.index import changes_of, keep_current
+    from latelier.retrieve import read_documents
+
+    changes = changes_of(folder)
+
+    def run() -> None:
+        for _ in chain((None,), changes):
+            keep_current(retriever, lambda: read_documents(folder))
+
+    Thread(target=run, daemon=True).start()

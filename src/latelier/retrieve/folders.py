@@ -415,9 +415,12 @@ class Synchronisation:
             next(iter(self._seen.values())).ids.extend(numbers)
         states = self._seen
         if not is_complete:
-            new = {name: state._replace(digest="", seen=0) for name, state in states.items() if name not in self._known}
-            states = {**self._known, **new}
-        self._index.settings[_SETTING] = {**self._all, self.key: {name: list(each) for name, each in states.items()}}
+            before = {name: state._replace(digest="", seen=0) for name, state in states.items()} | self._known
+            ids = {name: [*state.ids, *(states[name].ids if name in states else [])] for name, state in before.items()}
+            states = {name: state._replace(ids=list(dict.fromkeys(ids[name]))) for name, state in before.items()}
+        if states != self._known:
+            files = {name: list(state) for name, state in states.items()}
+            self._index.settings[_SETTING] = {**self._all, self.key: files}
 
     def _is_unchanged(self, path: Path, name: str) -> bool:
         known, now = self._known.get(name), time.time_ns()

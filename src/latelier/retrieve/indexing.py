@@ -142,12 +142,10 @@ class Pace:
     def __init__(self, most: int, *, adapts: bool) -> None:
         self.most, self.rows, self._adapts = most, min(most, _FIRST_ROWS) if adapts else most, adapts
         self.new = self.changed = self.unchanged = 0
-        self.numbers: list[Id] = []  # the ids of documents without an id
         self._begin = time.monotonic()
 
     def committed(self, rows: Rows) -> None:
         """Adapt the rows of the next transaction to the time that this one has taken."""
-        self.numbers += rows.numbers
         seconds, self._begin = time.monotonic() - self._begin, time.monotonic()
         if self._adapts and len(rows.ids) >= self.rows // 2:
             factor = min(max(_SECONDS / max(seconds, 0.01), 0.25), 4)

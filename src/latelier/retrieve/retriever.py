@@ -384,12 +384,12 @@ class Retriever(NotCopied):
             raise InvalidArgumentError(f"no file of {documents.path} can be read, so nothing is removed.")
         state = Synchronisation(self.index, documents.path)
         read = state.records(documents.path, documents) if folder is None else state.documents(folder)
-        complete, gone, numbers = False, [], []
+        complete, gone = False, []
+        numbers: list[Id] = []  # filled while documents are stored, so that an interrupted run knows them
         given = FileDocuments(read, documents.skipped, are_texts=documents.are_texts)
         try:
-            pace = self._write(given, "synchronise", True, **options)
+            pace = self._write(given, "synchronise", True, numbers=numbers, **options)
             stored = StoredDocuments(self.index)
-            numbers = pace.numbers
             gone = [id for id in state.gone(folder) if id in stored] if remove else []
             if gone:
                 stored.remove(gone)
@@ -407,6 +407,7 @@ class Retriever(NotCopied):
         on_existing: OnExisting,
         skip_unchanged: bool = False,
         *,
+        numbers: list[Id] | None = None,
         batch_size: int = 32,
         chunk_size: int | None = None,
         show_progress: bool = False,
@@ -415,7 +416,10 @@ class Retriever(NotCopied):
         precision: str | None = None,
         workers: EncodingWorkers | int | None = None,
     ) -> Pace:
-        """Read documents in chunks, give them ids, cut them into passages, encode them, and commit each transaction."""
+        """Read documents in chunks, give them ids, cut them into passages, encode them, and commit each transaction.
+
+        `numbers` gets the ids of stored documents that had none.
+        """
         if isinstance(documents, os.PathLike) or (isinstance(documents, str) and Path(documents).exists()):
             documents, on_existing, skip_unchanged = read_documents(documents), "synchronise", True
         check_count("batch_size", batch_size)
@@ -446,13 +450,16 @@ class Retriever(NotCopied):
                     settings.store_in(index)
                 store(rows, vectors, stored, on_existing)
                 pace.committed(rows)
+                if numbers is not None:
+                    numbers += rows.numbers
                 if settings.passages is None:
                     unread += filter(None, model.unread(rows.texts, "document"))
         if unread:
             index.settings[CUT] = stored_cut(index.settings) + len(unread)
         if unread and passages is None:
             warn_caller(
-                f"{len(unread):,} document{' is' if len(unread) == 1 else 's are'} longer than the model reads ({model.limits('document')[1]} tokens): "
+                f"{len(unread):,} document{' is' if len(unread) == 1 else 's are'} longer than the model reads "
+                f"({model.limits('document')[1]} tokens): "
                 f"{sum(unread):,} tokens at their ends are not searched; fill a new index with passages=True, or say "
                 "passages=False."
             )
