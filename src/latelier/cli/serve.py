@@ -170,7 +170,7 @@ def mcp(
             )
             server = create_mcp_server(retrievers, writable=writable)
             if watch is not None:
-                _follow(*retrievers.values(), watch)
+                _follow(next(iter(retrievers.values())), watch)
             if http:
                 serve_mcp(server, port=port, token=token)
             else:
