@@ -1,19 +1,19 @@
 """The docstrings of Python's standard library as a collection of documents, and a session that searches them.
 
-Modules written in Python are parsed, not run; those written in C, and a few that create public names when imported,
-are imported. Each object is listed once, under the public module that defines it. Names that a public module imports
-from a private one (``heapq`` from ``_heapq``) count as defined in the public module.
+Each object is listed once, under the public module that defines it. What a public module has from a private one
+(``heapq`` from ``_heapq``) counts as defined in the public module.
 """
 
 from __future__ import annotations
 
-import ast
+import builtins
+import functools
 import importlib
 import inspect
+import pkgutil
 import platform
 import shutil
 import sys
-import sysconfig
 import tempfile
 import time
 import warnings
@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from types import BuiltinFunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
+from types import GetSetDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from latelier import indexes
@@ -33,22 +33,18 @@ from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 from latelier.utils.files import cache_folder
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from latelier.retrieve import Explanation, Result
 
 __all__ = ["standard_library_documents"]
 
-# Tests, applications, jokes, character tables, readline (importing it changes the terminal) and distutils (removed in
-# Python 3.12).
+# Tests, applications, jokes, character tables, copies of other modules (multiprocessing.dummy), readline (importing it
+# changes the terminal), rlcompleter (imports it) and distutils (removed in Python 3.12).
 _SKIPPED = {
-    "antigravity", "distutils", "encodings", "idlelib", "lib2to3", "pydoc_data", "readline", "test", "tests", "this",
-    "turtledemo",
+    "antigravity", "distutils", "dummy", "encodings", "idlelib", "lib2to3", "pydoc_data", "readline", "rlcompleter",
+    "test", "tests", "this", "turtledemo",
 }  # fmt: skip
 # Public by name, but users know their contents under another module: posix under os, genericpath under os.path.
 _INTERNAL = {"genericpath", "nt", "ntpath", "posix", "posixpath", "pyexpat"}
-# Written in Python and safe to import; some of their public names (sha256, Pattern, Lock, random) exist only then.
-_IMPORTED = {"hashlib", "random", "re", "threading"}
 
 
 class LibraryDocument(TypedDict):
@@ -87,192 +83,85 @@ def standard_library_documents() -> Iterator[LibraryDocument]:
     >>> documents["threading.Thread.join"]["text"].splitlines()[:2]
     ['threading Thread join', 'Wait until the thread terminates.']
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of deprecated modules and classes
+        found = [(module, *each) for module, loaded in _public_modules() for each in module_definitions(loaded)]
     ids: set[str] = set()
     seen: set[tuple[str, str]] = set()
-    for module in _public_modules():
-        for name, kind, doc in _definitions(module, frozenset()):
-            prefix = "" if module == "builtins" and name else f"{module}." if name else module
-            id_, key = f"{prefix}{name}", (name or module, doc)
-            # One object in two modules has the same name inside each and the same docstring.
-            if id_ in ids or key in seen:
-                continue
-            ids.add(id_)
-            seen.add(key)
-            # A query can match the words of a name. Parameters make texts longer without better results.
-            words = id_.replace(".", " ").replace("_", " ")
-            yield {"id": id_, "text": f"{words}\n{doc}", "kind": kind, "module": module}
+    for module, name, kind, doc in found:
+        prefix = "" if module == "builtins" and name else f"{module}." if name else module
+        id_, key = f"{prefix}{name}", (name or module, doc)
+        # One object in two modules has the same name inside each and the same docstring.
+        if id_ in ids or key in seen:
+            continue
+        ids.add(id_)
+        seen.add(key)
+        # A query can match the words of a name. Parameters make texts longer without better results.
+        words = id_.replace(".", " ").replace("_", " ")
+        yield {"id": id_, "text": f"{words}\n{doc}", "kind": kind, "module": module}
 
 
-def _public_modules() -> Iterator[str]:
+def _public_modules() -> Iterator[tuple[str, ModuleType]]:
     for name in sorted({*sys.stdlib_module_names, "os.path"} - _SKIPPED - _INTERNAL):
         if not name.startswith("_"):
-            yield name
-            path = _source_file(name)
-            if path is not None and path.name == "__init__.py":
-                yield from _submodules(name, path.parent)
+            yield from _with_submodules(name)
 
 
-def _submodules(package: str, folder: Path) -> Iterator[str]:
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("_") or path.stem in _SKIPPED:
-            continue
-        if path.suffix == ".py":
-            yield f"{package}.{path.stem}"
-        elif (path / "__init__.py").is_file():
-            yield f"{package}.{path.name}"
-            yield from _submodules(f"{package}.{path.name}", path)
-
-
-def _source_file(module: str) -> Path | None:
-    """Return the Python file of a module, or None for a module written in C."""
-    if module == "os.path":
-        return Path(importlib.import_module(module).__file__ or "")
-    base = Path(sysconfig.get_paths()["stdlib"]).joinpath(*module.split("."))
-    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
-
-
-def _definitions(module: str, visited: frozenset[str]) -> Iterator[Definition]:
-    """Yield the definitions of a module, then those that it imports from private modules."""
-    path = _source_file(module)
-    if path is None:
-        yield from _imported_definitions(module)
+def _with_submodules(name: str) -> Iterator[tuple[str, ModuleType]]:
+    """Import a module and yield it and those in it; none that this platform lacks."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
         return
-    tree = ast.parse(path.read_bytes())
-    yield from source_definitions(tree)
-    exported = _exported_names(tree)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for source, names in source_reexports(tree, package):
-        public = source not in _INTERNAL and not any(part.startswith("_") for part in source.split("."))
-        if not public and source not in visited:
-            if exported is not None:
-                names = {name: alias for name, alias in names.items() if alias in exported | {"*", "__doc__"}}
-            yield from _renamed(_definitions(source, visited | {module}), names)
-    if module in _IMPORTED:
-        yield from _imported_definitions(module)
+    yield name, module
+    for inner in sorted(each.name for each in pkgutil.iter_modules(getattr(module, "__path__", []))):
+        if not inner.startswith("_") and inner not in _SKIPPED:
+            yield from _with_submodules(f"{name}.{inner}")
 
 
-def _renamed(definitions: Iterable[Definition], names: dict[str, str]) -> Iterator[Definition]:
-    """Yield the definitions that ``names`` selects, under their new names."""
-    for definition in definitions:
-        top, dot, rest = definition.name.partition(".")
-        alias = names.get(top or "__doc__") or (top if top and "*" in names else None)
-        if alias == "__doc__":
-            yield definition
-        elif alias is not None and not alias.startswith("_"):
-            yield definition._replace(name=f"{alias}{dot}{rest}")
+def _is_public(module: str) -> bool:
+    return module not in _INTERNAL and not any(part.startswith("_") for part in module.split("."))
 
 
-def _imported_definitions(module: str) -> Iterator[Definition]:
-    """Import a module and yield its definitions; none if this platform lacks the module."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated modules warn at import
-        try:
-            loaded = importlib.import_module(module)
-        except ImportError:
-            return
-    yield from builtin_definitions(loaded)
-
-
-def source_definitions(tree: ast.Module) -> Iterator[Definition]:
-    """Yield a parsed module and its public classes, functions, methods and properties with a docstring, in order."""
-    doc = ast.get_docstring(tree)
-    if doc:
-        yield Definition("", "module", doc)
-    classes = (node for node in _statements(tree.body) if isinstance(node, ast.ClassDef))
-    private = {node.name: node for node in classes if node.name.startswith("_")}
-    yield from _scope_definitions(tree.body, "", private)
-
-
-def _scope_definitions(body: list[ast.stmt], prefix: str, private: dict[str, ast.ClassDef]) -> Iterator[Definition]:
-    """Yield the definitions of a block; members of a private base class are listed under its first public subclass."""
-    for node in _statements(body):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or node.name.startswith("_"):
-            continue
-        name, doc = prefix + node.name, ast.get_docstring(node)
-        if doc:
-            yield Definition(name, _kind(node, prefix), doc)
-        if isinstance(node, ast.ClassDef):
-            yield from _scope_definitions(node.body, f"{name}.", private)
-            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-            for base in filter(None, [private.pop(name, None) for name in bases]):
-                yield from _scope_definitions(base.body, f"{name}.", private)
-
-
-def _kind(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, prefix: str) -> str:
-    if isinstance(node, ast.ClassDef):
-        return "class"
-    decorators = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
-    if decorators & {"property", "cached_property"}:
-        return "property"
-    return "method" if prefix else "function"
-
-
-def source_reexports(tree: ast.Module, package: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the module and ``{name: alias}`` of each ``from ... import ...``, in order, conditional ones included.
-
-    Relative imports start from ``package``. The name ``*`` stands for all public names.
-    """
-    for node in _statements(tree.body):
-        if isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            source = ".".join([*parents, *([node.module] if node.module else [])])
-            yield source, {alias.name: alias.asname or alias.name for alias in node.names}
-
-
-def _exported_names(tree: ast.Module) -> set[str] | None:
-    """Return ``__all__`` if it is written as one literal, else None."""
-    for node in _statements(tree.body):
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            try:
-                return set(ast.literal_eval(node.value))
-            except ValueError:
-                return None
-    return None
-
-
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Walk a block and the blocks of its ``if`` and ``try`` statements, but not the bodies of functions or classes."""
-    for node in body:
-        yield node
-        if isinstance(node, (ast.If, ast.Try)):
-            yield from _statements(node.body)
-            for handler in getattr(node, "handlers", []):
-                yield from _statements(handler.body)
-            yield from _statements(node.orelse)
-
-
-def builtin_definitions(module: ModuleType) -> Iterator[Definition]:
-    """Yield an imported module and its public classes, functions and methods written in C, by name."""
-    if module.__doc__:
-        yield Definition("", "module", inspect.cleandoc(module.__doc__))
+def module_definitions(module: ModuleType) -> Iterator[Definition]:
+    """Yield a module and its public classes, functions, methods and properties with a docstring, by name."""
+    yield from _definition("", "module", module)
+    exported = getattr(module, "__all__", vars(module))
     for name, value in sorted(vars(module).items()):
-        # Many modules have an alias of a builtin: socket.error is OSError.
-        alias = getattr(value, "__module__", None) == "builtins" != module.__name__
-        if name.startswith("_") or alias:
+        home = getattr(value, "__module__", None) or module.__name__
+        # Many modules have an alias of a builtin: socket.error is OSError, and so is builtins.IOError.
+        alias = home == "builtins" and getattr(value, "__name__", name) != name
+        is_own = module is builtins or home == module.__name__ or (name in exported and not _is_public(home))
+        if name.startswith("_") or alias or not is_own:
             continue
-        if isinstance(value, BuiltinFunctionType):
-            yield from _builtin_definition(name, "function", value)
-        elif isinstance(value, type):
-            yield from _builtin_class(name, value)
+        if isinstance(value, type):
+            yield from _class_definitions(name, value)
+        elif inspect.isroutine(value):
+            yield from _definition(name, "function", value)
 
 
-def _builtin_class(name: str, cls: type) -> Iterator[Definition]:
-    # vars: the class's own docstring and members, not inherited ones.
-    if vars(cls).get("__doc__"):
-        yield from _builtin_definition(name, "class", cls)
-    for member, value in sorted(vars(cls).items()):
-        if isinstance(value, (classmethod, staticmethod)):
-            value = value.__func__
+def _class_definitions(name: str, cls: type) -> Iterator[Definition]:
+    """Yield a class and its members, those of its private bases included."""
+    if vars(cls).get("__doc__"):  # not an inherited one
+        yield from _definition(name, "class", cls)
+    members: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base is cls or base.__name__.startswith("_") or not _is_public(base.__module__):
+            members |= vars(base)
+    for member, value in sorted(members.items()):
+        value = getattr(value, "__func__", value)
         if member.startswith("_"):
             continue
-        if isinstance(value, (MethodDescriptorType, BuiltinFunctionType)) or inspect.ismethoddescriptor(value):
-            yield from _builtin_definition(f"{name}.{member}", "method", value)
-        elif isinstance(value, GetSetDescriptorType):
-            yield from _builtin_definition(f"{name}.{member}", "property", value)
+        if isinstance(value, type) and value.__qualname__ == f"{cls.__qualname__}.{member}":
+            yield from _class_definitions(f"{name}.{member}", value)
+        elif inspect.isroutine(value) and not isinstance(value, GetSetDescriptorType):
+            yield from _definition(f"{name}.{member}", "method", value)
+        elif isinstance(value, (property, functools.cached_property, GetSetDescriptorType)):
+            yield from _definition(f"{name}.{member}", "property", value)
 
 
-def _builtin_definition(name: str, kind: str, value: Any) -> Iterator[Definition]:
-    doc = inspect.cleandoc(value.__doc__ or "")
+def _definition(name: str, kind: str, value: Any) -> Iterator[Definition]:
+    doc = inspect.cleandoc(value.__doc__) if isinstance(value.__doc__, str) else ""
     leaf = name.rpartition(".")[2]
     # Older C docstrings begin with call forms: "max(iterable, *[, default=obj, key=func]) -> value".
     calls = (f"{leaf}(", f"{name}(", f"{getattr(value, '__name__', leaf)}(")
@@ -378,9 +267,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._retriever.close()
 
     @contextmanager
