@@ -58,17 +58,11 @@ def test_options_filters_and_both(searcher):
 
 
 def test_wrong_arguments_are_errors(searcher):
-    with pytest.raises(InvalidArgumentError, match=r"LlamaIndexRetriever\.open"):
-        LlamaIndexRetriever("my-index")
     with pytest.raises(InvalidArgumentError, match="similarity_top_k=0"):
         LlamaIndexRetriever(searcher, similarity_top_k=0)
 
 
-def test_filters_and_arguments_of_another_type_are_errors(searcher):
-    recent = MetadataFilter(key="year", operator=">", value=2020)
-    for filters in (recent, [recent], {"year": 2020}):
-        with pytest.raises(InvalidArgumentError, match=r"as filters; expected MetadataFilters\(filters="):
-            LlamaIndexRetriever(searcher, filters=filters).retrieve("fruit")
+def test_unknown_arguments_are_errors(searcher):
     with pytest.raises(ValidationError, match="top_k"):  # it is top_n
         LlamaIndexReranker(model=searcher.model, top_k=3)
 

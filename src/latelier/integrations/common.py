@@ -7,12 +7,9 @@ false first; in the other conditions NULL has the same effect as false.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from os import PathLike
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError, LatelierError
@@ -20,7 +17,6 @@ from latelier.indexes.filters import RESERVED, fold_name
 from latelier.indexes.results import dump_json
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.model import QueryModel, given_model
-from latelier.utils.checks import describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,9 +31,6 @@ class SqlCondition(NamedTuple):
 
 def metadata_field(*keys: str) -> SqlCondition:
     """Return a metadata value by its key, or by the keys of nested dicts."""
-    for key in keys:
-        if not isinstance(key, str) or not key or (len(keys) > 1 and '"' in key):
-            raise InvalidArgumentError(f"received {describe(key)} as a metadata key; expected a text without quotes.")
     if len(keys) == 1 and fold_name(keys[0]) not in RESERVED:
         return SqlCondition('"' + keys[0].replace('"', '""') + '"')
     # The columns of these names hold the id, the text and all of the metadata.
@@ -108,9 +101,7 @@ _KEYS = (ID_KEY, SCORE_KEY, START_KEY, END_KEY)
 
 
 def find_documents(retriever: Retriever, query: str, **options: Any) -> Sequence[Result]:
-    """Search for one query, whose documents have to have ids that differ as str; frameworks do not check its type."""
-    if not isinstance(query, str):
-        raise InvalidArgumentError(f"received {describe(query)} as the query; expected one text.")
+    """Search for one query, whose documents have to have ids that differ as str."""
     results = retriever.search(query, **options)
     seen: dict[str, Any] = {}
     for result in results:
@@ -149,9 +140,7 @@ class OpenedRetriever:
     if TYPE_CHECKING:  # an annotation of the class itself would be a field of pydantic's models
         retriever: Retriever
 
-    # What `open` returned, and not a copy of it, closes the retriever. A model of pydantic accepts such an attribute if
-    # its name begins with "_".
-    _opened: weakref.ref[Self] | None = None
+    _is_own: bool = False  # whether `open` has opened the retriever
 
     @classmethod
     def open(
@@ -174,23 +163,18 @@ class OpenedRetriever:
         except BaseException:
             opened.close()
             raise
-        retriever._opened = weakref.ref(retriever)
+        retriever._is_own = True
         return retriever
 
     def close(self) -> None:
-        """Close the index that `open` has opened; a retriever that was given stays open, as does that of a copy."""
-        if self._opened is None:
-            return
-        opened = self._opened()
-        if opened is None or opened is self:  # None: only copies are left
+        """Close the index that `open` has opened; a retriever that was given stays open."""
+        if self._is_own:
             self.retriever.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -199,29 +183,20 @@ class RerankingModel:
 
     def __init__(self, model: Any, device: str | None, options: dict[str, Any] | None) -> None:
         self._given = model, device, options
-        self._lock = threading.Lock()
-        self._loaded: QueryModel | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RerankingModel, self._given
 
-    @property
+    @cached_property
     def loaded(self) -> QueryModel:
         """The model, loaded on first use."""
-        with self._lock:
-            if self._loaded is None:
-                self._loaded = given_model(*self._given)
-            return self._loaded
+        return given_model(*self._given)
 
 
 def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:
     """Merge keywords of `Retriever.search`, from general to special; a ``filter`` comes with its own ``parameters``."""
     merged: dict[str, Any] = {}
     for level in levels:
-        if not isinstance(level, (Mapping, type(None))):
-            raise InvalidArgumentError(
-                f"received {describe(level)} as search options; expected a dict of arguments of Retriever.search."
-            )
         given = level or {}
         if "filter" in given:
             merged.pop("parameters", None)
@@ -244,41 +219,27 @@ def add_filter(options: Mapping[str, Any], condition: SqlCondition | None) -> di
 
 
 class SharedFolder:
-    """A folder that a `Retriever` has filled, which several threads search; a copy opens it by itself."""
+    """A folder that a `Retriever` has filled, opened on first use; a copy opens it by itself."""
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
         self._given = path, options
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._retriever: Retriever | None = None
-        self._running: Counter[Retriever] = Counter()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedFolder, self._given
 
-    @contextmanager
-    def opened(self) -> Iterator[Retriever]:
-        """Return the retriever, which stays open within the ``with`` block."""
-        with self._changed:
+    def opened(self) -> Retriever:
+        """Return the retriever, for reading."""
+        with self._lock:
             if self._retriever is None:
                 path, options = self._given
                 self._retriever = Retriever.open(path, read_only=True, **options)
-            retriever = self._retriever
-            self._running[retriever] += 1
-        try:
-            yield retriever
-        finally:
-            with self._changed:
-                self._running[retriever] -= 1
-                self._changed.notify_all()
+            return self._retriever
 
     def close(self) -> None:
-        """Close the folder when the blocks that use it have ended; a block that begins meanwhile opens it again."""
-        with self._changed:
-            retriever, self._retriever = self._retriever, None
-            if retriever is None:
-                return
-            try:
-                self._changed.wait_for(lambda: not self._running[retriever])
-            finally:
-                del self._running[retriever]
-                retriever.close()
+        """Close the folder; the next use opens it again."""
+        with self._lock:
+            if self._retriever is not None:
+                self._retriever.close()
+            self._retriever = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from os import PathLike, fspath
@@ -32,7 +31,6 @@ from latelier.integrations.common import (
     place_metadata,
 )
 from latelier.retrieve import Retriever
-from latelier.retrieve.model import check_backend
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
@@ -100,45 +98,37 @@ class HaystackRetriever:
         filter_policy: str | FilterPolicy = FilterPolicy.REPLACE,
         search_options: dict[str, Any] | None = None,
     ) -> None:
-        if not isinstance(retriever, (Retriever, str, PathLike)):
-            raise InvalidArgumentError(
-                f"received {describe(retriever)}; expected a Retriever or the folder of an index."
-            )
         if isinstance(retriever, Retriever) and (model, device, backend) != (None, None, "auto"):
             raise InvalidArgumentError("model, device and backend are for a folder, not for an open Retriever.")
-        check_backend(backend, model)
         self.top_k = check_count("top_k", top_k)
         self.filters = filters
         self.filter_policy = FilterPolicy.from_str(filter_policy) if isinstance(filter_policy, str) else filter_policy
         self.search_options = merge_search_options(search_options)
         self._options = {"model": model, "device": device, "backend": backend}
-        self._folder = None if isinstance(retriever, Retriever) else fspath(retriever)
-        self._searched = (
-            retriever if isinstance(retriever, Retriever) else SharedFolder(fspath(retriever), self._options)
-        )
+        self._path = None if isinstance(retriever, Retriever) else fspath(retriever)
+        self._searched: Any = retriever if self._path is None else SharedFolder(self._path, self._options)
 
     def warm_up(self) -> None:
         """Open the folder and its model, unless that is done; errors are those of `Retriever.open`."""
-        with self._opened():
-            pass
+        self._opened()
 
     def close(self) -> None:
-        """Close the folder when the searches that run have ended; the next `warm_up` or search opens it again.
+        """Close the folder, after the searches in it; the next `warm_up` or search opens it again.
 
         A retriever that was given stays open.
         """
-        if isinstance(self._searched, SharedFolder):
+        if self._path is not None:
             self._searched.close()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the component, as Haystack saves pipelines; it needs a folder for that."""
-        if self._folder is None:
+        if self._path is None:
             raise SerializationError(
                 "HaystackRetriever was given an open Retriever, which cannot be serialised; give its folder."
             )
         return default_to_dict(
             self,
-            retriever=self._folder,
+            retriever=self._path,
             **self._options,
             top_k=self.top_k,
             filters=self.filters,
@@ -184,10 +174,10 @@ class HaystackRetriever:
         wanted = apply_filter_policy(self.filter_policy, self.filters, filters)
         count = {"k": self.top_k if top_k is None else check_count("top_k", top_k)}
         options = merge_search_options(count, self.search_options, search_options)
-        with self._opened() as retriever:
-            passages = StoredDocuments(retriever.index).has_passages
-            options = add_filter(options, haystack_filter(wanted, passages=passages) if wanted else None)
-            results = find_documents(retriever, query, **options)
+        retriever = self._opened()
+        passages = StoredDocuments(retriever.index).has_passages
+        options = add_filter(options, haystack_filter(wanted, passages=passages) if wanted else None)
+        results = find_documents(retriever, query, **options)
         documents = [
             Document(id=str(result.id), content=result.text, meta=place_metadata(result), score=result.score)
             for result in results
@@ -206,8 +196,8 @@ class HaystackRetriever:
         found: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, filters, top_k, search_options)
         return found
 
-    def _opened(self) -> AbstractContextManager[Retriever]:
-        return self._searched.opened() if isinstance(self._searched, SharedFolder) else nullcontext(self._searched)
+    def _opened(self) -> Retriever:
+        return self._searched if self._path is None else self._searched.opened()
 
 
 @component
@@ -322,15 +312,11 @@ def haystack_filter(filters: Mapping[str, Any], *, passages: bool = False) -> Sq
     name no time zone. Ids are str in Haystack: ``"7"`` is also the document 7. Documents without the field of a
     comparison fulfil ``!=`` and ``not in`` only. `passages`: whether the index has passages of documents.
     """
-    if not isinstance(filters, Mapping):
-        raise FilterError(f"received {describe(filters)} as filters; expected a dict.")
     return _comparison(filters, passages) if "field" in filters else _operation(filters, passages)
 
 
 def _operation(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
-    for key in ("operator", "conditions"):
-        if key not in filters:
-            raise FilterError(f"'{key}' key missing in {describe(filters)}; a comparison needs 'field' too.")
+    _require(filters, "operator", "conditions")
     operator, given = filters["operator"], filters["conditions"]
     if operator not in ("AND", "OR", "NOT"):
         raise FilterError(f"received the operator {describe(operator)}; expected 'AND', 'OR' or 'NOT'.")
@@ -341,10 +327,14 @@ def _operation(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
     return negate(combined) if operator == "NOT" else combined
 
 
-def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
-    for key in ("operator", "value"):
+def _require(filters: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
         if key not in filters:
-            raise FilterError(f"'{key}' key missing in {describe(filters)}.")
+            raise FilterError(f"'{key}' key missing in {describe(filters)}; a comparison needs 'field' too.")
+
+
+def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
+    _require(filters, "operator", "value")
     operator, value = filters["operator"], filters["value"]
     if operator not in _COMPARISONS:
         raise FilterError(f"received the operator {describe(operator)}; expected one of {', '.join(_COMPARISONS)}.")
@@ -357,9 +347,7 @@ def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
     return _in_order(field, operator, value)
 
 
-def _field(name: Any, passages: bool) -> SqlCondition:
-    if not isinstance(name, str) or not name:
-        raise FilterError(f"received {describe(name)} as a field; expected a text such as 'meta.year'.")
+def _field(name: str, passages: bool) -> SqlCondition:
     if name == "id":
         return _PASSAGE_ID if passages else _ID
     if name == "content":

@@ -6,10 +6,9 @@ Needs the extra ``langchain``, which installs langchain-core.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any
 
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import MissingExtraError
 from latelier.integrations.common import (
     SCORE_KEY,
     OpenedRetriever,
@@ -21,7 +20,6 @@ from latelier.integrations.common import (
 )
 from latelier.retrieve import Retriever
 from latelier.retrieve.retriever import rank_texts
-from latelier.utils.checks import describe
 
 try:
     from langchain_core.callbacks import (
@@ -32,7 +30,7 @@ try:
     from langchain_core.documents import BaseDocumentCompressor, Document
     from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
     from langchain_core.runnables import run_in_executor
-    from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+    from pydantic import ConfigDict, Field, PrivateAttr
 except ImportError as error:
     raise MissingExtraError("Searching from LangChain", "langchain") from error
 
@@ -79,15 +77,6 @@ class LangChainRetriever(OpenedRetriever, BaseRetriever):
     k: int = Field(default=10, ge=1)
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    @field_validator("retriever", mode="before")
-    @classmethod
-    def _check_retriever(cls, value: Any) -> Any:
-        if isinstance(value, (str, PathLike)):
-            raise InvalidArgumentError(
-                f"received {describe(value)} as the retriever; LangChainRetriever.open(folder) opens a folder."
-            )
-        return value
-
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search_kwargs: Any
     ) -> list[Document]:
@@ -102,12 +91,8 @@ class LangChainRetriever(OpenedRetriever, BaseRetriever):
         options = merge_search_options({"k": self.k}, self.search_kwargs, search_kwargs)
         results = find_documents(self.retriever, query, **options)
         return [
-            Document(
-                result_text(result),
-                id=str(result.id),
-                metadata={**place_metadata(result), SCORE_KEY: result.score},
-            )
-            for result in results
+            Document(result_text(each), id=str(each.id), metadata=place_metadata(each) | {SCORE_KEY: each.score})
+            for each in results
         ]
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:

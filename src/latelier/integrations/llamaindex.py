@@ -100,10 +100,6 @@ class LlamaIndexRetriever(OpenedRetriever, BaseRetriever):
         callback_manager: CallbackManager | None = None,
         verbose: bool = False,
     ) -> None:
-        if not isinstance(retriever, Retriever):
-            raise InvalidArgumentError(
-                f"received {describe(retriever)}; expected a Retriever. LlamaIndexRetriever.open opens a folder."
-            )
         super().__init__(callback_manager=callback_manager, verbose=verbose)
         self.retriever = retriever
         self.similarity_top_k = check_count("similarity_top_k", similarity_top_k)
@@ -222,10 +218,6 @@ def llamaindex_filter(filters: MetadataFilters) -> SqlCondition | None:
     Of a list, ``any``, ``all`` and ``contains`` compare the elements, and of a text its parts.
     ``text_match_insensitive`` ignores the case of ASCII letters.
     """
-    if not isinstance(filters, MetadataFilters):
-        raise InvalidArgumentError(
-            f"received {describe(filters)} as filters; expected MetadataFilters(filters=[MetadataFilter(...), ...])."
-        )
     conditions = [
         llamaindex_filter(each) if isinstance(each, MetadataFilters) else _condition(each) for each in filters.filters
     ]
@@ -238,14 +230,21 @@ def llamaindex_filter(filters: MetadataFilters) -> SqlCondition | None:
 
 
 def _condition(filter: MetadataFilter) -> SqlCondition:
-    field, operator, value = metadata_field(filter.key), FilterOperator(filter.operator), filter.value
+    field, operator = metadata_field(filter.key), FilterOperator(filter.operator)
+    value: Any = filter.value
+    expected = None
     if operator in _LISTS and not (isinstance(value, list) and value):
-        raise _wrong_value(filter, "a list that is not empty")
-    if operator in _TEXTS and not isinstance(value, str):
-        raise _wrong_value(filter, "a text")
+        expected = "a list that is not empty"
+    elif operator in _TEXTS and not isinstance(value, str):
+        expected = "a text"
+    elif operator in _ORDERS and value is None:
+        expected = "a number or a text"
+    if expected:
+        raise InvalidArgumentError(
+            f"received {describe(value)} as the value of the filter {filter.key!r} {operator.value}; expected "
+            f"{expected}."
+        )
     if operator in _ORDERS:
-        if not isinstance(value, (int, float, str)):
-            raise _wrong_value(filter, "a number or a text")
         return in_order(field, _ORDERS[operator], value)
     return _CONDITIONS[operator](field, value)
 
@@ -253,13 +252,6 @@ def _condition(filter: MetadataFilter) -> SqlCondition:
 def _matches(field: SqlCondition, form: str, part: str) -> SqlCondition:
     sql = f"(typeof({field.sql}) = 'text' AND instr({form.format(field.sql)}, {form.format('?')}) > 0)"
     return SqlCondition(sql, (*field.parameters * 2, part))
-
-
-def _wrong_value(filter: MetadataFilter, expected: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"received {describe(filter.value)} as the value of the filter {filter.key!r} {filter.operator.value}; "
-        f"expected {expected}."
-    )
 
 
 _CONDITIONS: dict[FilterOperator, Callable[[SqlCondition, Any], SqlCondition]] = {
