@@ -14,7 +14,7 @@ import numpy as np
 
 from latelier.kernels.conversion import INT8, WIDE_INT8, WORDS, convert_meanwhile, convert_rows
 from latelier.kernels.jit import FLOATS, LANES, ROWS, STEP, at, cgutils, constant, intrinsic, ir, kernel, splat, types
-from latelier.kernels.multiply import has_wide_rows, instruction_set_of, tile_groups
+from latelier.kernels.multiply import Factors, has_wide_rows, instruction_set_of, tile_groups
 
 
 class Documents(NamedTuple):
@@ -58,12 +58,12 @@ def emit_maxima(
 
     `places`: addresses of the rows ``(8, words * 4)``, of their scales ``(8,)`` float32 and of the maxima ``(groups,
     16)`` float32; `leads`: addresses of ``(8,)`` and ``(groups, 16)`` float32, whose products are added to those of
-    rows and groups; for the others see `ByteProducts.multiply`. Returns the sixteen scaled products of each row: all
+    rows and groups; for the others see `Factors`. Returns the sixteen scaled products of each row: all
     rows of the first group, then of the next.
     """
     rows, scales, best = places
-    multiply = instruction_set_of(isa).products.multiply
-    totals = multiply(builder, rows, groups, words, ROWS, meanwhile, lanes=lanes, widened=widened)
+    factors = Factors(rows, groups, words, ROWS, meanwhile, lanes, widened)
+    totals = instruction_set_of(isa).products.multiply(builder, factors)
     products = []
     for g in range(len(groups)):
         best_at = at(builder, builder.add(best, constant(4 * LANES * g)), FLOATS)

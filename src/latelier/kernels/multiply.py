@@ -4,7 +4,7 @@
 multiplied by the same word of sixteen query tokens, so no sum goes across lanes. All sums of a `Tile` stay in
 registers.
 
-`Vnni`, `Pairs` and `DotProduct` have one interface, `ByteProducts.multiply`; integer sums are exact and equal.
+`Vnni`, `Pairs` and `DotProduct` have one interface, `multiply`; integer sums are exact and equal.
 
 `instruction_set` returns the best one that the processor has and numba may compile for. A kernel takes
 `InstructionSet.argument`, whose numba type differs between instruction sets: the kernel is compiled, and cached on
@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.jit import (
@@ -136,32 +136,22 @@ def _adding_product(builder: ir.IRBuilder, bfloat16: bool) -> Callable[[ir.Value
     return lambda total, row, lanes: builder.call(multiply, [row, lanes, total])
 
 
-class ByteProducts(Protocol):
-    """Dot products of rows with groups of sixteen vectors of bytes."""
+class Factors(NamedTuple):
+    """What is multiplied: the address of `height` rows ``(words * 4)``, and the groups of packed vectors.
 
-    @property
-    def wide_rows(self) -> bool:
-        """Whether rows hold 16-bit numbers rather than bytes; both are shifted by 128, to 0 to 255."""
+    A group has the addresses of sixteen packed vectors ``(words, 16, 4)`` int8 and of their starting sums ``(16,)``
+    int32, what the shift has to be corrected by. `words`: a multiple of `STEP`. `meanwhile` is called once per word, in
+    the first loop. Only wide rows make use of `lanes`, from which on the vectors of each group are zeros, and of
+    `widened`, which says that the vectors are int16.
+    """
 
-    def multiply(
-        self,
-        builder: ir.IRBuilder,
-        rows: ir.Value,
-        groups: Sequence[Group],
-        words: ir.Value,
-        count: int,
-        meanwhile: Meanwhile | None = None,
-        *,
-        lanes: int = LANES,
-        widened: bool = False,
-    ) -> list[ir.Value]:
-        """Emit the dot products, sixteen int32 for each row: all rows of the first group, then of the next.
-
-        `rows`: address of `count` rows ``(words * 4)``; `groups`: addresses of sixteen packed vectors ``(words, 16,
-        4)`` int8 and of their starting sums ``(16,)`` int32, what the shift has to be corrected by; `words`: a multiple
-        of `STEP`; `meanwhile` is called once per word, in the first loop. Only wide rows make use of `lanes`, from
-        which on the vectors of each group are zeros, and of `widened`, which says that the vectors are int16.
-        """
+    rows: ir.Value
+    groups: Sequence[Group]
+    words: ir.Value
+    height: int
+    meanwhile: Meanwhile | None = None
+    lanes: int = LANES
+    widened: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,19 +165,9 @@ class Vnni:
     sums: int
     wide_rows: ClassVar[bool] = False
 
-    def multiply(
-        self,
-        builder: ir.IRBuilder,
-        rows: ir.Value,
-        groups: Sequence[Group],
-        words: ir.Value,
-        count: int,
-        meanwhile: Meanwhile | None = None,
-        *,
-        lanes: int = LANES,
-        widened: bool = False,
-    ) -> list[ir.Value]:
-        """See `ByteProducts`."""
+    def multiply(self, builder: ir.IRBuilder, factors: Factors) -> list[ir.Value]:
+        """Emit the dot products, sixteen int32 for each row: all rows of the first group, then of the next."""
+        rows, groups, words, count, meanwhile, *_ = factors
         parts = LANES // self.width
         some_rows = min(count, self.sums // parts)
         some_groups = max(1, self.sums // (parts * some_rows))
@@ -259,19 +239,9 @@ class Pairs:
     _SUMS: ClassVar[int] = 8
     _ROWS: ClassVar[int] = 4
 
-    def multiply(
-        self,
-        builder: ir.IRBuilder,
-        rows: ir.Value,
-        groups: Sequence[Group],
-        words: ir.Value,
-        count: int,
-        meanwhile: Meanwhile | None = None,
-        *,
-        lanes: int = LANES,
-        widened: bool = False,
-    ) -> list[ir.Value]:
-        """See `ByteProducts`."""
+    def multiply(self, builder: ir.IRBuilder, factors: Factors) -> list[ir.Value]:
+        """Emit the dot products, sixteen int32 for each row: all rows of the first group, then of the next."""
+        rows, groups, words, count, meanwhile, lanes, widened = factors
         width = self.width
         part_lanes = width // 4  # vectors of which a register holds one word
         parts, all_parts = -(-lanes // part_lanes), LANES // part_lanes
@@ -383,19 +353,9 @@ class DotProduct:
     # Rows of one loop: 16 of the 32 registers hold their sums.
     _ROWS: ClassVar[int] = 4
 
-    def multiply(
-        self,
-        builder: ir.IRBuilder,
-        rows: ir.Value,
-        groups: Sequence[Group],
-        words: ir.Value,
-        count: int,
-        meanwhile: Meanwhile | None = None,
-        *,
-        lanes: int = LANES,
-        widened: bool = False,
-    ) -> list[ir.Value]:
-        """See `ByteProducts`."""
+    def multiply(self, builder: ir.IRBuilder, factors: Factors) -> list[ir.Value]:
+        """Emit the dot products, sixteen int32 for each row: all rows of the first group, then of the next."""
+        rows, groups, words, count, meanwhile, *_ = factors
         results = []
         for vectors, _ in groups:
             for first in range(0, count, self._ROWS):
@@ -446,6 +406,9 @@ class DotProduct:
         halves = [shuffle(builder, parts[i], range(8), parts[i + 1]) for i in (0, 2)]
         return shuffle(builder, halves[0], range(LANES), halves[1])
 
+
+# Their `wide_rows` says whether rows hold 16-bit numbers rather than bytes; both are shifted by 128, to 0 to 255.
+ByteProducts: TypeAlias = Vnni | Pairs | DotProduct
 
 _VARIABLE = "LATELIER_KERNELS"
 
@@ -515,12 +478,10 @@ def instruction_set() -> InstructionSet:
 def _choose(name: str | None) -> InstructionSet:
     if name is None:
         return supported()[0]
-    if name not in INSTRUCTION_SETS:
-        raise InvalidArgumentError(f"{_VARIABLE}={name!r}; expected one of {', '.join(INSTRUCTION_SETS)}, or unset.")
-    if not INSTRUCTION_SETS[name].is_supported:
-        needed = ", ".join(INSTRUCTION_SETS[name].features)
-        raise InvalidArgumentError(f"{_VARIABLE}={name!r}, but this processor does not have {needed}; unset it.")
-    return INSTRUCTION_SETS[name]
+    known = {each.name: each for each in supported()}
+    if name not in known:
+        raise InvalidArgumentError(f"{_VARIABLE}={name!r}; this processor supports {', '.join(known)}; or unset it.")
+    return known[name]
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 from latelier.indexes.ivf.kernels.codes import copy_bytes, prefetch
 from latelier.kernels.conversion import widen_bytes
 from latelier.kernels.jit import INTS, LANES, ROWS, at, cgutils, constant, declare, intrinsic, ir, kernel, splat, types
-from latelier.kernels.multiply import has_wide_rows, instruction_set_of
+from latelier.kernels.multiply import Factors, has_wide_rows, instruction_set_of
 
 
 @intrinsic
@@ -37,7 +37,7 @@ def _nearest_of_rows(typing_context: Any, isa: Any, places: Any, groups: Any, wo
             start_at = builder.add(start, builder.mul(loop.index, constant(4 * LANES)))
             number = splat(builder, builder.trunc(loop.index, ir.IntType(32)), INTS)
             for r, total in enumerate(
-                instruction_set_of(isa).products.multiply(builder, rows, [(lanes_at, start_at)], words, ROWS)
+                instruction_set_of(isa).products.multiply(builder, Factors(rows, [(lanes_at, start_at)], words, ROWS))
             ):
                 highest = builder.load(best[r])
                 higher = builder.icmp_signed(">", total, highest)
@@ -83,7 +83,8 @@ def _dots_of(count: int) -> Any:
                 )
                 for g in range(count)
             ]
-            for g, total in enumerate(instruction_set_of(isa).products.multiply(builder, row, groups, words, 1)):
+            factors = Factors(row, groups, words, 1)
+            for g, total in enumerate(instruction_set_of(isa).products.multiply(builder, factors)):
                 builder.store(total, at(builder, builder.add(out, constant(4 * LANES * g)), INTS), align=4)
             return context.get_dummy_value()
 
