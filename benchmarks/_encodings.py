@@ -16,7 +16,7 @@ from latelier.evaluation import Collection, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
 from latelier.models.encoding import inference, prefers_bfloat16
 from latelier.utils import batch_by_tokens
-from latelier.utils.features import select_rows, used_positions
+from latelier.utils.batching import select_rows, used_positions
 
 __all__ = ["Encoded", "load_encoded"]
 

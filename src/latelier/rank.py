@@ -17,7 +17,8 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes import Hit
 from latelier.scores import colbert_scores
-from latelier.utils import check_count, resolve_device
+from latelier.utils import resolve_device
+from latelier.utils.checks import check_count
 
 __all__ = ["rerank"]
 

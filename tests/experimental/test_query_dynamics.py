@@ -119,19 +119,19 @@ def test_saving_keeps_every_number(tmp_path):
 
 def test_files_that_are_none_of_ours_are_rejected(tmp_path):
     path = tmp_path / "reader.safetensors"
-    with pytest.raises(InvalidArgumentError, match="there is no file"):
+    with pytest.raises(InvalidArgumentError, match="No such file"):
         QueryDynamics.load(path)
     path.write_bytes(b"nothing")
-    with pytest.raises(InvalidArgumentError, match="not a complete safetensors file"):
+    with pytest.raises(InvalidArgumentError, match="not a whole file"):
         QueryDynamics.load(path)
     written = {"latelier": "QueryDynamics", "version": "1"}
     for metadata in (None, {**written, "version": "2"}):
         save_file({"a": torch.zeros(1)}, path, metadata=metadata)
-        with pytest.raises(InvalidArgumentError, match=r"not written by QueryDynamics\.save"):
+        with pytest.raises(InvalidArgumentError, match="none of this version"):
             QueryDynamics.load(path)
     for arguments in ('{"dim": 8}', '{"dims": 8}', "{"):
         save_file({"a": torch.zeros(1)}, path, metadata={**written, "arguments": arguments})
-        with pytest.raises(InvalidArgumentError, match="is damaged"):
+        with pytest.raises(InvalidArgumentError, match="not a whole file"):
             QueryDynamics.load(path)
     with pytest.raises(StorageError, match="could not write"):
         make().save(tmp_path / "no folder" / "reader.safetensors")
@@ -141,7 +141,3 @@ def test_wrong_arguments_are_named():
     dynamics = make()
     with pytest.raises(EmbeddingsError, match="expected at most query_rows=5"):
         dynamics.begin(ragged([2, 6]))
-    with pytest.raises(EmbeddingsError, match=r"shape \(2, 7\); expected \(tokens, 8\)"):
-        dynamics.begin(ragged([2], dim=7))
-    with pytest.raises(InvalidArgumentError, match="received 1 documents for 2 queries"):
-        dynamics(dynamics.begin(ragged([2, 3])), ragged([2]))

@@ -250,15 +250,11 @@ def test_a_copy_beside_other_documents(source):
 def test_an_index_that_cannot_take_the_documents(source, tmp_path):
     target = indexes.Flat()
     target.add("a", np.ones((1, 8)))
-    with pytest.raises(EmbeddingsError, match=r"have 16 dimensions, those of Flat.* have 8"):
-        indexes.copy_documents(source, target)
+    with pytest.raises(EmbeddingsError, match=r"dim 16"):
+        indexes.copy_documents(source, target, settings=False)
     indexes.Flat(tmp_path / "index").close()
-    with indexes.open(tmp_path / "index", read_only=True) as index:
-        with pytest.raises(ReadOnlyIndexError, match="read"):
-            indexes.copy_documents(source, index)
-        for same in (index, indexes.open(tmp_path / "index")):
-            with pytest.raises(InvalidArgumentError, match="the same index"):
-                indexes.copy_documents(index, same)
+    with indexes.open(tmp_path / "index", read_only=True) as index, pytest.raises(ReadOnlyIndexError, match="read"):
+        indexes.copy_documents(source, index)
 
 
 def test_damaged_documents_are_not_copied(tmp_path):

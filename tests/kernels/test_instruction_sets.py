@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.jit import ROWS, at, constant, has_features
-from latelier.kernels.multiply import INSTRUCTION_SETS, instruction_set, multiply_floats, supported
+from latelier.kernels.multiply import INSTRUCTION_SETS, Factors, instruction_set, multiply_floats, supported
 
 PROGRAM = """
 import sys, torch
@@ -173,7 +173,8 @@ def dot_products_of_bytes(isa, lanes=16):
     def emit(builder, arguments):
         rows, query, words, out = arguments
         start = builder.add(query, builder.mul(words, constant(64)))
-        for r, total in enumerate(isa.products.multiply(builder, rows, [(query, start)], words, ROWS, lanes=lanes)):
+        factors = Factors(rows, [(query, start)], words, ROWS, lanes=lanes)
+        for r, total in enumerate(isa.products.multiply(builder, factors)):
             builder.store(total, at(builder, builder.add(out, constant(64 * r)), total.type), align=4)
 
     return emit

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
 from latelier.models import pool_tokens
 from latelier.modules import AttentionPooling
 from latelier.modules.pooling import ward_clusters
@@ -188,8 +187,3 @@ def test_pool_takes_vectors_of_any_dtype_and_returns_it(dtype):
     (expected,) = trained().pool([document.float()])
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected.to(dtype))
-
-
-def test_vectors_of_another_dimension_are_named():
-    with pytest.raises(InvalidArgumentError, match=r"token vectors of 8 dimensions; .* was made for 6"):
-        AttentionPooling(6)(batch(2))

@@ -119,7 +119,6 @@ def test_means_are_those_of_absolute_weights(dtype):
 
 
 WRONG_ARGUMENTS = {
-    "action_encoding_dim": (6, "received num_channels=6 and action_encoding_dim=6; expected more channels"),
     "norm_type": (None, "received norm_type=None; expected 'BN' or 'LN'"),
     "fc_reward_layers": ([8, 4], "received fc_reward_layers=[8, 4]; expected equal sizes"),
 }
@@ -130,28 +129,6 @@ def test_wrong_arguments(name):
     value, message = WRONG_ARGUMENTS[name]
     with pytest.raises(InvalidArgumentError, match=re.escape(message)):
         build(**{name: value})
-
-
-WRONG_INPUTS = {
-    "channels": ({}, {"channels": 5}, "shape (5, 5, 2, 3); expected (batch, 6, height, width)"),
-    "size": ({}, {"width": 4}, "of 2 x 4, which gives the reward head 24 inputs"),
-    "size, LN": ({"norm_type": "LN"}, {"width": 4}, "shape (5, 6, 2, 4); expected (batch, 6, "),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_INPUTS)
-def test_wrong_shapes(name):
-    options, shape, message = WRONG_INPUTS[name]
-    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
-        build(**options)(*draw(**shape))
-
-
-def test_training_needs_a_batch_of_two():
-    network = build().train()
-    with pytest.raises(InvalidArgumentError, match="received a batch of 1 in training mode"):
-        network(*draw(batch=1))
-    assert network.norm_common.num_batches_tracked == 0
-    assert network.eval()(*draw(batch=1))[2].shape == (1, 5)
 
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}  # relative to the largest number

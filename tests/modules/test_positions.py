@@ -140,7 +140,6 @@ def test_rotations_of_a_context_raise():
     [
         (lambda: RotaryPositions(5), "received dim=5; expected an even number"),
         (lambda: RotaryPositions(4, scale=0), "received scale=0; expected a positive number"),
-        (lambda: RotaryPositions(2, alpha=2.0), "received alpha=2.0 for 2 channels; expected dim of at least 4"),
     ],
 )
 def test_wrong_arguments_raise(make, message):

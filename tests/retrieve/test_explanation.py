@@ -10,7 +10,7 @@ from latelier.errors import InvalidArgumentError, LatelierError, StorageError, U
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 from latelier.retrieve.explanation import TokenizedText, explain_alignment
-from latelier.scores.topk import Alignment
+from latelier.scores.maxsim import Alignment
 
 
 @pytest.mark.parametrize("query", ["unhealthy fruit", "what is the distance to the moon?"])

@@ -274,7 +274,6 @@ REFUSED = {
     r"text 1 .*shape \(4,\)": lambda: colbert_scores([torch.ones(2, 4), torch.ones(4)], torch.ones(1, 2, 4)),
     r"groups of \[0, 1\]": lambda: colbert_kd_scores([torch.ones(2, 4)] * 2, [[torch.ones(1, 4)], []]),
     "documents of dtype torch.int8": lambda: colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4).char()),
-    "2 tokens, but its mask": lambda: colbert_scores(torch.ones(1, 2, 4), [torch.ones(2, 4)], None, [3]),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
 from latelier.scores import colbert_scores, top_k
-from latelier.scores.topk import align
+from latelier.scores.maxsim import align
 from naive import naive_matrix, naive_maxsim, ragged
 
 pytestmark = pytest.mark.processor

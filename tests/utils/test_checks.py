@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils import check_count, check_number, count_entries
-from latelier.utils.checks import format_bytes, parse_bytes
+from latelier.utils.checks import check_count, check_number, count_entries, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize("value", [1, np.int64(3), np.uint8(3), 2**63 - 1])

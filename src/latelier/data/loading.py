@@ -24,8 +24,7 @@ import numpy as np
 from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation import load_beir
-from latelier.utils import check_count
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import check_count, describe, short
 from latelier.utils.files import as_path, check_unicode, is_folder, open_binary, parse_json, text_lines
 
 if TYPE_CHECKING:

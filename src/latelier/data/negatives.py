@@ -24,8 +24,7 @@ from latelier.evaluation.files import check_table
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
 from latelier.scores import colbert_scores_pairwise
-from latelier.utils import check_count
-from latelier.utils.checks import short
+from latelier.utils.checks import check_count, short
 from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:

@@ -6,12 +6,13 @@ Multi-step retrieval: a search reads the document that it found, changes its que
 from latelier.experimental.multi_step import (
     MultiStepResult,
     MultiStepRetriever,
+    QueryDynamics,
+    QueryState,
     ReadingExample,
     Step,
     merge_hits,
     train_query_dynamics,
 )
-from latelier.experimental.query_dynamics import QueryDynamics, QueryState
 
 __all__ = [
     "MultiStepResult",

@@ -1,28 +1,316 @@
-"""`MultiStepRetriever`: a search reads what it found, and searches again; and the training of how it reads.
+"""Retrieval in several steps: how reading a document changes a query, the search that does so, and the training.
 
 The encoder is frozen: only the parameters of `QueryDynamics` are trained, on the vectors that an index stores.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, InvalidArgumentError, UnknownIdError
-from latelier.experimental.query_dynamics import QueryDynamics, QueryState
+from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 from latelier.indexes import Hit, Id
+from latelier.indexes.base import PathLike
 from latelier.indexes.options import SearchOptions
+from latelier.modules import DynamicsNetwork, ValueSupport
+from latelier.modules.layers import show_arguments
 from latelier.retrieve import Retriever
 from latelier.retrieve.model import checked_queries
 from latelier.retrieve.passages import StoredDocuments
 from latelier.scores import colbert_kd_scores
-from latelier.utils import check_choice, check_count, check_number, count_entries
-from latelier.utils.checks import describe, short
+from latelier.utils.batching import lengths_to_offsets
+from latelier.utils.checks import check_choice, check_count
+from latelier.utils.files import as_path, parse_json, replaced
+
+# Gains of a reciprocal rank are between -1 and 1. In hundredths they are between -9.2 and 9.2 on the support's scale.
+_GAIN_UNIT = 0.01
+_SUPPORT = ValueSupport(21)
+_WRITTEN_BY = {"latelier": "QueryDynamics", "version": "1"}
+
+
+class QueryState(NamedTuple):
+    """A batch of ``b`` queries after some documents were read.
+
+    Attributes
+    ----------
+    query_rows
+        The query's token vectors, reweighted: ``(b, query_rows, dim)``; rows of zeros are padding.
+    read_rows
+        Token vectors of the documents that were read, weighted: ``(b, documents * document_rows, dim)``.
+    hidden
+        Hidden and cell state of the network's LSTM; None before the first document.
+    logits
+        Value prefix as logits ``(b, 21)``; zeros before the first document.
+
+    Examples
+    --------
+    >>> import torch
+    >>> dynamics = QueryDynamics(dim=2, query_rows=3)
+    >>> state = dynamics.begin([torch.eye(2), torch.ones(1, 2)])
+    >>> state.query_rows.shape, state.queries().lengths
+    (torch.Size([2, 3, 2]), array([2, 1]))
+    """
+
+    query_rows: Tensor
+    read_rows: Tensor
+    hidden: tuple[Tensor, Tensor] | None
+    logits: Tensor
+
+    @property
+    def value_prefix(self) -> Tensor:
+        """Predicted increase of the target's reciprocal rank since the first search, ``(b,)``, within about [-1, 1]."""
+        return _SUPPORT.decode(self.logits) * _GAIN_UNIT
+
+    def queries(self) -> TokenEmbeddings:
+        """Return the query matrices to search with, with gradients; rows of zeros are left out."""
+        rows = torch.cat([self.query_rows, self.read_rows], dim=1)
+        kept = rows.detach().abs().sum(-1) > 0
+        return TokenEmbeddings(rows[kept], lengths_to_offsets(kept.sum(1).cpu().numpy()))
+
+    def select(self, positions: Sequence[int]) -> QueryState:
+        """Return the state of some queries of the batch."""
+        hidden = None if self.hidden is None else (self.hidden[0][:, positions], self.hidden[1][:, positions])
+        return QueryState(self.query_rows[positions], self.read_rows[positions], hidden, self.logits[positions])
+
+
+class QueryDynamics(nn.Module):
+    """Predicts the query matrix after reading a document, and what reading it gains.
+
+    The state has one row per query token and one per token of the document: an image of height
+    ``query_rows + document_rows`` and width 1. The action at a query token is the document's token vector that matches
+    it best, at a document token its own vector; with the cosine, and a flag for query tokens. A linear layer projects
+    both to `channels` channels, `latelier.modules.DynamicsNetwork` computes the next latent state, and a linear layer
+    reads two weights ``(a, b)`` per row from it::
+
+        row' = (1 + a) * row + b * action
+
+    so the new query matrix has the query's tokens, reweighted and moved towards what they matched, and the document's
+    tokens with weights of their own: learned query expansion. It is then scaled to the Frobenius norm that it had. The
+    weights start at 0: an untrained `QueryDynamics` changes no query.
+
+    The value prefix of the network is the predicted sum of gains so far; see `train_query_dynamics`.
+
+    Parameters
+    ----------
+    dim
+        Dimension of the token vectors.
+    query_rows
+        Maximum number of tokens of a query.
+    document_rows
+        Number of tokens of a document that are read; the rest is ignored.
+    channels
+        Channels of the latent state. Few: with hundreds of examples, more only fit the training queries.
+    num_res_blocks, lstm_hidden_size
+        As in `DynamicsNetwork`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> dynamics = QueryDynamics(dim=4, query_rows=3, document_rows=5).eval()
+    >>> state = dynamics.begin([torch.eye(4)[:2]])
+    >>> state = dynamics(state, [torch.eye(4)])
+
+    Nothing has changed, as nothing was trained:
+
+    >>> torch.equal(state.queries()[0], torch.eye(4)[:2])
+    True
+    >>> state.value_prefix
+    tensor([0.], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        query_rows: int = 64,
+        document_rows: int = 96,
+        channels: int = 16,
+        *,
+        num_res_blocks: int = 1,
+        lstm_hidden_size: int = 32,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__()
+        self.arguments = arguments
+        self.dim, self.query_rows, self.document_rows = dim, query_rows, document_rows
+        rows = query_rows + document_rows
+        action_channels = channels + 2
+        self.projection = nn.Linear(dim, channels, bias=False)
+        nn.init.orthogonal_(self.projection.weight)  # keeps inner products on average
+        self.dynamics = DynamicsNetwork(
+            (channels + action_channels, rows, 1),
+            action_encoding_dim=action_channels,
+            num_res_blocks=num_res_blocks,
+            num_channels=channels + action_channels,
+            reward_head_channels=2,
+            output_support_size=_SUPPORT.size,
+            flatten_output_size_for_reward_head=2 * rows,
+            lstm_hidden_size=lstm_hidden_size,
+        )
+        self.weights = nn.Linear(channels, 2)
+        nn.init.zeros_(self.weights.weight)
+        nn.init.zeros_(self.weights.bias)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments that differ from their defaults."""
+        return show_arguments(self, self.arguments)
+
+    def begin(self, queries: Sequence[Any] | TokenEmbeddings) -> QueryState:
+        """Return the state before any document was read.
+
+        Parameters
+        ----------
+        queries
+            One ``(tokens, dim)`` matrix per query.
+
+        Raises
+        ------
+        EmbeddingsError
+            If a query has more than `query_rows` tokens.
+        """
+        longest = max((len(query) for query in queries), default=0)
+        if longest > self.query_rows:
+            raise EmbeddingsError(
+                f"received a query of {longest} tokens; expected at most query_rows={self.query_rows}. Shorten it, or "
+                "build and train QueryDynamics with more rows."
+            )
+        rows = self._pad(queries, self.query_rows)
+        return QueryState(rows, rows[:, :0], None, rows.new_zeros(len(rows), _SUPPORT.size))
+
+    def forward(self, state: QueryState, documents: Sequence[Any] | TokenEmbeddings) -> QueryState:
+        """Return the state after reading one more document per query.
+
+        Parameters
+        ----------
+        state
+            The state of ``b`` queries.
+        documents
+            ``b`` matrices ``(tokens, dim)``.
+        """
+        query = state.query_rows
+        tokens = self._pad(documents, self.document_rows)
+        action, cosine = _actions(query, tokens)
+        rows = torch.cat([query, torch.zeros_like(tokens)], dim=1)
+        is_query = torch.cat([query.new_ones(query.shape[:2]), tokens.new_zeros(tokens.shape[:2])], dim=1)
+        encoding = torch.cat([self.projection(rows), self.projection(action), cosine, is_query.unsqueeze(-1)], dim=-1)
+        latent, hidden, logits = self.dynamics(encoding.transpose(1, 2).unsqueeze(-1), state.hidden)
+        keep, add = self.weights(latent.squeeze(-1).transpose(1, 2)).split(1, dim=-1)
+        query_rows, new_rows = (rows * (1 + keep) + action * add).split([self.query_rows, self.document_rows], dim=1)
+        # The sums before and after run over the same shapes, so the scale of an unchanged query is exactly 1.
+        scale = (_energy(query, state.read_rows, torch.zeros_like(new_rows))).sqrt()
+        scale = scale / _energy(query_rows, state.read_rows, new_rows).clamp(min=1e-12).sqrt()
+        scale = scale[:, None, None]
+        return QueryState(query_rows * scale, torch.cat([state.read_rows, new_rows], dim=1) * scale, hidden, logits)
+
+    def value_loss(self, state: QueryState, gains: Tensor) -> Tensor:
+        """Return the cross entropy of the value prefix against measured gains.
+
+        Parameters
+        ----------
+        state
+            The state of ``b`` queries after a document was read.
+        gains
+            Increase of the target's reciprocal rank since the first search, ``(b,)``.
+
+        Returns
+        -------
+        Tensor
+            The mean over the queries, a scalar.
+        """
+        return nn.functional.cross_entropy(state.logits, _SUPPORT.encode(gains / _GAIN_UNIT))
+
+    def save(self, path: PathLike) -> None:
+        """Write parameters and arguments into one safetensors file, atomically.
+
+        Parameters
+        ----------
+        path
+            The file; an existing one is replaced.
+
+        Raises
+        ------
+        StorageError
+            If the file cannot be written; an existing file is unchanged.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "reader.safetensors"
+        >>> QueryDynamics(dim=4, channels=8).save(path)
+        >>> QueryDynamics.load(path).extra_repr()
+        'dim=4, channels=8'
+        """
+        path = as_path(path)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        try:
+            with replaced(path) as new:
+                save_file(tensors, new, metadata={**_WRITTEN_BY, "arguments": json.dumps(self.arguments)})
+        except (SafetensorError, OSError, ValueError) as error:  # ValueError: a surrogate in the name
+            raise StorageError(f"could not write {str(path)!r}: {error}; an existing file is unchanged.") from error
+
+    @classmethod
+    def load(cls, path: PathLike) -> QueryDynamics:
+        """Read a file written by `save`, ready for searching (in evaluation mode, on the CPU).
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it was not written by `save`, is missing, damaged or of a newer version.
+        """
+        path = as_path(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            if not _WRITTEN_BY.items() <= metadata.items():
+                raise ValueError("it is none of this version of latelier")
+            dynamics = cls(**parse_json(metadata["arguments"]))
+            dynamics.load_state_dict(tensors)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgumentError(f"{path} is not a whole file of QueryDynamics.save: {error}.") from error
+        return dynamics.eval()
+
+    def _pad(self, texts: Sequence[Any] | TokenEmbeddings, length: int) -> Tensor:
+        """Return the first `length` tokens of each text as ``(b, length, dim)`` float32, padded with zeros."""
+        device = self.weights.weight.device
+        matrices = [torch.as_tensor(text)[:length].to(device, torch.float32) for text in texts]
+        padded = [nn.functional.pad(matrix, (0, 0, 0, length - len(matrix))) for matrix in matrices]
+        return torch.stack(padded) if padded else torch.zeros(0, length, self.dim, device=device)
+
+
+def _actions(query: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the action of each row and the similarity that goes with it, both 0 for padding.
+
+    Actions ``(b, query_rows + document_rows, dim)``: for a query row the token with the largest inner product, for a
+    document row its token. Similarities ``(b, query_rows + document_rows, 1)``: that of the pair, and the largest one
+    with a query row. They are 0 as well where the query or the document has no tokens.
+    """
+    is_query, is_token = query.abs().sum(-1) > 0, tokens.abs().sum(-1) > 0
+    similarity = query @ tokens.transpose(1, 2)
+    best, position = similarity.masked_fill(~is_token[:, None], -torch.inf).max(dim=2)
+    matched = tokens.gather(1, position[..., None].expand(-1, -1, tokens.shape[2])) * is_query[..., None]
+    covered = similarity.masked_fill(~is_query[..., None], -torch.inf).amax(dim=1)
+    both = torch.cat([best, covered], dim=1)
+    is_pair = torch.cat([is_query & is_token.any(1, keepdim=True), is_token & is_query.any(1, keepdim=True)], dim=1)
+    return torch.cat([matched, tokens], dim=1), both.where(is_pair, 0.0).unsqueeze(-1)
+
+
+def _energy(*rows: Tensor) -> Tensor:
+    """Return the sum of squares of each query's rows, ``(b,)``."""
+    return torch.stack([part.square().sum(dim=(1, 2)) for part in rows]).sum(dim=0)
+
 
 Merge: TypeAlias = Literal["last", "best_score", "reciprocal_rank"]
 
@@ -52,7 +340,7 @@ def merge_hits(searches: Sequence[Sequence[Hit]], k: int, merge: Merge = "last")
     Raises
     ------
     InvalidArgumentError
-        If `merge` is unknown or `k` is not a positive integer.
+        If `merge` is unknown.
 
     Examples
     --------
@@ -65,7 +353,6 @@ def merge_hits(searches: Sequence[Sequence[Hit]], k: int, merge: Merge = "last")
     >>> [hit.id for hit in merge_hits([first, second], 2, "reciprocal_rank")]
     ['b', 'a']
     """
-    check_count("k", k)
     check_choice("merge", merge, get_args(Merge))
     scores: dict[Id, float] = {}
     if merge == "last":
@@ -159,10 +446,6 @@ class MultiStepRetriever:
     """
 
     def __init__(self, retriever: Retriever, dynamics: QueryDynamics) -> None:
-        if not isinstance(retriever, Retriever):
-            raise InvalidArgumentError(f"received {describe(retriever)} as retriever; expected a Retriever.")
-        if not isinstance(dynamics, QueryDynamics):
-            raise InvalidArgumentError(f"received {describe(dynamics)} as dynamics; expected a QueryDynamics.")
         dim = retriever.index.dim
         if dim is not None and dim != dynamics.dim:
             raise EmbeddingsError(f"dynamics has dim {dynamics.dim}, the index has dim {dim}; expected the same.")
@@ -224,8 +507,6 @@ class MultiStepRetriever:
         check_count("k", k)
         check_count("max_steps", max_steps, least=0)
         check_choice("merge", merge, get_args(Merge))
-        if not (min_gain is None or (isinstance(min_gain, (int, float)) and min_gain == min_gain)):
-            raise InvalidArgumentError(f"received min_gain={short(min_gain)}; expected a number, or None.")
         if not texts:
             return []
         least = -torch.inf if min_gain is None else min_gain
@@ -367,13 +648,14 @@ def train_query_dynamics(
     >>> losses[-1] < 0.7 * losses[0]
     True
     """
-    check_count("steps", steps)
     check_count("batch_size", batch_size, least=2)
-    check_count("negatives", negatives)
-    check_number("learning_rate", learning_rate)
-    check_number("value_weight", value_weight, zero=True)
-    check_count("seed", seed, least=0)
-    given = _checked_examples(examples, multi_step, batch_size)
+    given = [ReadingExample(*example) for example in examples]
+    for position, example in enumerate(given):
+        if len(example.documents) < 2 or len(example.documents) != len(given[0].documents):
+            raise InvalidArgumentError(
+                f"examples[{position}] has {len(example.documents)} documents; expected as many as the first example "
+                f"({len(given[0].documents)}), and at least 2."
+            )
     prepared, queries, documents = _prepare(multi_step, given, negatives)
     negatives = min(negatives, *(len(example.negatives) for example in prepared))
     if negatives == 0:
@@ -412,7 +694,7 @@ def _loss(
     device, targets = dynamics.weights.weight.device, len(batch[0].documents) - 1
     candidates = documents[[position for row in compared for position in row]].to(device)
     state = dynamics.begin(queries[[example.query for example in batch]])
-    start = rank = _reciprocal_rank(_scores(state, candidates), targets)
+    start = rank = _reciprocal_rank(colbert_kd_scores(state.queries(), candidates), targets)
     total = torch.zeros((), device=device)
     for step in range(targets + 1):
         read = [example.documents[step] for example in batch]
@@ -421,7 +703,7 @@ def _loss(
             read = [hit if draw.random() < _READ_FIRST_HIT else own for hit, own in zip(hits, read, strict=True)]
         state = dynamics(state, documents[read])
         if step < targets:  # after the target there is nothing left to find, and the gain stays what it was
-            scores = _scores(state, candidates)
+            scores = colbert_kd_scores(state.queries(), candidates)  # (b, candidates of each)
             rank = _reciprocal_rank(scores, targets)
             columns = torch.arange(scores.shape[1], device=device)
             scores = scores.masked_fill((columns < targets) & (columns != step), -torch.inf)
@@ -430,46 +712,11 @@ def _loss(
     return total
 
 
-def _scores(state: QueryState, candidates: TokenEmbeddings) -> Tensor:
-    """Return the MaxSim of each query with its own candidates, ``(b, candidates per query)``."""
-    return colbert_kd_scores(state.queries(), candidates)
-
-
 def _reciprocal_rank(scores: Tensor, targets: int) -> Tensor:
     """Return the reciprocal rank of the last of the `targets` first columns, among itself and the columns after it."""
     scores = scores.detach()
     above = scores[:, targets:] >= scores[:, targets - 1 : targets]
     return 1 / (1 + above.sum(1))
-
-
-def _checked_examples(
-    examples: Iterable[ReadingExample], multi_step: MultiStepRetriever, batch_size: int
-) -> list[ReadingExample]:
-    if not isinstance(multi_step, MultiStepRetriever):
-        raise InvalidArgumentError(f"received {describe(multi_step)} as multi_step; expected a MultiStepRetriever.")
-    if StoredDocuments(multi_step.retriever.index).has_passages:
-        raise InvalidArgumentError(
-            "the index holds documents as passages; training reads whole documents: give one filled without passages."
-        )
-    try:
-        given = [ReadingExample(*example) for example in examples]
-    except TypeError as error:
-        raise InvalidArgumentError(
-            "expected each example as a ReadingExample: a query and ids of documents."
-        ) from error
-    if len(given) < batch_size:
-        raise InvalidArgumentError(f"received {len(given)} examples; expected at least batch_size={batch_size}.")
-    for position, example in enumerate(given):
-        count_entries(example.documents, f"documents of examples[{position}]", "a list of ids")
-        if len(example.documents) < 2 or len(example.documents) != len(given[0].documents):
-            raise InvalidArgumentError(
-                f"examples[{position}] has {len(example.documents)} documents; expected as many as the first example "
-                f"({len(given[0].documents)}), and at least 2."
-            )
-        for id_ in example.documents:
-            if id_ not in multi_step.retriever.index:
-                raise UnknownIdError(f"document {id_!r} of examples[{position}] is not in the index.")
-    return given
 
 
 def _prepare(
@@ -480,7 +727,7 @@ def _prepare(
     encoded: Any = model.encode_query([example.query for example in examples], packed=True)
     queries = encoded.to("cpu").to("float32")
     with index.snapshot():
-        first = _as_torch(index.get_embeddings([example.documents[0] for example in examples]))
+        first = index.get_embeddings([example.documents[0] for example in examples]).to("torch").to("float32")
         plain = index.search(queries, 2 * negatives)
         expanded = index.search([torch.cat(rows) for rows in zip(queries, first, strict=True)], 2 * negatives)
         positives: dict[str, set[Id]] = {}
@@ -498,9 +745,5 @@ def _prepare(
             rows = [positions.setdefault(id_, len(positions)) for id_ in ids]
             count = len(example.documents)
             prepared.append(_Prepared(i, rows[:count], rows[count], rows[count + 1 :]))
-        documents = _as_torch(index.get_embeddings(list(positions)))
+        documents = index.get_embeddings(list(positions)).to("torch").to("float32")
     return prepared, queries, documents
-
-
-def _as_torch(embeddings: TokenEmbeddings) -> TokenEmbeddings:
-    return embeddings.to("torch").to("float32")

@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -35,8 +34,7 @@ from latelier.indexes.results import (
     as_prefixes,
 )
 from latelier.indexes.why_not import why_not_by_vectors
-from latelier.scores.maxsim import maxsim_numpy
-from latelier.scores.topk import TopK
+from latelier.scores.maxsim import TopK, maxsim_numpy
 from latelier.utils.checks import check_count, short
 from latelier.utils.misc import NotCopied
 
@@ -531,9 +529,7 @@ class Index(NotCopied, ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

@@ -180,11 +180,9 @@ def copy_documents(
             total, batches = len(given), given.read(size)
         stored = dict(given.settings) if settings else {}
         if isinstance(target, Index):
-            if given is target or (given.path is not None and given.path == target.path):
-                raise InvalidArgumentError("source and target are the same index; give two.")
             if isinstance(source, IVF) and isinstance(target, IVF):
                 target.take_axis(source)
-            added = _add_batches(batches, target, given.dim if total else None, stored)
+            added = _add_batches(batches, target, stored)
         elif isinstance(source, Index):
             added = _write_parquet(batches, parquet_path(target), source, ids, stored)
         else:
@@ -213,12 +211,8 @@ def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
         raise StorageError("the source changed while it was copied; copy again while nothing is written.")
 
 
-def _add_batches(
-    batches: Iterator[_Batch], index: Index, dim: int | None, settings: dict[str, Any]
-) -> Iterator[tuple[_Batch, int]]:
+def _add_batches(batches: Iterator[_Batch], index: Index, settings: dict[str, Any]) -> Iterator[tuple[_Batch, int]]:
     """Add documents that an index does not have, and compare the others; yield each batch, and how many were new."""
-    if dim is not None and index.dim not in (None, dim):
-        raise EmbeddingsError(f"the vectors have {dim} dimensions, those of {index!r} have {index.dim}.")
     before, moved = set(index.ids()), set[Id]()
     _store_settings(index, settings, has_documents=bool(before))
     for batch in batches:
@@ -349,7 +343,6 @@ class ParquetDocuments:
             raise InvalidArgumentError(f"{self.path} is not a Parquet file that can be read: {error}.") from error
         if not {"id", "vectors"} <= set(schema.names):
             raise InvalidArgumentError(f"{self.path} needs the columns 'id' and 'vectors'; it has {schema.names}.")
-        self.dim: int | None = getattr(getattr(schema.field("vectors").type, "value_type", None), "list_size", None)
 
     def __len__(self) -> int:
         return int(self._file.metadata.num_rows)

@@ -19,8 +19,7 @@ from latelier.indexes.ranking import BlockSize, score_blocks
 from latelier.indexes.store.segments import AROUND, Part, Snapshot, TokenArray, release_memory
 from latelier.indexes.stored import MemoryReport, StoredIndex
 from latelier.kernels.threads import KernelWarmUp
-from latelier.scores.maxsim import maxsim, maxsim_numpy
-from latelier.scores.topk import TopK
+from latelier.scores.maxsim import TopK, maxsim, maxsim_numpy
 from latelier.utils.batching import lengths_to_offsets
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Part, Segment
 from latelier.scores.colbert import choose_engine
 from latelier.scores.inputs import Side
-from latelier.scores.topk import TopK
+from latelier.scores.maxsim import TopK
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 # If all norms are at most 128, inner products are at most 128 ** 2 = 16,384; half precision ends at 65,504.

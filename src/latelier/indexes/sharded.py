@@ -846,10 +846,8 @@ def _checked_configuration(
     check_choice("index", kind, KINDS)
     check_choice("nbits", nbits, BITS, optional=True)
     check_choice("dtype", dtype, ("float32", "float16"), optional=True)
-    if kind == "ivf" and dtype is not None:
-        raise InvalidArgumentError(f"received dtype={dtype!r}, which is for index='flat'; leave it out.")
-    if kind == "flat" and nbits is not None:
-        raise InvalidArgumentError(f"received nbits={nbits!r}, which is for index='ivf'; leave it out.")
+    if (dtype if kind == "ivf" else nbits) is not None:
+        raise InvalidArgumentError(f"received {dtype=} and {nbits=}; index='flat' has a dtype, index='ivf' nbits.")
     return {
         "shards": count,
         "index": str(kind),

@@ -55,7 +55,7 @@ from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, Tok
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
 from latelier.kernels.threads import thread_count
-from latelier.scores.topk import TopK
+from latelier.scores.maxsim import TopK
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_choice, format_bytes, parse_bytes
 from latelier.utils.misc import progress_bar

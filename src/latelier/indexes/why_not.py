@@ -19,7 +19,7 @@ from latelier.indexes.documents import prepare_queries
 from latelier.indexes.filters import fold_name, parse_filter
 from latelier.indexes.options import Parameters, SearchOptions, effort_factor
 from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport, as_id
-from latelier.scores.topk import align
+from latelier.scores.maxsim import align
 from latelier.utils.checks import short
 
 _Index: TypeAlias = Any  # an `Index`, whose module imports this one

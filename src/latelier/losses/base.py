@@ -29,9 +29,9 @@ from torch.utils.checkpoint import checkpoint
 from latelier.arrays import at_least_float32
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.utils import batch_by_tokens, check_count, is_count
-from latelier.utils.batching import lengths_to_offsets
-from latelier.utils.features import move_features, select_rows, used_positions
+from latelier.utils import batch_by_tokens
+from latelier.utils.batching import lengths_to_offsets, move_features, select_rows, used_positions
+from latelier.utils.checks import check_count, is_count
 from latelier.utils.misc import warn_caller
 
 # Tokens of a mini-batch, padding included. A CPU is fastest with activations that fit its caches; a GPU needs large

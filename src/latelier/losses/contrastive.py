@@ -20,7 +20,7 @@ from latelier.losses.base import (
     score_all,
 )
 from latelier.scores import colbert_scores
-from latelier.utils import check_count, check_number
+from latelier.utils.checks import check_count, check_number
 
 
 class Contrastive(Loss):

@@ -33,7 +33,7 @@ from latelier.losses.base import (
     score_all,
 )
 from latelier.scores import colbert_kd_scores, colbert_scores
-from latelier.utils import check_number
+from latelier.utils.checks import check_number
 
 # Avoids dividing a row of equal scores by zero; part of the published loss.
 _EPSILON = 1e-8

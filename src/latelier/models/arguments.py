@@ -16,8 +16,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils import check_choice, check_count, check_flag
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import check_choice, check_count, check_flag, describe, short
 from latelier.utils.files import check_unicode
 
 # Maximum numbers of tokens, markers and special tokens included, unless a checkpoint or the user says otherwise.

@@ -41,8 +41,8 @@ from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens, tokenizing
 from latelier.modules import AttentionPooling
 from latelier.scores import colbert_scores, colbert_scores_pairwise
-from latelier.utils import check_choice, check_count
-from latelier.utils.features import move_features
+from latelier.utils.batching import move_features
+from latelier.utils.checks import check_choice, check_count
 from latelier.utils.files import as_path
 
 # The modules of this library, by the name that a saved model's modules.json has for them: they need no

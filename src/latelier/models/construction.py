@@ -24,9 +24,9 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.arguments import DEFAULT_DOCUMENT_LENGTH, DEFAULT_QUERY_LENGTH, Recipe, checked_stream
 from latelier.models.exported import tokenizer_lock
 from latelier.models.text_encoder import TextEncoder
-from latelier.utils import check_count, encoder_limit, resolve_length
-from latelier.utils.checks import short
-from latelier.utils.features import move_features
+from latelier.utils import encoder_limit, resolve_length
+from latelier.utils.batching import move_features
+from latelier.utils.checks import check_count, short
 from latelier.utils.misc import progress_bar, warn_caller
 
 

@@ -40,10 +40,9 @@ from latelier.models.gpu import encode_unpadded, is_unpadded, one_behind, packed
 from latelier.models.pooling import Pooling, pool_tokens, recorded_attention
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import tokenize_window
-from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, check_count, resolve_device, tokens_per_batch
-from latelier.utils.batching import lengths_to_offsets, rows_of
-from latelier.utils.checks import check_choice
-from latelier.utils.features import move_features, select_rows, used_positions
+from latelier.utils import CPU_BATCH_TOKENS, batch_by_tokens, resolve_device, tokens_per_batch
+from latelier.utils.batching import lengths_to_offsets, move_features, rows_of, select_rows, used_positions
+from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import progress_bar
 
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.

@@ -35,8 +35,8 @@ from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import cluster_documents, pool_documents
 from latelier.models.arguments import check
 from latelier.modules import AttentionPooling
-from latelier.utils import check_choice, check_count
 from latelier.utils.batching import lengths_to_offsets, positions_within
+from latelier.utils.checks import check_choice, check_count
 
 # Least weight of a token relative to the mean of its document: Ward's method needs positive weights.
 _LEAST_WEIGHT = 1e-3

@@ -18,8 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from latelier.errors import InvalidArgumentError
 from latelier.models.arguments import checked_stream
 from latelier.modules import TiedOutput, TransformerEncoder
-from latelier.utils import check_count, check_number
-from latelier.utils.checks import short
+from latelier.utils.checks import check_count, check_number, short
 
 # Options of sentence-transformers' loader that a plain file of weights has no use for.
 _LOADER_OPTIONS = {"use_safetensors", "weights_only"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,18 +16,16 @@ from latelier.modules.layers import (
     QKNorm,
     SpatialNorm,
     check_mask,
-    check_tensor,
     empty_rows,
     make_added_qk_norms,
     make_cross_norm,
     make_qk_norms,
-    normalize_context,
     pad_mask,
     show_arguments,
     to_additive,
 )
 from latelier.modules.processors import SDPAProcessor, SlicedProcessor
-from latelier.utils import check_count
+from latelier.utils.checks import check_count
 
 _OLDER_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
@@ -55,14 +52,6 @@ def split_layer(fused: nn.Linear, layers: list[nn.Linear]) -> None:
     if fused.bias is not None:
         for layer, bias in zip(layers, fused.bias.split(sizes), strict=True):
             layer.bias.copy_(bias)
-
-
-def rename_older(state_dict: dict[str, Any], prefix: str) -> None:
-    """Give projections under the names of older checkpoints their present names, in place."""
-    for old, new in _OLDER_NAMES.items():
-        for kind in ("weight", "bias"):
-            if f"{prefix}{old}.{kind}" in state_dict:
-                state_dict[f"{prefix}{new}.{kind}"] = state_dict.pop(f"{prefix}{old}.{kind}")
 
 
 class Attention(nn.Module):
@@ -301,24 +290,14 @@ class Attention(nn.Module):
         Raises
         ------
         InvalidArgumentError
-            If an input is not a tensor, a shape or a mask does not fit, or the processor takes no such keyword.
+            If a shape or a mask does not fit.
         """
-        # No difference of sets: torch 2.11 cannot compile that of a view of keys.
-        if self._keywords is not None and (unknown := [k for k in cross_attention_kwargs if k not in self._keywords]):
-            known = ", ".join(sorted(self._keywords))
-            raise InvalidArgumentError(
-                f"received {', '.join(sorted(unknown))}; {type(self.processor).__name__} accepts: {known}."
-            )
-        check_tensor("hidden_states", hidden_states)
         shape = tuple(hidden_states.shape)
         if len(shape) not in (3, 4) or shape[-1 if len(shape) == 3 else 1] != self.query_dim:
             raise InvalidArgumentError(
                 f"received hidden_states of shape {shape}; expected (batch, length, {self.query_dim}) or "
                 f"(batch, {self.query_dim}, height, width)."
             )
-        channels = self.added_kv_proj_dim if self.uses_added else self.cross_attention_dim
-        if encoder_hidden_states is None and channels != self.query_dim and self.add_q_proj is None:
-            raise InvalidArgumentError(f"received no encoder_hidden_states; expected (batch, length, {channels}).")
         return self.processor(
             self,
             hidden_states,
@@ -381,8 +360,12 @@ class Attention(nn.Module):
 
     def norm_encoder_hidden_states(self, encoder_hidden_states: Tensor) -> Tensor:
         """Apply the norm of the context, ``(b, l, channels)``, if `cross_attention_norm` chose one."""
-        norm = self.norm_cross
-        return encoder_hidden_states if norm is None else normalize_context(norm, encoder_hidden_states)
+        if self.norm_cross is None:
+            return encoder_hidden_states
+        if isinstance(self.norm_cross, nn.GroupNorm):  # reads channels first
+            return self.norm_cross(encoder_hidden_states.transpose(1, 2)).transpose(1, 2)
+        normed: Tensor = self.norm_cross(encoder_hidden_states)
+        return normed
 
     @torch.no_grad()
     def fuse_projections(self, fuse: bool = True) -> None:
@@ -409,11 +392,6 @@ class Attention(nn.Module):
         self.uses_added = self.add_k_proj is not None
         self._modules.pop("processor", None)  # a registered module can be replaced by another module only
         self.processor = processor
-        call = processor.forward if isinstance(processor, nn.Module) else processor
-        parameters = inspect.signature(call).parameters
-        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        first = ("attn", "hidden_states", "encoder_hidden_states", "attention_mask")
-        self._keywords = None if open_ended else frozenset(name for name in parameters if name not in first)
 
     def get_processor(self, return_deprecated_lora: bool = False) -> Callable[..., Any]:
         """Return the processor in use; `return_deprecated_lora` is not supported."""
@@ -428,6 +406,8 @@ class Attention(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Rename the parameters of older checkpoints, if the constructor was told to."""
-        if self._from_deprecated_attn_block:
-            rename_older(state_dict, prefix)
+        for old, new in _OLDER_NAMES.items() if self._from_deprecated_attn_block else ():
+            for kind in ("weight", "bias"):
+                if f"{prefix}{old}.{kind}" in state_dict:
+                    state_dict[f"{prefix}{new}.{kind}"] = state_dict.pop(f"{prefix}{old}.{kind}")
         super()._load_from_state_dict(state_dict, prefix, *args)

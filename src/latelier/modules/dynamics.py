@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules.layers import show_arguments
-from latelier.utils import check_choice, check_count, check_number
+from latelier.utils.checks import check_choice, check_count, check_number
 
 
 class LSTMStep(nn.Module):
@@ -45,14 +45,6 @@ class LSTMStep(nn.Module):
         return hidden.unsqueeze(0), cell.unsqueeze(0)
 
 
-def make_mlp(sizes: Sequence[int], norm: Callable[[int], nn.Module], activation: nn.Module) -> nn.Sequential:
-    """Return ``linear, norm, activation, ..., linear`` with these channels: input, hidden layers, output."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise(sizes):
-        layers += [nn.Linear(before, after), norm(after), activation]
-    return nn.Sequential(*layers[:-2])
-
-
 class ResidualBlock(nn.Module):
     """Residual block of He et al. (2016): ``act(norm(conv(act(norm(conv(x))))) + x)``.
 
@@ -62,17 +54,13 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int, activation: nn.Module) -> None:
         super().__init__()
         self.act = activation
-        self.conv1 = nn.Sequential(_conv3x3(channels), nn.BatchNorm2d(channels), activation)
-        self.conv2 = nn.Sequential(_conv3x3(channels), nn.BatchNorm2d(channels))
+        first, second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.conv1 = nn.Sequential(first, nn.BatchNorm2d(channels), activation)
+        self.conv2 = nn.Sequential(second, nn.BatchNorm2d(channels))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the block's output for images ``(b, channels, h, w)``, of the same shape."""
         return self.act(self.conv2(self.conv1(images)) + images)
-
-
-def _conv3x3(channels: int) -> nn.Conv2d:
-    """Return a convolution that keeps the shape; the norm after it has the bias."""
-    return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
 
 NormType: TypeAlias = Literal["BN", "LN"]
@@ -179,11 +167,6 @@ class DynamicsNetwork(nn.Module):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__", "activation")}
         super().__init__()
         check_choice("norm_type", norm_type, get_args(NormType))
-        if num_channels <= action_encoding_dim:
-            raise InvalidArgumentError(
-                f"received num_channels={num_channels} and action_encoding_dim={action_encoding_dim}; expected more "
-                "channels than those of the action."
-            )
         if len(set(fc_reward_layers)) > 1:
             raise InvalidArgumentError(
                 f"received fc_reward_layers={list(fc_reward_layers)}; expected equal sizes. LightZero gives all layers "
@@ -206,11 +189,11 @@ class DynamicsNetwork(nn.Module):
         self.norm_reward = self._make_norm(reward_head_channels)
         self.lstm = LSTMStep(flatten_output_size_for_reward_head, lstm_hidden_size)
         self.norm_value_prefix = nn.BatchNorm1d(lstm_hidden_size)
-        self.fc_reward_head = make_mlp(
-            [lstm_hidden_size, *fc_reward_layers, output_support_size],
-            nn.BatchNorm1d if norm_type == "BN" else nn.LayerNorm,
-            self.activation,
-        )
+        norm = nn.BatchNorm1d if norm_type == "BN" else nn.LayerNorm
+        layers: list[nn.Module] = []
+        for before, after in pairwise([lstm_hidden_size, *fc_reward_layers, output_support_size]):
+            layers += [nn.Linear(before, after), norm(after), self.activation]
+        self.fc_reward_head = nn.Sequential(*layers[:-2])  # the last layer has neither norm nor activation
         if last_linear_layer_init_zero:
             for parameter in self.fc_reward_head[-1].parameters():
                 nn.init.zeros_(parameter)
@@ -219,14 +202,8 @@ class DynamicsNetwork(nn.Module):
         """Return the norm of images of the size of latent states."""
         if self.norm_type == "BN":
             return nn.BatchNorm2d(channels)
-        return nn.LayerNorm([channels, *self._latent_size])
-
-    @property
-    def _latent_size(self) -> tuple[int, int]:
-        """Height and width of latent states, by the constructor's arguments."""
         divisor = _DOWNSAMPLING if self.downsample else 1
-        height, width = self.observation_shape[-2:]
-        return math.ceil(height / divisor), math.ceil(width / divisor)
+        return nn.LayerNorm([channels, *(math.ceil(size / divisor) for size in self.observation_shape[-2:])])
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments that differ from their defaults; the activation is shown as a module."""
@@ -253,13 +230,7 @@ class DynamicsNetwork(nn.Module):
             Hidden and cell state after this step, ``(1, b, lstm_hidden_size)`` each.
         value_prefix : Tensor
             Logits of the value prefix, ``(b, output_support_size)``; `ValueSupport` makes values of them.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a shape does not fit, or a batch of one is given in training mode, where batch norms need two.
         """
-        self._check_encoding(state_action_encoding)
         batch = state_action_encoding.shape[0]  # len() would make it a constant of an export
         if reward_hidden_state is None:
             zeros = state_action_encoding.new_zeros(1, batch, self.lstm_hidden_size)
@@ -287,26 +258,6 @@ class DynamicsNetwork(nn.Module):
         LightZero's method of this name looks for the head under another name, and raises an error.
         """
         return _flatten([self.conv1x1_reward.weight, *self.fc_reward_head.parameters()])
-
-    def _check_encoding(self, encoding: Tensor) -> None:
-        """Check the shape of a state-action encoding, and that its batch is large enough for training."""
-        shape = tuple(encoding.shape)
-        size = self._latent_size if self.norm_type == "LN" else shape[2:]
-        if len(shape) != 4 or shape[1] != self.num_channels or shape[2:] != size:
-            raise InvalidArgumentError(
-                f"received a state_action_encoding of shape {shape}; expected (batch, {self.num_channels}, height, "
-                f"width): the latent state's channels, then the {self.action_encoding_dim} of the action."
-            )
-        flat = self.reward_head_channels * math.prod(size)
-        if flat != self.flatten_output_size_for_reward_head:
-            raise InvalidArgumentError(
-                f"received a state_action_encoding of {size[0]} x {size[1]}, which gives the reward head {flat} "
-                f"inputs; build the network with flatten_output_size_for_reward_head={flat}."
-            )
-        if self.norm_value_prefix.training and shape[0] < 2:
-            raise InvalidArgumentError(
-                f"received a batch of {shape[0]} in training mode; batch norm needs at least 2. Call eval() to predict."
-            )
 
 
 def _flatten(parameters: Iterable[Tensor]) -> tuple[np.ndarray, float]:
@@ -359,10 +310,8 @@ class ValueSupport:
     def encode(self, values: Tensor) -> Tensor:
         """Return the distributions ``(..., size)``, float32 at least, that stand for values ``(...)``.
 
-        Values whose ``h(x)`` is outside ``-n .. n`` are clamped; NaN and infinity raise `InvalidArgumentError`.
+        Values whose ``h(x)`` is outside ``-n .. n`` are clamped.
         """
-        if not values.isfinite().all():
-            raise InvalidArgumentError("received NaN or infinity among the values; expected finite numbers.")
         values = _to_float(values)
         scaled = values.sign() * ((values.abs() + 1).sqrt() - 1) + self.epsilon * values
         positions = scaled.clamp(-(self.size // 2), self.size // 2) + self.size // 2

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,22 +17,13 @@ from torch import Tensor, nn
 
 from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
-from latelier.utils import check_count, check_number
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import check_choice, check_count, check_number
 
 
 def show_arguments(module: nn.Module, arguments: Mapping[str, Any]) -> str:
     """Return the arguments of a module's constructor that differ from their defaults, as ``name=value, ...``."""
     defaults = inspect.signature(type(module).__init__).parameters
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value != defaults[name].default)
-
-
-def check_tensor(name: str, value: object) -> None:
-    """Check that an input is a tensor; `name` is the input's, for the message."""
-    if not isinstance(value, Tensor):
-        raise InvalidArgumentError(
-            f"received {describe(value)} as {name}; expected a tensor, such as torch.tensor(...)."
-        )
 
 
 def check_mask(mask: Tensor) -> None:
@@ -71,18 +62,6 @@ def fit_mask(mask: Tensor, batch: int, heads: int, queries: int, keys: int) -> T
     return mask
 
 
-def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Boolean ``(queries, keys)``: query ``i`` attends to keys ``0 .. i``."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
-
-
-def combine_masks(mask: Tensor, allowed: Tensor) -> Tensor:
-    """Restrict a mask of either kind to the keys that a boolean mask allows."""
-    if mask.dtype == torch.bool:
-        return mask & allowed
-    return mask.masked_fill(~allowed, -torch.inf)
-
-
 def to_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn a mask of either kind into one that is added to scores of `dtype`.
 
@@ -107,7 +86,6 @@ def empty_rows(mask: Tensor) -> Tensor:
 
 QKNorm = Literal["layer_norm", "fp32_layer_norm", "layer_norm_across_heads", "rms_norm", "rms_norm_across_heads", "l2"]
 CrossAttentionNorm = Literal["layer_norm", "group_norm"]
-_QK_NORMS = ("layer_norm", "fp32_layer_norm", "layer_norm_across_heads", "rms_norm", "rms_norm_across_heads", "l2")
 
 
 class Float32LayerNorm(nn.LayerNorm):
@@ -160,65 +138,44 @@ class SpatialNorm(nn.Module):
 
 
 def make_qk_norms(
-    kind: str | None, dim_head: int, heads: int, kv_heads: int, eps: float, affine: bool
+    kind: str | None, dim_head: int, heads: int, kv_heads: int, eps: float, *, affine: bool
 ) -> tuple[nn.Module | None, nn.Module | None]:
     """Return the norms of the queries and the keys; those ``across_heads`` always have weights."""
+    check_choice("qk_norm", kind, get_args(QKNorm), optional=True)
     if kind is None:
         return None, None
-    if kind == "layer_norm":
-        return nn.LayerNorm(dim_head, eps, affine), nn.LayerNorm(dim_head, eps, affine)
-    if kind == "fp32_layer_norm":
-        return Float32LayerNorm(dim_head, eps), Float32LayerNorm(dim_head, eps)
-    if kind == "layer_norm_across_heads":
-        return nn.LayerNorm(dim_head * heads, eps), nn.LayerNorm(dim_head * kv_heads, eps)
-    if kind == "rms_norm":
-        return nn.RMSNorm(dim_head, eps, affine), nn.RMSNorm(dim_head, eps, affine)
-    if kind == "rms_norm_across_heads":
-        return nn.RMSNorm(dim_head * heads, eps), nn.RMSNorm(dim_head * kv_heads, eps)
-    if kind == "l2":
-        return L2Norm(eps), L2Norm(eps)
-    raise InvalidArgumentError(f"received qk_norm={short(kind)}; expected None or one of {', '.join(_QK_NORMS)}.")
+    if is_across_heads(kind):
+        norm = nn.LayerNorm if kind == "layer_norm_across_heads" else nn.RMSNorm
+        return norm(dim_head * heads, eps), norm(dim_head * kv_heads, eps)
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "layer_norm": lambda: nn.LayerNorm(dim_head, eps, affine),
+        "fp32_layer_norm": lambda: Float32LayerNorm(dim_head, eps),
+        "rms_norm": lambda: nn.RMSNorm(dim_head, eps, affine),
+        "l2": lambda: L2Norm(eps),
+    }
+    return makers[kind](), makers[kind]()
 
 
 def make_added_qk_norms(
-    kind: str | None, dim_head: int, kv_heads: int, eps: float, affine: bool
+    kind: str | None, dim_head: int, kv_heads: int, eps: float, *, affine: bool
 ) -> tuple[nn.Module | None, nn.Module | None]:
     """Return the norms of the added queries and keys, which published checkpoints have for four kinds."""
-    if kind is None:
-        return None, None
-    if kind == "layer_norm":
-        return nn.LayerNorm(dim_head, eps, affine), nn.LayerNorm(dim_head, eps, affine)
-    if kind == "fp32_layer_norm":
-        return Float32LayerNorm(dim_head, eps), Float32LayerNorm(dim_head, eps)
-    if kind == "rms_norm":
-        return nn.RMSNorm(dim_head, eps), nn.RMSNorm(dim_head, eps)
     if kind == "rms_norm_across_heads":
         return None, nn.RMSNorm(dim_head * kv_heads, eps)  # checkpoints of this kind have no norm of added queries
-    raise InvalidArgumentError(
-        f"received qk_norm={kind!r} with added_kv_proj_dim; checkpoints have layer_norm, fp32_layer_norm, rms_norm or "
-        "rms_norm_across_heads there."
-    )
+    if kind in ("layer_norm_across_heads", "l2"):
+        raise InvalidArgumentError(
+            f"received qk_norm={kind!r} with added_kv_proj_dim; checkpoints have layer_norm, fp32_layer_norm, rms_norm "
+            "or rms_norm_across_heads there."
+        )
+    return make_qk_norms(kind, dim_head, 0, 0, eps, affine=affine or kind == "rms_norm")
 
 
 def make_cross_norm(kind: str | None, channels: int, added_channels: int | None, num_groups: int) -> nn.Module | None:
     """Return the norm of the context, which the added projections read where there are any."""
-    if kind is None:
-        return None
-    if kind == "layer_norm":
-        return nn.LayerNorm(channels)
+    check_choice("cross_attention_norm", kind, get_args(CrossAttentionNorm), optional=True)
     if kind == "group_norm":
         return nn.GroupNorm(num_groups, channels if added_channels is None else added_channels)
-    raise InvalidArgumentError(
-        f"received cross_attention_norm={short(kind)}; expected None, 'layer_norm' or 'group_norm'."
-    )
-
-
-def normalize_context(norm: nn.Module, context: Tensor) -> Tensor:
-    """Apply the norm of `make_cross_norm` to a context ``(b, l, channels)``; a group norm reads channels first."""
-    if isinstance(norm, nn.GroupNorm):
-        return norm(context.transpose(1, 2)).transpose(1, 2)
-    out: Tensor = norm(context)
-    return out
+    return None if kind is None else nn.LayerNorm(channels)
 
 
 def is_across_heads(kind: str | None) -> bool:
@@ -300,7 +257,7 @@ class RotaryPositions(nn.Module):
     Raises
     ------
     InvalidArgumentError
-        If `dim` is odd, another number is not positive, or `alpha` is given for 2 channels, which have one wavelength.
+        If `dim` is odd, or another number is not positive.
 
     Notes
     -----
@@ -338,8 +295,6 @@ class RotaryPositions(nn.Module):
         self.original_length = check_count("original_length", original_length, optional=True)
         self.dim, self.base = _check_even(dim), check_number("base", base)
         self.scale, self.alpha = check_number("scale", scale), check_number("alpha", alpha)
-        if dim == 2 and alpha != 1:
-            raise InvalidArgumentError(f"received alpha={alpha} for 2 channels; expected dim of at least 4.")
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
         """Rotate rows ``(..., l, dim)`` at the positions ``start, start + 1, ...``, keeping their dtype."""

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import BaseTokenPooling
 from torch import Tensor, nn
 
-from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import for_ranges
 from latelier.kernels.ward import cluster_documents
 from latelier.modules.attention import Attention
-from latelier.utils import check_count
 from latelier.utils.batching import lengths_to_offsets
+from latelier.utils.checks import check_count
 
 
 @torch.library.custom_op("latelier::ward_clusters", mutates_args=())
@@ -119,10 +118,8 @@ class AttentionPooling(BaseTokenPooling):
         tasks: str | list[str] | None = None,
     ) -> None:
         super().__init__(tasks=tasks)
-        self.dim = check_count("dim", dim)
-        self.num_vectors = check_count("num_vectors", num_vectors)
-        self.heads, self.dim_head = check_count("heads", heads), check_count("dim_head", dim_head)
-        self.hidden_dim = check_count("hidden_dim", hidden_dim)
+        self.dim, self.num_vectors = dim, check_count("num_vectors", num_vectors)
+        self.heads, self.dim_head, self.hidden_dim = heads, dim_head, hidden_dim
         self.importance = nn.Sequential(nn.Linear(dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, 1))
         self.queries = nn.Parameter(torch.empty(num_vectors, dim))
         self.penalty = nn.Parameter(torch.empty(heads))
@@ -159,11 +156,6 @@ class AttentionPooling(BaseTokenPooling):
             The features, with ``token_embeddings (n, num_vectors, dim)`` and the bool ``attention_mask
             (n, num_vectors)``: a document of ``k`` scored tokens has ``min(k, num_vectors)`` vectors, in the order of
             their clusters' first tokens; the rows after them are zero.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the token vectors have another number of dimensions.
         """
         if not self.applies_to(task):
             return features
@@ -172,18 +164,13 @@ class AttentionPooling(BaseTokenPooling):
         return {**features, "token_embeddings": vectors.to(tokens.dtype), "attention_mask": kept}
 
     def pool_one(self, embedding: Tensor, **kwargs: Any) -> Tensor:
-        """Pool one document ``(tokens, dim)`` into ``(at most num_vectors, dim)`` vectors of length 1, of its dtype.
-
-        `pool` calls this for each document of a list; it passes no keyword arguments, and they are not used.
-        """
+        """Pool one document ``(tokens, dim)`` into ``(at most num_vectors, dim)`` vectors of length 1, of its dtype."""
         vectors, kept = self._pool(embedding[None], embedding.new_ones(1, len(embedding), dtype=torch.bool))
         return F.normalize(vectors[kept], dim=-1).to(embedding.dtype)
 
     def log_weights(self, tokens: Tensor) -> Tensor:
         """Return ``log w_i``, between -4 and 4, of token vectors ``(..., dim)``; shape ``(...)``."""
-        scaled = (
-            F.normalize(tokens.to(self.queries.dtype), dim=-1) * self.dim**0.5
-        )  # entries of about 1, as linear layers expect
+        scaled = F.normalize(tokens.to(self.queries.dtype), dim=-1) * self.dim**0.5  # as in `_pool`
         return self.importance(scaled).squeeze(-1).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
@@ -203,24 +190,14 @@ class AttentionPooling(BaseTokenPooling):
         **kwargs: Any,
     ) -> AttentionPooling:
         """Load what `save` wrote; sentence-transformers calls this with the folder or name of the whole model."""
-        place: dict[str, Any] = {
-            "subfolder": subfolder,
-            "token": token,
-            "cache_folder": cache_folder,
-            "revision": revision,
-            "local_files_only": local_files_only,
-        }
+        place: dict[str, Any] = {"subfolder": subfolder, "token": token, "cache_folder": cache_folder}
+        place |= {"revision": revision, "local_files_only": local_files_only}
         pooling = cls(**cls.load_config(model_name_or_path, **place))
         cls.load_torch_weights(model_name_or_path, model=pooling, **place)
         return pooling
 
     def _pool(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return vectors ``(n, num_vectors, dim)``, not normalised, and which of them are a document's."""
-        if tokens.shape[-1] != self.dim:
-            raise InvalidArgumentError(
-                f"received token vectors of {tokens.shape[-1]} dimensions; this AttentionPooling was made for "
-                f"{self.dim}."
-            )
         unit = F.normalize(tokens.to(self.queries.dtype), dim=-1)
         weights = self.log_weights(unit).exp()
         clusters = ward_clusters(unit.detach(), mask, weights.detach(), self.num_vectors)

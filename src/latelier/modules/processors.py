@@ -17,9 +17,7 @@ from torch import Tensor
 from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
 from latelier.modules.layers import (
-    causal_mask,
     check_mask,
-    combine_masks,
     empty_rows,
     fit_mask,
     is_across_heads,
@@ -27,7 +25,7 @@ from latelier.modules.layers import (
     rotate,
     to_additive,
 )
-from latelier.utils import check_count
+from latelier.utils.checks import check_count
 
 Projected = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -47,8 +45,11 @@ class Heads(NamedTuple):
         """Return the mask with the causal one in it."""
         if not self.causal:
             return self.mask
-        allowed = causal_mask(self.query.shape[2], self.key.shape[2], self.query.device)
-        return allowed[None, None] if self.mask is None else combine_masks(self.mask, allowed)
+        queries, keys = self.query.shape[2], self.key.shape[2]
+        allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=self.query.device).tril()
+        if self.mask is None or self.mask.dtype == torch.bool:
+            return allowed if self.mask is None else self.mask & allowed
+        return self.mask.masked_fill(~allowed, -torch.inf)
 
 
 class Processor(ABC):
@@ -175,11 +176,6 @@ class Processor(ABC):
 def _to_sequence(attn: Any, hidden_states: Tensor, temb: Tensor | None) -> Tensor:
     """Return ``(b, l, channels)``: images are flattened, after the spatial norm."""
     if attn.spatial_norm is not None:
-        if hidden_states.ndim != 4 or temb is None:
-            raise InvalidArgumentError(
-                f"received hidden_states of shape {tuple(hidden_states.shape)} and {'no' if temb is None else 'a'} "
-                "temb; a spatial norm needs (batch, channels, height, width) and temb=(batch, spatial_norm_dim, h, w)."
-            )
         hidden_states = attn.spatial_norm(hidden_states, temb)
     return hidden_states.flatten(2).transpose(1, 2) if hidden_states.ndim == 4 else hidden_states
 
@@ -304,7 +300,7 @@ class SDPAProcessor(Processor):
 class FusedProcessor(SDPAProcessor):
     """As `SDPAProcessor`, with fused projections: fewer and larger matrix products.
 
-    Call `Attention.fuse_projections` first; without, a call raises `InvalidArgumentError`.
+    Call `Attention.fuse_projections` first.
 
     Examples
     --------
@@ -320,10 +316,6 @@ class FusedProcessor(SDPAProcessor):
 
     def project(self, attn: Any, sequence: Tensor, source: Tensor) -> Projected:
         """Multiply by the fused weights."""
-        if not attn.fused_projections:
-            raise InvalidArgumentError(
-                "received a FusedProcessor for an Attention without fused projections; call fuse_projections() first."
-            )
         if attn.to_k is None:  # only_cross_attention: nothing to fuse
             return super().project(attn, sequence, source)
         if attn.is_cross_attention:

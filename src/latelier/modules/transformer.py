@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError
 from latelier.modules.attention import Attention
-from latelier.modules.layers import RotaryPositions, SinusoidalPositions, check_tensor, show_arguments
-from latelier.utils import check_choice, check_count, check_number
+from latelier.modules.layers import RotaryPositions, SinusoidalPositions, show_arguments
+from latelier.utils.checks import check_choice
 
 Activation = Literal["gelu", "relu"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
@@ -205,10 +205,6 @@ class TransformerEncoder(nn.Module):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        for name in ("vocabulary_size", "dim", "num_layers", "heads"):
-            arguments[name] = check_count(name, arguments[name])  # an int of Python, which JSON can hold
-        arguments["hidden_dim"] = check_count("hidden_dim", hidden_dim, optional=True)
-        arguments["dropout"] = dropout = check_number("dropout", dropout, zero=True, most=1.0)
         check_choice("positions", positions, ["rotary", "sinusoidal"], optional=True)
         self._arguments, self.dim = arguments, dim
         self.layers = nn.ModuleList(
@@ -245,10 +241,9 @@ class TransformerEncoder(nn.Module):
         Raises
         ------
         InvalidArgumentError
-            If an input is not a tensor, a shape or a dtype does not fit, or, on a CPU, an id is out of range. On a GPU,
-            a kernel of torch fails at such an id, as a check would have to wait for it.
+            If a shape does not fit, or, on a CPU, an id is out of range. On a GPU, a kernel of torch fails at such an
+            id, as a check would have to wait for it.
         """
-        check_tensor("input_ids", input_ids)
         shape = tuple(input_ids.shape)
         if len(shape) != 2 or (attention_mask is not None and tuple(attention_mask.shape) != shape):
             other = "" if attention_mask is None else f" and an attention_mask of shape {tuple(attention_mask.shape)}"
@@ -256,7 +251,13 @@ class TransformerEncoder(nn.Module):
                 f"received input_ids of shape {shape}{other}; expected (batch, length), and a mask of the same shape."
             )
         mask = None if attention_mask is None else attention_mask.bool()
-        hidden_states = self._embed(input_ids)
+        try:  # ids out of range are found by the lookup, as a check would wait for the GPU
+            hidden_states = self.embeddings(input_ids)
+        except IndexError as error:
+            raise InvalidArgumentError(
+                f"received input_ids from {input_ids.min().item()} to {input_ids.max().item()}; expected 0 to "
+                f"{self.embeddings.num_embeddings - 1} (vocabulary_size={self.embeddings.num_embeddings})."
+            ) from error
         if self.sinusoidal is not None:
             hidden_states = self.sinusoidal(hidden_states)
         rotations = None if self.rotary is None else self.rotary.table(shape[1], device=input_ids.device)
@@ -264,17 +265,6 @@ class TransformerEncoder(nn.Module):
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, rotations)
         return hidden_states if self.norm is None else self.norm(hidden_states)
-
-    def _embed(self, input_ids: Tensor) -> Tensor:
-        """Look up the embeddings; ids out of range are found by the lookup, as a check would wait for the GPU."""
-        try:
-            embedded: Tensor = self.embeddings(input_ids)
-        except IndexError as error:
-            raise InvalidArgumentError(
-                f"received input_ids from {input_ids.min().item()} to {input_ids.max().item()}; expected 0 to "
-                f"{self.embeddings.num_embeddings - 1} (vocabulary_size={self.embeddings.num_embeddings})."
-            ) from error
-        return embedded
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the table of token embeddings, ``(vocabulary_size, dim)``."""
@@ -293,14 +283,9 @@ class TransformerEncoder(nn.Module):
         -------
         torch.nn.Embedding
             Of the device and dtype of the table before, and frozen if it was.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the size is not a positive integer.
         """
         old = self.embeddings.weight
-        new = nn.Embedding(check_count("new_num_tokens", new_num_tokens), self.dim, device=old.device, dtype=old.dtype)
+        new = nn.Embedding(new_num_tokens, self.dim, device=old.device, dtype=old.dtype)
         kept = min(new_num_tokens, old.shape[0])
         new.weight[:kept] = old[:kept]
         new.weight.requires_grad_(old.requires_grad)

@@ -21,7 +21,7 @@ from latelier.indexes import Id, Index
 from latelier.indexes.results import as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
-from latelier.scores.topk import Alignment, align
+from latelier.scores.maxsim import Alignment, align
 from latelier.utils.checks import cut, describe, printable, short
 from latelier.utils.files import as_path, write_bytes
 from latelier.utils.misc import Markup, bar, escape, fragment, table

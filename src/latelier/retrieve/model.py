@@ -41,9 +41,8 @@ from latelier.models.exported import (
 from latelier.models.location import DEFAULT_MODEL
 from latelier.models.untrusted import load, load_untrusted
 from latelier.retrieve.remote import RemoteEncoder, is_address
-from latelier.utils import is_count
 from latelier.utils.batching import lengths_to_offsets
-from latelier.utils.checks import check_choice, cut, describe, short
+from latelier.utils.checks import check_choice, cut, describe, is_count, short
 from latelier.utils.files import cache_folder, check_unicode, is_folder
 
 if TYPE_CHECKING:

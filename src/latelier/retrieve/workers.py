@@ -11,14 +11,13 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike
 from latelier.retrieve.model import QueryModel, given_model, is_same_model
-from latelier.utils import check_count
+from latelier.utils.checks import check_count
 from latelier.utils.ray_session import connect_to_ray
 
 if TYPE_CHECKING:
@@ -182,9 +181,7 @@ class EncodingWorkers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -30,15 +30,4 @@ __all__ = [
     "xtr_scores_pairwise",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    colbert=(
-        "colbert_kd_scores",
-        "colbert_scores",
-        "colbert_scores_pairwise",
-        "top_k",
-        "xtr_kd_scores",
-        "xtr_scores",
-        "xtr_scores_pairwise",
-    ),
-)
+__getattr__, __dir__ = lazy_names(__name__, colbert=tuple(__all__))

@@ -26,13 +26,12 @@ from torch import Tensor
 
 from latelier.arrays import at_least_float32
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.scores.cpu import Int8Engine, PackedEngine, TorchEngine
 from latelier.scores.cuda import FusedEngine, is_installed
 from latelier.scores.inputs import Engine, Side, check_pairs, documents_per_query, needs_gradient, read_sides
-from latelier.scores.topk import TopK
-from latelier.utils import check_count
-from latelier.utils.checks import check_choice
+from latelier.scores.maxsim import TopK
+from latelier.utils.checks import check_choice, check_count
 
 Backend: TypeAlias = Literal["auto", "packed", "int8", "torch", "fused"]
 
@@ -251,7 +250,8 @@ def choose_engine(backend: str, queries: Side, documents: Side) -> Engine:
     unfit = engine.unfit(queries, documents)
     if unfit:
         raise InvalidArgumentError(f"backend {backend!r} {unfit}; use 'auto'.")
-    engine.require()
+    if backend == "fused" and not is_installed():
+        raise MissingExtraError("Fused scoring", "gpu")
     return engine
 
 

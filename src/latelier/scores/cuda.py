@@ -13,7 +13,6 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from latelier.arrays import as_tensor
-from latelier.errors import MissingExtraError
 from latelier.scores.inputs import Engine, Side, needs_gradient, outside_graphs
 
 if TYPE_CHECKING:
@@ -47,11 +46,6 @@ class FusedEngine(Engine):
         if needs_gradient(queries, documents) and torch.are_deterministic_algorithms_enabled():
             return "adds gradients in no fixed order, which torch.use_deterministic_algorithms forbids"
         return None
-
-    def require(self) -> None:
-        """Check that triton is installed."""
-        if not is_installed():
-            raise MissingExtraError("Fused scoring", "gpu")
 
     def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:
         """Score every query against every document."""

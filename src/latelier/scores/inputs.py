@@ -137,11 +137,8 @@ def _read_documents(documents: Any, mask: Any) -> Side:
         return side
     if getattr(documents, "ndim", 0) == 4:
         vectors = as_tensor(documents)
-        side = _read(
-            "documents",
-            vectors.flatten(0, 1),
-            None if mask is None else as_tensor(as_booleans(mask)).flatten(0, 1),
-        )
+        flat = None if mask is None else as_tensor(as_booleans(mask)).flatten(0, 1)
+        side = _read("documents", vectors.flatten(0, 1), flat)
         side.group = int(vectors.shape[1])
         return side
     return _read("documents", documents, mask)
@@ -171,8 +168,6 @@ def _read(name: str, value: Any, mask: Any) -> Side:
 
 def _check_padded(name: str, vectors: Any) -> None:
     """Raise an error for what no engine can multiply, or only as other numbers."""
-    if is_tensor(vectors) and str(vectors.layout) != "torch.strided":
-        raise EmbeddingsError(f"received {name} in the layout {vectors.layout}; give dense ones: {name}.to_dense().")
     if dtype_name(vectors) not in _FLOATS:
         raise EmbeddingsError(
             f"received {name} of dtype {vectors.dtype}; expected one of {', '.join(_FLOATS)} in the byte order of this "
@@ -211,15 +206,9 @@ def _without_padding(vectors: torch.Tensor, mask: torch.Tensor) -> TokenEmbeddin
 
 def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[torch.Tensor]:
     """Drop the masked tokens of a list of matrices; a mask may be longer than its matrix."""
-    if len(masks) != len(matrices):
-        raise EmbeddingsError(f"received {len(matrices)} {name} and {len(masks)} masks; give one mask for each.")
-    kept = []
-    for i, (matrix, mask) in enumerate(zip(matrices, masks, strict=True)):
-        keep = as_tensor(as_booleans(mask)).to(matrix.device)
-        if keep.ndim != 1 or len(keep) < len(matrix):
-            raise EmbeddingsError(f"{name}[{i}] has {len(matrix)} tokens, but its mask covers {tuple(keep.shape)}.")
-        kept.append(matrix[keep[: len(matrix)]])
-    return kept
+    keeps = [as_tensor(as_booleans(mask)) for mask in masks]
+    pairs = zip(matrices, keeps, strict=True)
+    return [matrix[keep[: len(matrix)].to(matrix.device)] for matrix, keep in pairs]
 
 
 def _is_grouped(documents: Any) -> bool:
@@ -245,10 +234,6 @@ class Engine(ABC):
     @abstractmethod
     def unfit(self, queries: Side, documents: Side) -> str | None:
         """Return why the engine cannot score these inputs, as the end of a sentence; None if it can."""
-
-    def require(self) -> None:
-        """Raise `MissingExtraError` if a package that the engine needs is not installed; most engines need none."""
-        return
 
     @abstractmethod
     def all_pairs(self, queries: Side, documents: Side) -> torch.Tensor:

@@ -21,7 +21,7 @@ from latelier.models import ColBERT
 from latelier.models.arguments import checked_stream
 from latelier.models.pooling import find_pooling, unpooled
 from latelier.modules import AttentionPooling
-from latelier.utils import check_count, check_number
+from latelier.utils.checks import check_count, check_number
 from latelier.utils.misc import progress_bar
 
 # Each query of a batch brings its nearest document and another of its nearest ones.

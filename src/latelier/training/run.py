@@ -23,7 +23,7 @@ from latelier.evaluation.comparison import bootstrap_interval
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT, load
-from latelier.utils import check_choice, check_count, check_number
+from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.files import as_path
 from latelier.utils.misc import bar, fragment, table
 

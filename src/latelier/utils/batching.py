@@ -1,17 +1,18 @@
-"""Batches by token budget, offsets and ranges of packed documents.
-
-The functions compute such offsets, select the rows of some documents, and split documents into blocks.
-"""
+"""Batches by token budget, offsets and ranges of packed documents, features of a tokenised batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import check_count, is_count
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # Tokens of a batch that a transformer encodes on a CPU. The widest activations of a layer of MiniLM, 1,536 float32
 # numbers per token, take 3 MB for 512 tokens, near the 1 to 2 MB of a core's L2 cache. With 2,048 tokens ONNX Runtime
@@ -54,11 +55,6 @@ def batch_by_tokens(
     >>> list(batch_by_tokens([3, 9, 1, 2, 10], max_tokens=20, max_padding=2))
     [array([4, 1]), array([0, 3]), array([2])]
     """
-    import numpy as np  # here: `latelier --help` imports this package
-
-    check_count("max_tokens", max_tokens)
-    check_count("max_rows", max_rows, optional=True)
-    check_count("max_padding", max_padding, 0, optional=True)
     lengths = np.asarray(lengths, dtype="int64")
     order = np.argsort(-lengths, kind="stable")
     start = 0
@@ -194,3 +190,43 @@ def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None 
         last = min(max(last, first + 1), first + most, documents)
         yield first, last
         first = last
+
+
+# Features of a tokenised batch.
+
+
+def move_features(features: Mapping[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """Return features with their tensors on a device; None leaves them on their own."""
+    return {name: _move(value, device) if hasattr(value, "device") else value for name, value in features.items()}
+
+
+def used_positions(features: Mapping[str, Any]) -> Tensor:
+    """Return the positions that hold a token of the text or of its query expansion, as bool ``(rows, width)``."""
+    used = features["attention_mask"].bool()
+    expansion = features.get("query_expansion_positions")
+    return used if expansion is None else used | expansion.bool()
+
+
+def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
+    """Return some rows of features, without the outer columns in which none of these rows has a token.
+
+    `features`: features of a tokeniser. Values that are not tensors ``(rows, width)`` are kept as they are. `used`: the
+    `used_positions` of the features. On the CPU, so that no row waits for a device that holds the features. Returns:
+    features with ``len(rows)`` rows.
+    """
+    import torch
+
+    index = torch.from_numpy(rows)
+    columns = used[index.to(used.device)].any(dim=0).nonzero()
+    first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])
+    return {
+        name: value[_move(index, value.device), first:last]
+        if isinstance(value, torch.Tensor) and value.shape == used.shape
+        else value
+        for name, value in features.items()
+    }
+
+
+def _move(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """Move a tensor; a copy to a GPU does not wait for the work before it."""
+    return tensor.to(device, non_blocking=device is not None and device.type == "cuda" and tensor.device.type == "cpu")

@@ -1,4 +1,4 @@
-"""Arguments and messages: check_*, describe, control characters, sizes.
+"""Arguments and messages: check_*, describe, control characters, sizes, devices.
 
 Control characters can move a terminal's cursor, rename its window or clear it; bidirectional overrides can make a line
 look different from what it holds.
@@ -13,9 +13,12 @@ import sys
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, Literal, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 from latelier.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import torch
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -40,23 +43,7 @@ def cut(text: str, length: int = 60) -> str:
 
 
 def check_choice(name: str, value: Any, choices: Collection[str] | Collection[int], *, optional: bool = False) -> None:
-    """Raise `InvalidArgumentError` unless an argument is one of several texts or integers.
-
-    Parameters
-    ----------
-    name, value
-        The argument's name, for the message, and what was given.
-    choices, optional
-        What is accepted; with `optional`, None too.
-
-    Examples
-    --------
-    >>> check_choice("dtype", "float32", ["float32", "float16"])
-    >>> check_choice("dtype", "flaot16", ["float32", "float16"], optional=True)
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received dtype='flaot16'; expected 'float32', \
-'float16' or None. Did you mean 'float16'?
-    """
+    """Raise `InvalidArgumentError` unless an argument is one of several texts or integers, or None if `optional`."""
     if (optional and value is None) or ((isinstance(value, str) or is_count(value)) and value in choices):
         return
     *others, last = [*map(repr, choices), *(["None"] if optional else [])]
@@ -78,24 +65,9 @@ def check_count(name: str, value: Any, least: int = ..., most: int | None = ...,
 def check_count(
     name: str, value: Any, least: int = 1, most: int | None = None, *, optional: bool = False
 ) -> int | None:
-    """Return an integer argument as an `int`; raise `InvalidArgumentError` if it is none, or out of range.
+    """Return an integer, `int` or numpy's, as an `int`; raise `InvalidArgumentError` if it is none, or out of range.
 
-    Parameters
-    ----------
-    name, value
-        The argument's name, for the message, and what was given: an `int` or an integer of numpy, not a bool.
-    least, most
-        The range; None: up to `sys.maxsize`.
-    optional
-        Accept None too, and return it.
-
-    Examples
-    --------
-    >>> check_count("k", 10)
-    10
-    >>> check_count("chunk_size", 0)
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received chunk_size=0; expected an integer of at least 1.
+    `most`: None for `sys.maxsize`. `optional`: accept None too, and return it.
     """
     if optional and value is None:
         return None
@@ -109,60 +81,20 @@ def check_count(
 
 
 def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard[int]:
-    """Whether a value is an integer that `check_count` accepts.
-
-    Parameters
-    ----------
-    value, least, most
-        As in `check_count`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> is_count(np.int64(3)), is_count(True), is_count(2.0), is_count(0, least=0)
-    (True, False, False, True)
-    """
+    """Whether a value is an integer that `check_count` accepts; no bool, nor 2.0."""
     is_integer = isinstance(value, (int, Integral)) and not isinstance(value, bool)
     return is_integer and bool(least <= value <= (sys.maxsize if most is None else most))
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise `InvalidArgumentError` unless an argument is a bool, also of numpy, or 0 or 1: any text would count as on.
-
-    Parameters
-    ----------
-    name, value
-        The argument's name, for the message, and what was given.
-
-    Examples
-    --------
-    >>> check_flag("normalize_scores", "no")
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received normalize_scores='no'; expected True or False.
-    """
+    """Raise `InvalidArgumentError` unless an argument is a bool, of Python or numpy, or 0 or 1; a text counts as on."""
     is_bool = type(value).__name__ in ("bool", "bool_")  # Python's and numpy's
     if not (is_bool or is_count(value, 0, 1)):
         raise InvalidArgumentError(f"received {name}={short(value)}; expected True or False.")
 
 
 def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys.float_info.max) -> float:
-    """Return a positive, finite number as one of Python; raise `InvalidArgumentError` if it is none.
-
-    Parameters
-    ----------
-    name, value
-        The argument's name, for the message, and what was given: an `int`, a `float` or one of numpy, not a bool.
-    zero, most
-        Whether 0 is accepted too, and the largest number that is.
-
-    Examples
-    --------
-    >>> check_number("temperature", 0.05)
-    0.05
-    >>> check_number("temperature", -1)
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received temperature=-1; expected a positive number, such as 1.0.
-    """
+    """Return a positive, finite number, or 0 if `zero`, as one of Python; raise `InvalidArgumentError` otherwise."""
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         number = int(value) if isinstance(value, Integral) else float(value)
@@ -176,23 +108,7 @@ def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys
 
 
 def count_entries(values: object, name: str, expected: str = "a list") -> int:
-    """Return the number of entries of a list, tuple or array; raise `InvalidArgumentError` for anything else.
-
-    Parameters
-    ----------
-    values, name
-        What was given, and the argument's name, for the message.
-    expected
-        What the message says is expected.
-
-    Examples
-    --------
-    >>> count_entries(["a", "b"], "ids")
-    2
-    >>> count_entries("ab", "ids")
-    Traceback (most recent call last):
-    latelier.errors.InvalidArgumentError: received 'ab' (str) as ids; expected a list.
-    """
+    """Return the number of entries of a list, tuple or array; raise `InvalidArgumentError` for anything else."""
     try:
         if hasattr(values, "__getitem__") and not isinstance(values, (str, bytes, Mapping)):
             return len(values)  # type: ignore[arg-type]
@@ -255,3 +171,39 @@ def format_bytes(size: float) -> str:
         return f"{size:.0f} B"
     unit = next((unit for unit in ("TB", "GB", "MB") if size >= _UNITS[unit.lower()]), "KB")
     return f"{size / _UNITS[unit.lower()]:.1f} {unit}"
+
+
+def resolve_device(device: str | torch.device | None = None) -> torch.device:
+    """Return the device to compute on.
+
+    Parameters
+    ----------
+    device
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``, or a `torch.device`; None takes the best available one:
+        CUDA, then Apple's MPS, then the CPU.
+
+    Examples
+    --------
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    import torch
+
+    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = [name for name, is_there in has.items() if is_there]
+    if device is None:
+        return torch.device(available[0])
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"unknown device {short(device)}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or None for the best available."
+        ) from error
+    if not has.get(resolved.type, True) or (
+        resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count()
+    ):
+        raise InvalidArgumentError(
+            f"device {str(device)!r} was asked for, but torch {torch.__version__} finds "
+            f"{torch.cuda.device_count()} CUDA devices here; available: {', '.join(available)}."
+        )
+    return resolved

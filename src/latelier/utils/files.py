@@ -101,32 +101,6 @@ def _line_ends(error: UnicodeDecodeError) -> int:
     return before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n")
 
 
-def read_text(path: Path) -> str:
-    """Return the UTF-8 text of a file as it is, line ends included, without a byte order mark.
-
-    `path`: the file; decompressed if its name ends in ``.gz``. Raises `InvalidArgumentError` if there is no such file,
-    it is not UTF-8, or it is longer than `LONGEST_LINE`. Raises `StorageError` if it cannot be read, or is damaged
-    gzip.
-    """
-    file = open_binary(path)
-    binary: Any = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
-    with file:
-        try:
-            # A character has up to four bytes in UTF-8.
-            data = binary.read(4 * LONGEST_LINE + 1)
-            text = data.decode("utf-8-sig") if len(data) <= 4 * LONGEST_LINE else None
-        except UnicodeDecodeError as error:
-            byte = f"byte {error.object[error.start]:#04x} at {error.start:,}"
-            raise InvalidArgumentError(f"{path} is not UTF-8 text ({byte}); convert it to UTF-8.") from error
-        except (EOFError, zlib.error) as error:
-            raise StorageError(f"cannot read {path}: damaged gzip: {error}.") from error
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error}.") from error
-    if text is None or len(text) > LONGEST_LINE:
-        raise InvalidArgumentError(f"{path} is longer than {LONGEST_LINE:,} characters; split it.")
-    return text
-
-
 def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
@@ -174,29 +148,20 @@ def check_unicode(text: str, name: str) -> None:
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     """Write a file; an existing one is replaced, and keeps its permissions.
 
-    `path`: the file. A symbolic link stays: what it points to is written. A pipe or a device gets the contents, and so
-    does a file that cannot be replaced, since it is mounted by itself or its folder may not be written. Raises
-    `StorageError` if the file cannot be written; a file that can be replaced is unchanged.
+    A symbolic link stays: what it points to is written. A pipe or a device gets the contents. Raises `StorageError` if
+    the file cannot be written.
     """
     file = as_path(path)
-    if not file.name or "\0" in str(file):
-        raise InvalidArgumentError(f"received {describe(path)} as path; give the name of a file.")
-    mode = None
     try:
-        mode = _mode(file)
-        if mode is None or (stat.S_ISREG(mode) and not _is_descriptor(file)):
+        # /dev/stdout may be a regular file, but a new one would not be what is open.
+        if str(file).startswith(("/dev/", "/proc/")) or (file.exists() and not file.is_file()):
+            file.write_bytes(contents)
+        else:
             with replaced(file) as new:
                 new.write_bytes(contents)
-            return
-    except OSError as error:
-        # A file that is mounted by itself, or in a folder that may not be written, is no file that can be replaced.
-        if mode is None or error.errno not in (errno.EBUSY, errno.EPERM, errno.EACCES, errno.EROFS):
-            reason = error.strerror or error
-            raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
-    try:
-        file.write_bytes(contents)
-    except OSError as error:
-        raise StorageError(f"could not write {file}: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a name without a last part
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"could not write {file}: {reason}; an existing file is unchanged.") from error
 
 
 @contextmanager
@@ -259,17 +224,6 @@ def _mode(file: Path) -> int | None:
         return file.stat().st_mode
     except FileNotFoundError:
         return None
-
-
-def _is_descriptor(file: Path) -> bool:
-    """Whether a path leads to an open descriptor, as /dev/stdout does: a new file would not be what is open."""
-    while True:
-        folder = os.path.realpath(file.parent)
-        if folder == "/dev/fd" or folder.startswith("/proc/"):
-            return True
-        if not file.is_symlink():
-            return False
-        file = file.parent / file.readlink()
 
 
 def cache_folder() -> Path:

@@ -252,18 +252,16 @@ def test_folders_that_hold_something_else_stay_as_they_are(tmp_path):
     with pytest.raises(IndexFormatError, match=r"local mode: it holds catalog\.sqlite"):
         indexes.Qdrant(tmp_path / "flat")
     assert sorted((tmp_path / "flat").iterdir()) == before
-    with pytest.raises(IndexFormatError, match="is a file"):
+    with pytest.raises(StorageError, match=r"catalog\.sqlite"):
         indexes.Qdrant(tmp_path / "flat/catalog.sqlite")
 
 
 def test_places_that_cannot_be(tmp_path, monkeypatch):
     for arguments, message in [
         ({"path": tmp_path, "url": "http://x"}, "give one: a folder, or a server"),
-        ({"url": "localhost"}, "received url='localhost'"),
         ({"api_key": "k"}, "only a server"),
         ({"collection": "a/b"}, "received collection='a/b'"),
         ({"dtype": "int8"}, "received dtype='int8'"),
-        ({"first_stage": "mean"}, "received first_stage='mean'"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message):
             indexes.Qdrant(**arguments)

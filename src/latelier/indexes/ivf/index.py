@@ -33,7 +33,7 @@ from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import StoredIndex
 from latelier.kernels.threads import for_ranges, thread_count
-from latelier.scores.topk import TopK
+from latelier.scores.maxsim import TopK
 from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:

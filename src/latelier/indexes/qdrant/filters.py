@@ -19,7 +19,7 @@ from qdrant_client import models
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import filters as nodes
 from latelier.indexes.filters import RESERVED, Filter, Node, bounded, reject_field, to_sql, walk
-from latelier.indexes.qdrant.points import as_number, field_key, is_true_text, point_id, text_elements
+from latelier.indexes.qdrant.collection import as_number, field_key, is_true_text, point_id, text_elements
 from latelier.utils.checks import cut
 
 Condition: TypeAlias = "models.Condition | bool"
@@ -197,9 +197,7 @@ class _Translator:
         if text is None:
             return _NULL
         if operator == "LIKE":
-            if re.search("[A-Za-z_*?[]", text):
-                self._refuse(node, "LIKE ignores the case of letters: use GLOB")
-            text = text.replace("%", "*")
+            self._refuse(node, "LIKE ignores the case of letters: use GLOB")
         inner = text.strip("*")
         leading, trailing = text.startswith("*"), text.endswith("*")
         if not inner and text:

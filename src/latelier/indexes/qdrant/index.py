@@ -23,14 +23,19 @@ from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
 from latelier.indexes.qdrant.collection import (
     FIRST_STAGE,
     KEYWORDS,
+    PLACE,
     TOKENS,
     CollectionConfiguration,
     CollectionSettings,
+    Points,
     QdrantCollection,
     QdrantConnection,
+    check_payload,
     check_place,
+    count_words,
+    point_id,
+    query_vector,
 )
-from latelier.indexes.qdrant.points import PLACE, Points, check_payload, count_words, point_id, query_vector
 from latelier.indexes.ranking import Ranking, fuse_ranks, fuse_scores
 from latelier.indexes.results import (
     Cause,
@@ -52,7 +57,7 @@ from latelier.indexes.results import (
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, with_parts
-from latelier.utils.checks import check_choice, check_count, describe
+from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
@@ -297,10 +302,6 @@ class Qdrant(Index):
         self.path = None if path is None or path == ":memory:" else as_folder(path)
         check_place(path, url, api_key, collection)
         check_choice("dtype", dtype, _DTYPES, optional=True)
-        if first_stage is not None and not isinstance(first_stage, SingleVectors):
-            raise InvalidArgumentError(
-                f"received first_stage={describe(first_stage)}; give indexes.MeanVectors() or another SingleVectors."
-            )
         given = check_options(keywords, tokenizer)
         seconds = check_count("timeout", timeout)
         self._connection = QdrantConnection(
