@@ -3,7 +3,6 @@
 import os
 import shutil
 import stat
-import time
 from pathlib import Path
 
 import numpy as np
@@ -201,24 +200,6 @@ def test_a_file_that_changed_needs_its_checksum(tmp_path):
     (folder / "encoder.onnx").write_bytes(b"weight")
     with pytest.raises(ModelLoadError, match=r"'encoder\.onnx' is damaged"):
         read_description(folder)
-
-
-def test_what_killed_processes_left_is_removed_after_a_day(tmp_path):
-    old, recent, active = (tmp_path / f"latelier-unfinished-{name}" for name in ("old", "recent", "active"))
-    kept = tmp_path / "unfinished-work-of-the-user"
-    for path in (old, recent, active, kept):
-        (path / "new").mkdir(parents=True)
-        (path / "new" / "file").write_text("text")
-    link = tmp_path / "latelier-unfinished-link"
-    link.symlink_to(kept)
-    before = time.time() - 2 * 24 * 3600
-    for path in (old, active, kept):
-        for each in (path / "new" / "file", path / "new", path):
-            os.utime(each, (before, before))
-    os.utime(active / "new" / "file")
-    folder = write(tmp_path / "export")
-    assert set(tmp_path.iterdir()) == {folder, recent, active, kept, link}
-    assert (kept / "new" / "file").read_text() == "text"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")

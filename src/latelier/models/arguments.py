@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.checks import check_choice, check_count, check_flag, describe, short
+from latelier.utils.checks import check_choice, check_count, describe, short
 from latelier.utils.files import check_unicode
 
 # Maximum numbers of tokens, markers and special tokens included, unless a checkpoint or the user says otherwise.
@@ -62,13 +62,8 @@ class Recipe:
     projection: Literal["learned", "orthogonal", "pca"] | None = "learned"
 
     def __post_init__(self) -> None:
-        for name in ("query_expansion", "attend_to_expansion"):
-            check_flag(name, getattr(self, name))
-            object.__setattr__(self, name, bool(getattr(self, name)))  # JSON holds no bool of numpy
         if isinstance(self.skiplist, str):
-            raise InvalidArgumentError(
-                f"received skiplist={short(self.skiplist)}; expected a tuple of str, () for none."
-            )
+            raise InvalidArgumentError(f"received skiplist={short(self.skiplist)}; expected a tuple of str.")
         object.__setattr__(self, "skiplist", tuple(self.skiplist))  # an iterator is read once, a list could be changed
         check_choice("projection", self.projection, _PROJECTIONS, optional=True)
 
@@ -81,9 +76,7 @@ def untrained_recipe(projection: Any, size: int | None) -> Recipe:
     """Return `UNTRAINED` with a projection; `size`: the dimensions after it that were asked for, or None."""
     check_choice("projection", projection, ["orthogonal", "pca"], optional=True)
     if projection is None and size is not None:
-        raise InvalidArgumentError(
-            f"received embedding_size={short(size)} without a projection; give projection='orthogonal' or 'pca'."
-        )
+        raise InvalidArgumentError(f"received embedding_size={short(size)} without a projection='orthogonal' or 'pca'.")
     return replace(UNTRAINED, projection=projection)
 
 
@@ -140,14 +133,11 @@ def check(method: str, given: Iterable[str], known: Iterable[str], function: Cal
 
 def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | None, default: Any = "query") -> Any:
     """Return ``"query"`` or ``"document"`` from its three spellings, or a default if none is given."""
-    for name, flag in (("query_mode", query_mode), ("is_query", is_query)):
-        if flag is not None:
-            check_flag(name, flag)
     check_choice("task", task, ["query", "document"], optional=True)
     spelled = {flag for flag in (query_mode, is_query, None if task is None else task == "query") if flag is not None}
     if len(spelled) > 1:
         raise InvalidArgumentError(
-            f"query_mode={query_mode}, is_query={is_query} and task={task!r} contradict each other; give one of them."
+            f"query_mode={query_mode}, is_query={is_query}, task={task!r} contradict each other."
         )
     return default if not spelled else "query" if spelled.pop() else "document"
 
@@ -192,10 +182,7 @@ def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
         return Inputs(rows, None, single)
     if not all(grouped):
         group, text = grouped.index(True), grouped.index(False)
-        raise InvalidArgumentError(
-            f"texts[{group}] is a list and texts[{text}] is a {type(rows[text]).__name__}; give texts or lists of "
-            "texts, not both."
-        )
+        raise InvalidArgumentError(f"texts[{group}] is a list and texts[{text}] is none; give texts or lists of texts.")
     for i, row in enumerate(rows):
         check_texts(row, f"texts[{i}]")
     return Inputs([text for row in rows for text in row], [len(row) for row in rows], single)

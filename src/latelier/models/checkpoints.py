@@ -21,11 +21,11 @@ from safetensors import SafetensorError
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.construction import max_length
 from latelier.models.exported import tokenizer_lock
+from latelier.models.layouts import token_layer
 from latelier.models.text_encoder import TextEncoder
 
 _ARGUMENTS = ("model_kwargs", "processor_kwargs", "config_kwargs")
@@ -48,10 +48,8 @@ def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
         raise ModelLoadError(name, error) from error
     except Exception as error:
         if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
-            raise InvalidArgumentError(
-                f"the model {name!r:.300} has code of its own, which runs only where you trust it: "
-                "trust_remote_code=True, or --trust-remote-code beside --model."
-            ) from error
+            trusted = "trust_remote_code=True, or --trust-remote-code beside --model"
+            raise InvalidArgumentError(f"the model {name!r:.300} has code of its own; to run it: {trusted}.") from error
         given = any(set(options.get(argument) or ()) - _OWN_OPTIONS for argument in _ARGUMENTS)
         if given or options.get("trust_remote_code"):
             raise
@@ -102,7 +100,8 @@ def save_for_pylate(
     """
     config = _describe(model)
     encoder: Any = model[0]
-    heads = [module for module in model if isinstance(module, Dense)] or [_identity(model)]
+    identity = torch.eye(model.get_embedding_dimension() or 0, dtype=model.dtype)
+    heads = [module for module in model if isinstance(module, Dense)] or [token_layer(identity)]
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save(str(folder), safe_serialization=safe_serialization)
@@ -131,8 +130,7 @@ def _describe(model: MultiVectorEncoder) -> dict[str, Any]:
     kinds = [type(module) for module in model]
     if kinds[:1] != [Transformer] or kinds[-2:] != [MultiVectorMask, Normalize] or set(kinds[1:-2]) - {Dense}:
         raise InvalidArgumentError(
-            f"PyLate's layout holds Transformer, Dense layers, MultiVectorMask and Normalize; this model consists of "
-            f"{', '.join(kind.__name__ for kind in kinds)}. Save it in the default layout."
+            f"PyLate's layout cannot hold this model: this model consists of {', '.join(k.__name__ for k in kinds)}."
         )
     encoder: Any = model[0]
     mask: Any = model[-2]
@@ -199,18 +197,6 @@ def _known_words(tokenizer: Any, words: list[str]) -> list[str]:
     """Leave out words that are not in the vocabulary: PyLate would skip every unknown token for them."""
     unknown = tokenizer.unk_token_id
     return [word for word in words if word == tokenizer.unk_token or tokenizer.convert_tokens_to_ids(word) != unknown]
-
-
-def _identity(model: MultiVectorEncoder) -> Dense:
-    dim = int(model.get_embedding_dimension() or 0)
-    return Dense(
-        in_features=dim,
-        out_features=dim,
-        bias=False,
-        activation_function=nn.Identity(),
-        init_weight=torch.eye(dim, dtype=model.dtype),
-        module_input_name="token_embeddings",
-    )
 
 
 def _use_old_name_of_special_tokens(path: Path) -> None:

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from tqdm import trange
 
 from latelier.embeddings import TokenEmbeddings
+from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import arguments, encoding, location
 from latelier.models import pooling as compression
 from latelier.models.arguments import Recipe, check_text_pairs, read_inputs, untrained_recipe
 from latelier.models.checkpoints import LayoutName, check_modules, damage_errors, save_for_pylate
-from latelier.models.construction import Construction, check_lengths, max_length, set_max_lengths
+from latelier.models.construction import Construction, check_lengths, fit_pca, max_length, set_max_lengths
 from latelier.models.encoding import OutputForm
+from latelier.models.exported import tokenizer_lock
 from latelier.models.frozen import FrozenCopies
 from latelier.models.layouts import (
     BEHIND_FIRST,
@@ -29,7 +31,6 @@ from latelier.models.layouts import (
     complete_settings,
     insert_markers,
     inserted_markers,
-    no_head,
     prepare,
     report_unused,
     stanford_skiplist,
@@ -38,9 +39,10 @@ from latelier.models.layouts import (
 from latelier.models.onnx import check_backend, export
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens, tokenizing
+from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens
 from latelier.modules import AttentionPooling
 from latelier.scores import colbert_scores, colbert_scores_pairwise
+from latelier.utils import resolve_device
 from latelier.utils.batching import move_features
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.files import as_path
@@ -154,13 +156,15 @@ class ColBERT(MultiVectorEncoder):
     ) -> None:
         arguments.check(type(self).__name__, kwargs, arguments.parameters_of(MultiVectorEncoder), ColBERT)
         device = check_backend(backend, device)
-        self._construction = Construction.of(recipe, embedding_size, kwargs.get("prompts"))
+        size = check_count("embedding_size", embedding_size, optional=True)
+        self._construction = Construction(recipe or Recipe(), size, frozenset(kwargs.get("prompts") or ()))
         self._frozen = FrozenCopies()
         self.inserted_markers = {}
         name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
         with location.loading(name, kwargs) as found:
-            super().__init__(found, device=location.load_device(device, kwargs), **kwargs)
+            is_mapped = device is None and "device_map" in (kwargs.get("model_kwargs") or {})
+            super().__init__(found, device=None if is_mapped else str(resolve_device(device)), **kwargs)
         for parameter_name, parameter in self.named_parameters():
             if ".pooler." in parameter_name:  # unused: processes that train together would wait for its gradient
                 parameter.requires_grad_(False)
@@ -169,9 +173,10 @@ class ColBERT(MultiVectorEncoder):
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.mask_token
         if self._construction.inserts_markers or self._legacy.prefixes:
             self.inserted_markers = inserted_markers(self)
-        set_max_lengths(self, max_length_query, max_length_document, self._construction.built_recipe)
+        built = self._construction.recipe if self._construction.is_fresh else None
+        set_max_lengths(self, max_length_query, max_length_document, built)
         self.truncate_dim = arguments.resolve_truncation(truncate_dim, None, self.embedding_size)
-        self._construction.report(name, self, self.embedding_size)
+        self._construction.report(name, self.embedding_size)
         self.cpu_backend = backend
 
     @classmethod
@@ -216,7 +221,10 @@ class ColBERT(MultiVectorEncoder):
         as_path(model_name_or_path, "the model")
         recipe, size = untrained_recipe(projection, embedding_size), embedding_size
         model = cls(model_name_or_path, size, device, max_length_query, max_length_document, recipe=recipe, **kwargs)
-        model._construction.check_fresh(model_name_or_path)
+        if not model._construction.is_fresh:
+            raise InvalidArgumentError(
+                f"{model_name_or_path!r} has late interaction already: load it with ColBERT(...)."
+            )
         return model
 
     @property
@@ -540,7 +548,7 @@ class ColBERT(MultiVectorEncoder):
             inputs = [_stripped(each) for each in inputs]
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
-        with tokenizing(self):
+        with tokenizer_lock(self.tokenizer):
             features = super().preprocess(inputs, prompt=prompt, **kwargs)
         if features and task is not None:
             features["task"] = task
@@ -573,7 +581,10 @@ class ColBERT(MultiVectorEncoder):
         InvalidArgumentError
             If the model has no PCA projection, or the texts have too few tokens.
         """
-        self._construction.fit_projection(self, texts, batch_size, show_progress_bar)
+        if self._construction.recipe.projection != "pca" or not self._construction.is_fresh:
+            raise InvalidArgumentError('this model has no PCA projection; make one with from_dense(projection="pca").')
+        fit_pca(self, texts, batch_size, show_progress_bar)
+        self._construction.needs_fit = False
         return self
 
     def compress_documents(self, num_vectors: int = 16, **kwargs: Any) -> ColBERT:
@@ -682,7 +693,7 @@ class ColBERT(MultiVectorEncoder):
         if heads:
             others[0] = choose_head(heads, model_name_or_path, self._construction.embedding_size).to_dense()
         elif self._legacy.prefixes:
-            raise no_head(model_name_or_path)
+            raise ModelLoadError(model_name_or_path, ValueError("its weights hold no head, such as linear.weight."))
         loaded = [first, *others], options
         return self._construction.complete(model_name_or_path, loaded, False, bool(heads), self.prompts)
 
@@ -706,7 +717,7 @@ class ColBERT(MultiVectorEncoder):
 
     def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
-        self._construction.note_saved_head(modules)
+        self._construction.has_saved_head = any(isinstance(module, Dense) for module in cast(Any, modules).values())
         return modules, module_kwargs
 
     def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:

@@ -23,6 +23,7 @@ from torch import nn
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.arguments import DEFAULT_DOCUMENT_LENGTH, DEFAULT_QUERY_LENGTH, Recipe, checked_stream
 from latelier.models.exported import tokenizer_lock
+from latelier.models.layouts import token_layer
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import encoder_limit, resolve_length
 from latelier.utils.batching import move_features
@@ -64,39 +65,14 @@ def orthogonal_weight(out_features: int, in_features: int) -> torch.Tensor:
     return weight
 
 
-class SecondMoment:
-    """The second moment of unit vectors, summed batch by batch, and its principal directions.
-
-    PCA without centring: the leading eigenvectors of the second moment preserve inner products best (Eckart-Young), and
-    MaxSim consists of inner products. Subtracting a mean would need a bias in the projection.
-    """
-
-    def __init__(self, dim: int) -> None:
-        self.count = 0
-        self._sum = torch.zeros(dim, dim, dtype=torch.float64)
-
-    def add(self, vectors: torch.Tensor) -> None:
-        """Add ``(n, dim)`` vectors; each is normalised first, as it will be for scoring."""
-        unit = torch.nn.functional.normalize(vectors.detach().double().cpu(), dim=1)
-        self._sum += unit.T @ unit
-        self.count += len(unit)
-
-    def directions(self, k: int) -> torch.Tensor:
-        """Return the `k` leading eigenvectors as rows ``(k, dim)`` float32, each with a fixed sign."""
-        vectors = torch.linalg.eigh(self._sum).eigenvectors.flip(1).T[:k]
-        # An eigenvector's sign is arbitrary: make its largest entry positive, so that every machine agrees.
-        largest = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
-        return (vectors * largest.sign()).float()
-
-
 def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, show_progress_bar: bool) -> None:
     """Set the weight of the model's last linear layer to the principal directions of that layer's inputs.
 
-    `model`: a model whose last `Dense` is the projection to fit; `batch_size`: texts per batch; `show_progress_bar`:
-    show a progress bar on standard error.
+    Without centring: the leading eigenvectors of the second moment preserve inner products best (Eckart-Young), and
+    MaxSim consists of inner products. Subtracting a mean would need a bias in the projection.
     """
     position, projection = [(i, module) for i, module in enumerate(model) if isinstance(module, Dense)][-1]
-    moment = SecondMoment(projection.in_features)
+    moment, count = torch.zeros(projection.in_features, projection.in_features, dtype=torch.float64), 0
     model.eval()
     check_count("batch_size", batch_size)
     remaining = checked_stream([texts] if isinstance(texts, str) else texts)
@@ -105,15 +81,19 @@ def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, sh
             features = move_features(model.preprocess(batch, task="document"), model.device)
             for module in list(model)[:position]:
                 features = module(features)
-            moment.add(features["token_embeddings"][features["attention_mask"].bool()])
+            vectors = features["token_embeddings"][features["attention_mask"].bool()]
+            unit = nn.functional.normalize(vectors.double().cpu(), dim=1)
+            moment += unit.T @ unit
+            count += len(unit)
             bar.update(len(batch))
-    if moment.count < projection.out_features:
-        raise InvalidArgumentError(
-            f"the texts have {moment.count} tokens, too few to fit {projection.out_features} dimensions; "
-            "give more texts."
-        )
+    size = projection.out_features
+    if count < size:
+        raise InvalidArgumentError(f"the texts have {count} tokens, too few to fit {size} dimensions; give more.")
+    directions = torch.linalg.eigh(moment).eigenvectors.flip(1).T[:size]
+    # An eigenvector's sign is arbitrary: make its largest entry positive, so that every machine agrees.
+    largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     with torch.no_grad():
-        projection.linear.weight.copy_(moment.directions(projection.out_features))
+        projection.linear.weight.copy_(directions * largest.sign())
 
 
 DEFAULT_EMBEDDING_SIZE = 128
@@ -137,21 +117,6 @@ class Construction:
     has_saved_head: bool = False
     has_new_tokens: bool = False
     inserts_markers: bool = False
-
-    @classmethod
-    def of(cls, recipe: Any, embedding_size: Any, prompts: Any) -> Construction:
-        """Check the arguments of a model's constructor, and return the construction that they ask for."""
-        size = check_count("embedding_size", embedding_size, optional=True)
-        return cls(recipe or Recipe(), size, frozenset(prompts or ()))
-
-    @property
-    def built_recipe(self) -> Recipe | None:
-        """The recipe, if the pipeline was built by it."""
-        return self.recipe if self.is_fresh else None
-
-    def note_saved_head(self, modules: Any) -> None:
-        """Remember whether a linear layer is among the modules that a checkpoint lists."""
-        self.has_saved_head = any(isinstance(module, Dense) for module in modules.values())
 
     def complete(
         self, name: str, loaded: tuple[Any, Any], has_modules_json: bool, markers: Any, prompts: dict[str, Any]
@@ -208,8 +173,10 @@ class Construction:
         self.has_new_tokens = encoder.get_input_embeddings().num_embeddings > vocabulary
         width = heads[-1].out_features if heads else int(transformer.get_embedding_dimension())
         modules: list[nn.Module] = [transformer, *heads]
-        if self._needs_projection(heads, width):
-            modules.append(_projection(width, self.embedding_size or DEFAULT_EMBEDDING_SIZE, self.recipe.projection))
+        kind, size = self.recipe.projection, self.embedding_size or DEFAULT_EMBEDDING_SIZE
+        # Trained heads replace a learned one, and a rotation where they have the wanted size already.
+        if kind is not None and not (heads and (kind == "learned" or (kind == "orthogonal" and width == size))):
+            modules.append(_projection(width, size, kind))
         modules.append(MultiVectorMask(skiplist_words=list(self.recipe.skiplist)))
         modules.append(Normalize(module_input_name="token_embeddings"))
         return modules
@@ -217,53 +184,26 @@ class Construction:
     def check_fitted(self) -> None:
         """Raise an error if the PCA projection is not fitted yet."""
         if self.needs_fit:
-            raise LatelierError(
-                "the PCA projection of this model is not fitted yet; call fit_projection(texts) with a sample of your "
-                "documents first."
-            )
-
-    def check_fresh(self, name: str) -> None:
-        """Raise an error if the model is a late-interaction checkpoint rather than built here."""
-        if not self.is_fresh:
-            raise InvalidArgumentError(f"{name!r} is a late-interaction checkpoint already; load it with ColBERT(...).")
-
-    def fit_projection(
-        self, model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, show_progress_bar: bool
-    ) -> None:
-        """Fit the PCA projection of the model built here, as `fit_pca` does."""
-        if self.recipe.projection != "pca" or not self.is_fresh:
-            raise InvalidArgumentError('this model has no PCA projection; make one with from_dense(projection="pca").')
-        fit_pca(model, texts, batch_size, show_progress_bar)
-        self.needs_fit = False
+            raise LatelierError("the PCA projection is not fitted yet; call fit_projection(texts) with some documents.")
 
     def check_vocabulary_is_saved(self, class_name: str) -> None:
         """Raise an error if markers were added to the vocabulary: a saved adapter names an encoder without them."""
         if self.has_new_tokens:
             raise LatelierError(
-                "the markers are new tokens, which the encoder that this adapter would be saved for does not have. "
-                "Save the model first, and add the adapter to the saved one: model.save('base'); "
-                f"model = {class_name}('base'); model.add_adapter(...)."
+                "the markers are new tokens, which the encoder that an adapter is saved for does not have: first "
+                f"model.save('base'); model = {class_name}('base')."
             )
 
-    def report(self, name: str | None, modules: nn.Sequential, embedding_size: int) -> None:
+    def report(self, name: str | None, embedding_size: int) -> None:
         """Warn about a new model that needs training, and about an `embedding_size` other than the model's."""
         if self.is_fresh and self.recipe.projection == "learned" and name is not None:
-            kept = self.has_saved_head
-            logger.warning(
-                "%s %s: ColBERT added markers%s query expansion%s that need training. To search without training, use "
-                "ColBERT.from_dense(%r).",
-                name,
-                "is a dense model, whose linear layer is kept as the head" if kept else "has no late-interaction head",
-                " and" if kept else ",",
-                "" if kept else " and a head",
-                name,
-            )
+            added = "markers, query expansion and a head"
+            if self.has_saved_head:
+                added = "markers and query expansion (its linear layer is kept as the head)"
+            message = "%s got %s, which need training. To search without training, use ColBERT.from_dense(%r)."
+            logger.warning(message, name, added, name)
         if self.embedding_size not in (None, embedding_size):
-            has = "a head" if any(isinstance(module, Dense) for module in modules) else "vectors"
-            warn_caller(
-                f"embedding_size={self.embedding_size} is ignored: {name} was saved with {has} of {embedding_size} "
-                "dimensions, and keeps it."
-            )
+            warn_caller(f"embedding_size={self.embedding_size} is ignored: {name} has {embedding_size} dimensions.")
 
     def _put_markers_before(self, prompts: dict[str, str | None]) -> None:
         # A dense model keeps its own prompts, which it was trained with.
@@ -274,28 +214,11 @@ class Construction:
         }
         prompts.update({task: prompt for task, prompt in composed.items() if task not in self.given_prompts})
 
-    def _needs_projection(self, heads: list[Dense], width: int) -> bool:
-        """Whether to add a linear layer: not if trained heads replace a learned one or have the wanted size already."""
-        projection = self.recipe.projection
-        size = self.embedding_size or DEFAULT_EMBEDDING_SIZE
-        is_done = projection == "learned" or (projection == "orthogonal" and width == size)
-        return projection is not None and not (heads and is_done)
-
 
 def _projection(width: int, embedding_size: int, kind: str | None) -> Dense:
     if kind != "learned" and embedding_size > width:
-        raise InvalidArgumentError(
-            f"received projection={kind!r} to {embedding_size} dimensions, but the model's vectors "
-            f"have {width}; give embedding_size={width} or fewer, or projection=None to keep them as they are."
-        )
-    return Dense(
-        in_features=width,
-        out_features=embedding_size,
-        bias=False,
-        activation_function=nn.Identity(),
-        init_weight=orthogonal_weight(embedding_size, width),
-        module_input_name="token_embeddings",
-    )
+        raise InvalidArgumentError(f"received {kind!r} to {embedding_size} dimensions, but the vectors have {width}.")
+    return token_layer(orthogonal_weight(embedding_size, width))
 
 
 def _add_markers(transformer: Transformer | TextEncoder, markers: list[str]) -> None:
@@ -327,9 +250,7 @@ def encoder_module(model: MultiVectorEncoder) -> Transformer | TextEncoder:
     """Return the encoder module; a model made of other modules (``modules=[...]``) has no length caps."""
     module = model[0]
     if not isinstance(module, (Transformer, TextEncoder)):
-        raise LatelierError(
-            f"the first module of this model is a {type(module).__name__}, not a Transformer or a TextEncoder."
-        )
+        raise LatelierError(f"a {type(module).__name__} is this model's first module, no Transformer or TextEncoder.")
     return module
 
 
@@ -362,8 +283,7 @@ def check_lengths(
             length = len(model.tokenizer(f"{prompt}{first}", *others, truncation=False, verbose=False)["input_ids"])
         if length > cap:
             raise InvalidArgumentError(
-                f"texts[{i}] has {length} tokens, but a {task} is cut at {cap}; shorten it, raise max_length_{task}, "
-                "or pass truncation=True."
+                f"texts[{i}] has {length} tokens, but a {task} is cut at {cap}; see max_length_{task}, and truncation."
             )
 
 

@@ -48,17 +48,8 @@ from latelier.utils.misc import progress_bar
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-# Options of sentence-transformers' `encode`, and the values with which they change nothing.
-_UNCHANGED: dict[str, Any] = {
-    "show_progress_bar": None,
-    "output_value": "token_embeddings",
-    "convert_to_numpy": False,
-    "device": None,
-    "normalize_embeddings": False,
-    "pool": None,
-    "chunk_size": None,
-    "token_pooling": None,
-}
+# Values with which options of sentence-transformers' `encode` change nothing; None for all others.
+_UNCHANGED = {"output_value": "token_embeddings", "convert_to_numpy": False, "normalize_embeddings": False}
 # Those that the loop of this module supports; with any other, sentence-transformers encodes.
 _LOOP_OPTIONS = {"show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
 # Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are, and how close they have to be.
@@ -116,10 +107,7 @@ class OutputForm:
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, DTYPES, optional=True)
         if self.precision == "int8" and not self.packed:
-            raise InvalidArgumentError(
-                "precision='int8' needs packed=True: the scale of each token is kept beside the vectors, and a list "
-                "of matrices has no place for it."
-            )
+            raise InvalidArgumentError("precision='int8' needs packed=True, which has a scale for each token.")
 
     @property
     def encoded_precision(self) -> str | None:
@@ -187,8 +175,7 @@ def encode_rows(
     if job.prompt is None and prompt_name is None and job.task in model.prompts:
         prompt_name = job.task
     prompt = model._resolve_prompt(job.prompt, prompt_name)
-    unset = object()
-    options = {name: value for name, value in options.items() if value != _UNCHANGED.get(name, unset)}
+    options = {name: value for name, value in options.items() if value != _UNCHANGED.get(name)}
     check_count("batch_size", job.batch_size)
     check_lengths(model, rows, job.task, prompt, truncation=truncation)
     delegated = model._distributed_inference is not None and options.get("device") is None
@@ -554,11 +541,8 @@ def stays_close(computed: Tensor, exact: Tensor) -> bool:
     least = cosines.min().item() if len(cosines) else 1.0
     if least >= _LEAST_COSINE:
         return True
-    logger.warning(
-        "a token vector of this model in bfloat16 has a cosine of %.4f with the same vector in float32, "
-        'so it computes in float32; pass compute_dtype="bfloat16" or "float32" to decide yourself.',
-        least,
-    )
+    message = "computing in float32, since a token vector has a cosine of %.4f in bfloat16; compute_dtype= decides."
+    logger.warning(message, least)
     return False
 
 

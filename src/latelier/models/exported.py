@@ -13,7 +13,6 @@ import shutil
 import stat
 import sys
 import tempfile
-import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -106,10 +105,7 @@ def token_starts(offsets: Offsets, texts: Sequence[str]) -> list[np.ndarray]:
 def tokenizer_offsets(tokenizer: Any) -> Offsets:
     """Return the function that `token_starts` needs of a tokenizer of transformers."""
     if not getattr(tokenizer, "is_fast", False):
-        raise InvalidArgumentError(
-            f"the model's tokenizer is a {type(tokenizer).__name__}, which does not say where its tokens are in a "
-            "text; a fast tokenizer of transformers does."
-        )
+        raise InvalidArgumentError(f"the tokenizer, a {type(tokenizer).__name__}, does not say where its tokens are.")
 
     def offsets(texts: list[str]) -> list[list[tuple[int, int]]]:
         options = {"add_special_tokens": False, "truncation": False, "verbose": False, "return_attention_mask": False}
@@ -138,22 +134,18 @@ _FORMAT = 2
 _READ_BYTES = 1 << 22
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _UNFINISHED = "latelier-unfinished-"
-# An export takes a minute at most: what has not changed for a day was left by a process that was killed.
-_ABANDONED_SECONDS = 24 * 3600
 
 
 def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]) -> None:
     """Write an export beside its place, then rename it: another process finds a whole one or none.
 
-    What killed processes have left beside it is removed after a day. `folder`: its place. What is there is replaced,
-    unless another process has just put a whole export there. `write`: writes the files into the folder that it is
-    called with, and returns what else to describe, as JSON. Raises `StorageError` if the files cannot be written, or a
-    process that has them open keeps them from being replaced.
+    `folder`: its place. What is there is replaced, unless another process has just put a whole export there. `write`:
+    writes the files into the folder that it is called with, and returns what else to describe, as JSON. Raises
+    `StorageError` if the files cannot be written, or a process that has them open keeps them from being replaced.
     """
     unfinished = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder.parent)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
         new, old = unfinished / "new", unfinished / "old"
         new.mkdir(mode=0o755)
@@ -226,27 +218,13 @@ def is_own(folder: Path) -> bool:
     Windows, where the cache lies in the user's profile, it is True for every folder that is no link.
     """
     try:
-        return all(map(_is_own, (folder, *folder.iterdir())))
+        found = [path.lstat() for path in (folder, *folder.iterdir())]
     except OSError:
         return False
-
-
-def _is_own(path: Path) -> bool:
-    found = path.lstat()
     if os.name == "nt":
-        return not path.is_symlink()
-    is_plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
-    return is_plain and found.st_uid in (0, os.geteuid()) and not found.st_mode & _WRITABLE_BY_OTHERS
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders in which `write_folder` of a killed process has left files."""
-    latest = time.time() - _ABANDONED_SECONDS
-    for path in parent.glob(f"{_UNFINISHED}*"):
-        with suppress(OSError):  # another process may be removing it
-            inside = path.rglob("*") if not path.is_symlink() and path.is_dir() else iter(())
-            if all(each.lstat().st_mtime < latest for each in (path, *inside)):
-                shutil.rmtree(path, ignore_errors=True)
+        return not any(stat.S_ISLNK(each.st_mode) for each in found)
+    plain = all(stat.S_ISDIR(each.st_mode) or stat.S_ISREG(each.st_mode) for each in found)
+    return plain and all(each.st_uid in (0, os.geteuid()) and not each.st_mode & _WRITABLE_BY_OTHERS for each in found)
 
 
 def _describe(folder: Path, content: Mapping[str, Any]) -> None:

@@ -27,14 +27,7 @@ from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.exported import OnnxEncoder
-from latelier.models.onnx import (
-    OnnxTransformer,
-    choose_backend,
-    encoder_fingerprint,
-    fold,
-    has_adapters,
-    stored_export,
-)
+from latelier.models.onnx import OnnxTransformer, choose_backend, encoder_fingerprint, fold, has_adapters, stored_export
 
 # Laid-out weights take memory of their own: models with more than 1 GiB of linear weights have none.
 _MAX_BYTES = 1 << 30
@@ -136,7 +129,7 @@ class FrozenCopies:
         if found is None and compute_dtype == "int8":
             raise LatelierError(
                 "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
-                "hooks or adapters inside. Save the model, with adapters merged, and load it again to encode in int8."
+                "hooks or adapters inside. Merge them, save the model and load it again."
             )
         return found
 
@@ -333,13 +326,9 @@ def _is_standard(bert: Any) -> bool:
         return False
     if config.is_decoder or config.add_cross_attention or config.output_hidden_states or config.output_attentions:
         return False
-    for module in bert.modules():
-        kind = type(module)
-        if kind is nn.Linear and not is_plain_linear(module):
-            return False
-        if kind.__module__ not in _BERT_MODULES and kind not in _BERT_PARTS:
-            return False
-    return all(table.max_norm is None for table in bert.embeddings.modules() if type(table) is nn.Embedding)
+    kinds = {type(module) for module in bert.modules()}
+    plain = all(is_plain_linear(module) for module in bert.modules() if type(module) is nn.Linear)
+    return plain and all(kind.__module__ in _BERT_MODULES or kind in _BERT_PARTS for kind in kinds)
 
 
 def is_plain_linear(module: Any) -> bool:

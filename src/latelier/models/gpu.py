@@ -261,9 +261,7 @@ def _agrees(
     if least >= _LEAST_COSINE:
         return True
     logger.warning(
-        "without padding, a token vector of this model has a cosine of %.4f with the same vector of a padded batch, so "
-        "its batches are padded.",
-        least,
+        "a token vector of this model has a cosine of %.4f without padding, so its batches are padded.", least
     )
     return False
 

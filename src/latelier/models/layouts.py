@@ -22,7 +22,6 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.util import load_file_path
 from torch import Tensor, nn
 
-from latelier.errors import ModelLoadError
 from latelier.models.exported import put_behind_first, tokenizer_lock
 from latelier.models.location import HEAD_FILES
 from latelier.utils.misc import warn_caller
@@ -33,6 +32,19 @@ _PLACE = ("token", "cache_folder", "revision", "local_files_only")
 _OF_PYLATE = ("skiplist_words", "do_query_expansion", "attend_to_expansion_tokens", "query_length", "document_length")
 _PREFIXES = {"query_prefix": "[Q] ", "document_prefix": "[D] "}
 BEHIND_FIRST = "markers_behind_first_token"  # in the settings of a saved model
+
+
+def token_layer(weight: Tensor, bias: Tensor | None = None) -> Dense:
+    """Return a linear layer of token vectors, with a weight ``(out, in)``."""
+    return Dense(
+        in_features=weight.shape[1],
+        out_features=weight.shape[0],
+        bias=bias is not None,
+        activation_function=nn.Identity(),
+        init_weight=weight,
+        init_bias=bias,
+        module_input_name="token_embeddings",
+    )
 
 
 class SavedHead(NamedTuple):
@@ -49,16 +61,7 @@ class SavedHead(NamedTuple):
 
     def to_dense(self) -> Dense:
         """Return it as a module of token vectors."""
-        out_features, in_features = self.weight.shape
-        return Dense(
-            in_features,
-            out_features,
-            bias=self.bias is not None,
-            activation_function=nn.Identity(),
-            init_weight=self.weight.float(),
-            init_bias=None if self.bias is None else self.bias.float(),
-            module_input_name="token_embeddings",
-        )
+        return token_layer(self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 class Checkpoint:
@@ -94,18 +97,16 @@ class Checkpoint:
     def heads(self, encoder: nn.Module, width: int) -> list[SavedHead]:
         """Return the linear layers of token vectors beside an encoder's weights, the largest last."""
         own = {name.partition(".")[2] for name in encoder.state_dict()} | encoder.state_dict().keys()
-        found = []
+        tensors: dict[str, Tensor] = {}
         if path := self.path("model.safetensors"):
             with safe_open(path, framework="pt") as file:
-                for key in filter(_HEAD.fullmatch, file.keys()):
-                    shape = file.get_slice(key).get_shape()
-                    if len(shape) == 2 and shape[1] == width and not {key, key.partition(".")[2]} & own:
-                        found.append(SavedHead(key, file.get_tensor(key)))
+                others = [key for key in file.keys() if not {key, key.partition(".")[2]} & own]  # noqa: SIM118
+                tensors = {key: file.get_tensor(key) for key in filter(_HEAD.fullmatch, others)}
         elif path := self.path("pytorch_model.bin"):
-            for key, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
-                if _HEAD.fullmatch(key) and tensor.ndim == 2 and tensor.shape[1] == width:
-                    found += [] if {key, key.partition(".")[2]} & own else [SavedHead(key, tensor)]
-        found += [head for head in [self.unpickled(HEAD_FILES[0])] if head is not None]
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = {key: saved[key] for key in filter(_HEAD.fullmatch, saved) if key.partition(".")[2] not in own}
+        heads = [*map(SavedHead, tensors, tensors.values()), self.unpickled(HEAD_FILES[0])]
+        found = [head for head in heads if head and head.weight.ndim == 2 and head.weight.shape[1] == width]
         return sorted(found, key=lambda head: len(head.weight))
 
 
@@ -169,11 +170,6 @@ def token_head_of_dense(checkpoint: Checkpoint, transformer: Transformer) -> lis
     first = tokenizer.cls_token or tokenizer.bos_token
     mask = MultiVectorMask(skiplist_words=[first] if first else [], skiplist_tasks=["query", "document"])
     return [transformer, head.to_dense(), mask, Normalize(module_input_name="token_embeddings")]
-
-
-def no_head(name: str) -> ModelLoadError:
-    """Return the error for a checkpoint of Stanford's without a head."""
-    return ModelLoadError(name, ValueError("its weights hold no linear layer of token vectors, such as linear.weight."))
 
 
 def inserted_markers(model: MultiVectorEncoder) -> dict[str, int]:

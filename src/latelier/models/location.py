@@ -15,7 +15,6 @@ from typing import Any
 from uuid import uuid4
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError, StorageError
-from latelier.utils import resolve_device
 from latelier.utils.files import as_path, is_file, is_folder
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -45,12 +44,6 @@ def resolve_name(model_name_or_path: str) -> str:
         return model_name_or_path
     folder = Path(package.submodule_search_locations[0]) / "model"
     return str(folder) if (folder / "model.safetensors").is_file() else model_name_or_path
-
-
-def load_device(device: Any, options: Mapping[str, Any]) -> str | None:
-    """Return the device to load a model to; None if no device was given and the options have a ``device_map``."""
-    has_device_map = "device_map" in (options.get("model_kwargs") or {})
-    return None if has_device_map and device is None else str(resolve_device(device))
 
 
 def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:

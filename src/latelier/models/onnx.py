@@ -47,6 +47,7 @@ from latelier.models.exported import (
     is_whole,
     write_folder,
 )
+from latelier.models.layouts import token_layer
 from latelier.utils import encoder_limit
 from latelier.utils.checks import check_choice
 from latelier.utils.files import as_path, cache_folder
@@ -78,10 +79,8 @@ def export_float32(encoder: nn.Module, folder: Path) -> None:
             return
         except Exception as error:  # noqa: BLE001 (torch's exporter raises errors of many classes)
             failure = error
-    raise LatelierError(
-        f"{type(encoder).__name__} cannot be exported to ONNX: {str(failure).strip() or type(failure).__name__:.300} "
-        'Encode with backend="torch".'
-    ) from failure
+    reason = f"{str(failure).strip() or type(failure).__name__:.300}"
+    raise LatelierError(f'{type(encoder).__name__} is not exported to ONNX, use backend="torch": {reason}') from failure
 
 
 def quantize_int8(source: Path, folder: Path) -> None:
@@ -297,10 +296,7 @@ def check_backend(backend: Any, device: Any) -> Any:
     if not is_installed():
         raise MissingExtraError('backend="onnx"', "onnx")
     if device is not None and str(device).split(":")[0] != "cpu":
-        raise InvalidArgumentError(
-            f"received backend='onnx' with device={str(device)!r}; it computes on the CPU. Give device='cpu', or "
-            "backend='torch'."
-        )
+        raise InvalidArgumentError(f"received backend='onnx' with device={str(device)!r}; it computes on the CPU.")
     return "cpu"
 
 
@@ -313,15 +309,11 @@ def choose_backend(model: Any, compute_dtype: str, reads_attention: bool) -> str
     is_int8 = compute_dtype == "int8"
     if is_int8 and (backend == "torch" or not is_installed() or reads_attention):
         raise InvalidArgumentError(
-            "received compute_dtype='int8', which ONNX Runtime computes, and without the attention that a pool_method "
-            "may need; load the model with backend='onnx', and pool with pool_method='ward'."
+            "received compute_dtype='int8'; load the model with backend='onnx', and pool with pool_method='ward'."
         )
     if not isinstance(model[0], Transformer):
         if is_int8 or backend == "onnx":
-            raise InvalidArgumentError(
-                f"received backend={backend!r} for a model whose first module is a {type(model[0]).__name__}; ONNX "
-                "Runtime runs those that start with a Transformer. Give backend='torch'."
-            )
+            raise InvalidArgumentError(f"a model that starts with a {type(model[0]).__name__} needs backend='torch'.")
         return "torch"
     if backend == "auto" and not is_int8:
         backend = "onnx" if is_installed() and model.dtype == torch.float32 else "torch"
@@ -416,9 +408,7 @@ def fold(heads: Iterable[Dense]) -> list[Dense]:
             weight = weight + _residual(head)
         if folded and _is_matrix(folded[-1]):
             weight = weight @ folded.pop().linear.weight.detach().double()
-        options: Any = {"bias": False, "activation_function": nn.Identity(), "module_input_name": "token_embeddings"}
-        made = Dense(weight.shape[1], weight.shape[0], init_weight=weight.to(head.linear.weight.dtype), **options)
-        folded.append(made)
+        folded.append(token_layer(weight.to(head.linear.weight.dtype)))
     return folded
 
 
@@ -445,9 +435,6 @@ def _obstacles(model: Any) -> Iterator[str]:
     if rest not in ([], [Normalize]) or (rest and type(others[-1]) is not Normalize):
         yield f"after the transformer it has {', '.join(type(module).__name__ for module in others)}"
     for module in others:
-        ends = {getattr(module, f"module_{end}_name", "token_embeddings") for end in ("input", "output")}
-        if ends != {"token_embeddings"}:
-            yield f"a {type(module).__name__} of it has other inputs than token_embeddings"
         activation = type(getattr(module, "activation_function", nn.Identity())).__name__
         if activation not in ACTIVATIONS:
             yield f"a linear layer has the activation {activation}; expected one of {', '.join(ACTIVATIONS)}"

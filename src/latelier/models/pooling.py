@@ -119,14 +119,10 @@ class Pooling:
         if self.num_vectors is None:
             return
         if self.pool_factor != 1:
-            raise InvalidArgumentError(
-                f"received pool_factor={self.pool_factor} and num_vectors={self.num_vectors}; give one of them."
-            )
+            raise InvalidArgumentError(f"give pool_factor={self.pool_factor} or num_vectors={self.num_vectors}.")
         if self.num_vectors <= self.protected_tokens:
-            raise InvalidArgumentError(
-                f"received num_vectors={self.num_vectors} with protected_tokens={self.protected_tokens}, which are "
-                "among these vectors; give more vectors, or protect fewer tokens."
-            )
+            given = f"num_vectors={self.num_vectors} with protected_tokens={self.protected_tokens}"
+            raise InvalidArgumentError(f"received {given}, which are among these vectors; give more vectors.")
 
     @property
     def is_on(self) -> bool:
@@ -143,10 +139,8 @@ class Pooling:
         check_choice("output_value", output_value, ["token_embeddings"], optional=True)
         if self.is_on and (task == "query" or output_value is None):
             given = f"pool_factor={self.pool_factor}" if self.num_vectors is None else f"num_vectors={self.num_vectors}"
-            raise InvalidArgumentError(
-                f"received {given} for {'queries' if output_value else 'features'}; only documents are pooled. Encode "
-                "them with encode_document or is_query=False."
-            )
+            kind = "queries" if output_value else "features"
+            raise InvalidArgumentError(f"received {given} for {kind}; only documents are pooled: is_query=False.")
         return self
 
     def offsets(self, lengths: np.ndarray) -> np.ndarray:
@@ -284,10 +278,7 @@ def _check_weights(weights: Any, method: str, tokens: int) -> np.ndarray | None:
         return None
     found = np.asarray(torch.as_tensor(weights).detach().cpu().float().numpy())
     if found.shape != (tokens,) or not np.isfinite(found).all() or (found < 0).any():
-        raise InvalidArgumentError(
-            f"received weights of shape {found.shape} from {found.min(initial=0):g} to {found.max(initial=0):g}; "
-            f"expected ({tokens},), one for each token, finite and not negative."
-        )
+        raise InvalidArgumentError(f"received weights {found.shape}; expected ({tokens},), finite and not negative.")
     return found
 
 
@@ -317,9 +308,7 @@ def compress_documents(model: MultiVectorEncoder, num_vectors: int, arguments: M
     """
     check("compress_documents", arguments, {"num_vectors", *_ARGUMENTS})
     if has_pooling(model, "document"):
-        raise InvalidArgumentError(
-            "this model pools its documents already; load the model that it was made from to use another num_vectors."
-        )
+        raise InvalidArgumentError("this model pools its documents already; load the one that it was made from.")
     pooling = AttentionPooling(int(model.get_embedding_dimension() or 0), num_vectors, **arguments)
     pooling.to(model.device, model.dtype).train(model.training)
     modules = list(model._modules.items())
@@ -373,10 +362,7 @@ class Recorder:
         """
         weights, self._weights = self._weights, None
         if weights is None or weights.shape != (*mask.shape, mask.shape[1]):
-            raise InvalidArgumentError(
-                "the attention of this encoder cannot be read, as its layers compute it in their own way; "
-                'use pool_method="ward".'
-            )
+            raise InvalidArgumentError('the attention of this encoder cannot be read; use pool_method="ward".')
         return (weights * mask[:, :, None]).sum(dim=1)
 
     def record(self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> None:
@@ -420,8 +406,8 @@ def recorded_attention(model: MultiVectorEncoder) -> Iterator[Recorder]:
     layers = getattr(config, "num_hidden_layers", None)
     if config is None or own not in ("sdpa", "eager", _NAME) or not layers or has_pooling(model, "document"):
         raise InvalidArgumentError(
-            "the attention of this model cannot be read: that takes an encoder of transformers with its own attention "
-            '("sdpa" or "eager"), and a pipeline that does not pool documents. Use pool_method="ward".'
+            'the attention of this model cannot be read: it pools documents itself, or its encoder has no "sdpa" '
+            'or "eager" attention of transformers. Use pool_method="ward".'
         )
     recorder = Recorder(layers)
     token = _recorder.set(recorder)

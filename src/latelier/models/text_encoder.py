@@ -86,48 +86,19 @@ class TextEncoder(InputModule):
         super().__init__()
         size = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > size:
-            raise InvalidArgumentError(
-                f"received a tokenizer with {len(tokenizer)} tokens for an encoder with {size} embeddings; expected a "
-                f"TransformerEncoder(vocabulary_size={len(tokenizer)}, ...)."
-            )
+            raise InvalidArgumentError(f"received {len(tokenizer)} tokens for an encoder with {size} embeddings.")
         self.model, self.tokenizer = model, tokenizer
         self.max_seq_length = check_count("max_seq_length", max_seq_length)
         self.query_length = check_count("query_length", query_length, optional=True)
         self.document_length = check_count("document_length", document_length, optional=True)
         self.query_expansion = query_expansion
 
-    @property
-    def query_expansion(self) -> dict[str, Any] | None:
-        """How queries are expanded, or None; checked when it is set."""
-        return self._query_expansion
-
-    @query_expansion.setter
-    def query_expansion(self, value: dict[str, Any] | None) -> None:
-        if value is not None:
-            value = {"attend": False, "token": None, **value}
-            if value.keys() != {"strategy", "length", "attend", "token"} or value["strategy"] != "fixed":
-                raise InvalidArgumentError(
-                    f"received query_expansion={short(value)}; expected a dict with 'strategy': 'fixed', 'length', and "
-                    "optionally 'attend' and 'token'."
-                )
-            check_count("the length of query_expansion", value["length"])
-            token = self.tokenizer.mask_token if value["token"] is None else value["token"]
-            if token not in self.tokenizer.get_vocab():
-                raise InvalidArgumentError(
-                    f"received query_expansion with the token {short(token)}, which is not in the vocabulary."
-                )
-        self._query_expansion = value
-
     def get_embedding_dimension(self) -> int:
         """Return the number of channels of the token vectors."""
         return self.model.dim
 
     def preprocess(  # type: ignore[override]
-        self,
-        inputs: Sequence[str],
-        prompt: str | None = None,
-        task: str | None = None,
-        max_length: int | None = None,
+        self, inputs: Sequence[str], prompt: str | None = None, task: str | None = None, max_length: int | None = None
     ) -> dict[str, Any]:
         """Tokenise texts.
 
@@ -150,7 +121,8 @@ class TextEncoder(InputModule):
         """
         texts = [(prompt or "") + text for text in inputs]
         expansion = self.query_expansion if task == "query" else None
-        cap = expansion["length"] if expansion else max_length or self._cap(task)
+        own = {"query": self.query_length, "document": self.document_length}.get(task or "")
+        cap = expansion["length"] if expansion else max_length or own or self.max_seq_length
         encoded = self.tokenizer(
             texts,
             padding="max_length" if expansion else True,
@@ -304,10 +276,7 @@ class TextEncoder(InputModule):
         """
         others = {name: value for name, value in (model_kwargs or {}).items() if name not in _LOADER_OPTIONS}
         if others:
-            raise InvalidArgumentError(
-                f"received model_kwargs={short(others)}; a TextEncoder has none. model.half() and model.bfloat16() "
-                "change its dtype."
-            )
+            raise InvalidArgumentError(f"received model_kwargs={short(others)}; a TextEncoder has none.")
         place: dict[str, Any] = {"subfolder": subfolder, "token": token, "cache_folder": cache_folder}
         place |= {"revision": revision, "local_files_only": local_files_only}
         config = cls.load_config(model_name_or_path, **place)
@@ -317,19 +286,15 @@ class TextEncoder(InputModule):
         loaded: TextEncoder = cls.load_torch_weights(model_name_or_path, **place, model=module)
         return loaded
 
-    def _cap(self, task: str | None) -> int:
-        cap = {"query": self.query_length, "document": self.document_length}.get(task or "")
-        return cap or self.max_seq_length
-
 
 def _expand(features: dict[str, Any], expansion: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Replace the padding of queries by mask tokens, as sentence-transformers' `Transformer` does."""
     mask: Tensor = features["attention_mask"]
     added = mask == 0
-    token = tokenizer.mask_token if expansion["token"] is None else expansion["token"]
+    token = expansion.get("token") or tokenizer.mask_token
     features["input_ids"] = features["input_ids"].masked_fill(added, tokenizer.convert_tokens_to_ids(token))
     features["query_expansion_positions"] = added
-    features["attention_mask"] = torch.ones_like(mask) if expansion["attend"] else mask
+    features["attention_mask"] = torch.ones_like(mask) if expansion.get("attend") else mask
     return features
 
 

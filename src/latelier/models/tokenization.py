@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -39,43 +38,22 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping
         resolve_length("max_length", options["max_length"], None, length_limit(model[0]))
     if isinstance(inputs, (list, tuple)) and any(map(is_group, inputs)):
         raise InvalidArgumentError(
-            "received lists of texts; features are made of a flat list, with tuples for pairs that the encoder "
-            "reads as one input. encode takes lists of lists, and losses take one column per position."
+            "received lists of texts; features are made of a flat list. encode takes lists of lists, and losses take "
+            "one column per position."
         )
 
 
-@contextmanager
-def tokenizing(model: MultiVectorEncoder) -> Iterator[None]:
-    """Call sentence-transformers' tokenisation inside the block, in one thread at a time.
-
-    Its errors become `InvalidArgumentError`: the inputs are not texts.
-    """
-    try:
-        with tokenizer_lock(getattr(model, "tokenizer", None)):
-            yield
-    except LatelierError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"cannot make features of these inputs: {str(error).rstrip('.')}. Give texts, as str, in a list."
-        ) from error
-
-
 def check_features(model: MultiVectorEncoder, features: Mapping[str, Any], task: str | None) -> None:
-    """Raise an error for features of no texts, and in training for those that may be of queries or of documents.
+    """Raise an error in training for features that may be of queries or of documents.
 
     sentence-transformers' plain trainer makes features without a task. A model that treats queries and documents alike
     (no prompts, no query expansion, no skiplist) needs none.
     """
-    if not features:
-        raise InvalidArgumentError("received features of no texts; give those of one at least, or texts=[].")
     if task is None and model.training and torch.is_grad_enabled() and _treats_tasks_differently(model):
         raise LatelierError(
-            "received features that do not say whether they are queries or documents, so markers and query "
-            "expansion would be missing in training. Train with sentence_transformers.MultiVectorEncoderTrainer, "
-            'or pass router_mapping={"<query column>": "query", "<document column>": "document", ...} to the '
-            "training arguments of SentenceTransformerTrainer; by hand, make features with "
-            "model.tokenize(texts, is_query=...)."
+            "received features that do not say whether they are queries or documents. Train with "
+            'MultiVectorEncoderTrainer, or pass router_mapping={"<query column>": "query", "<document column>": '
+            '"document"} to the training arguments; by hand, model.tokenize(texts, is_query=...) makes features.'
         )
 
 

@@ -102,9 +102,8 @@ def _find(name: str, revision: str | None) -> Path:
     named = resolve_name(name) if HUB_NAME.fullmatch(name) else name
     if Path(named).is_absolute():
         if not Path(named).is_dir():
-            raise ModelLoadError(
-                name, FileNotFoundError("there is no such folder on this machine."), advice="give-model"
-            )
+            missing = FileNotFoundError("there is no such folder on this machine.")
+            raise ModelLoadError(name, missing, advice="give-model")
         return Path(named)
     if PureWindowsPath(name).is_absolute():
         raise ModelLoadError(name, FileNotFoundError("it is a folder of another machine."), advice="give-model")
