@@ -129,8 +129,9 @@ def module_definitions(module: ModuleType) -> Iterator[Definition]:
     exported = getattr(module, "__all__", vars(module))
     for name, value in sorted(vars(module).items()):
         home = getattr(value, "__module__", None) or module.__name__
-        # Many modules have an alias of a builtin: socket.error is OSError, and so is builtins.IOError.
-        alias = home == "builtins" and getattr(value, "__name__", name) != name
+        # Aliases are left out: socket.error is the builtin OSError, bisect.insort is insort_right.
+        own = str(getattr(value, "__name__", name))
+        alias = own != name and (home == "builtins" or vars(module).get(own) is value)
         is_own = module is builtins or home == module.__name__ or (name in exported and not _is_public(home))
         if name.startswith("_") or alias or not is_own:
             continue
