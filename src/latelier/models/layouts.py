@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,13 +98,16 @@ class Checkpoint:
         """Return the linear layers of token vectors beside an encoder's weights, the largest last."""
         own = {name.partition(".")[2] for name in encoder.state_dict()} | encoder.state_dict().keys()
         tensors: dict[str, Tensor] = {}
+
+        def named(keys: Iterable[str]) -> list[str]:
+            return [key for key in keys if _HEAD.fullmatch(key) and not {key, key.partition(".")[2]} & own]
+
         if path := self.path("model.safetensors"):
             with safe_open(path, framework="pt") as file:
-                others = [key for key in file.keys() if not {key, key.partition(".")[2]} & own]  # noqa: SIM118
-                tensors = {key: file.get_tensor(key) for key in filter(_HEAD.fullmatch, others)}
+                tensors = {key: file.get_tensor(key) for key in named(file.keys())}
         elif path := self.path("pytorch_model.bin"):
             saved = torch.load(path, map_location="cpu", weights_only=True)
-            tensors = {key: saved[key] for key in filter(_HEAD.fullmatch, saved) if key.partition(".")[2] not in own}
+            tensors = {key: saved[key] for key in named(saved)}
         heads = [*map(SavedHead, tensors, tensors.values()), self.unpickled(HEAD_FILES[0])]
         found = [head for head in heads if head and head.weight.ndim == 2 and head.weight.shape[1] == width]
         return sorted(found, key=lambda head: len(head.weight))
