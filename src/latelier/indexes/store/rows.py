@@ -268,11 +268,8 @@ def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
     return found
 
 
-def insert_documents(
-    connection: sqlite3.Connection, row_ids: Sequence[int], documents: Sequence[StoredDocument]
-) -> None:
+def insert_documents(connection: sqlite3.Connection, row_ids: Sequence[int], given: DocumentColumns) -> None:
     """Insert documents under their row ids; new metadata keys get columns."""
-    given = DocumentColumns.of(documents)
     make_fields(connection, chain.from_iterable(given.fields))
     names = {field.folded: field.column for field in known_fields(connection)}
     sizes = [len(text or "") + len(metadata) for text, metadata in zip(given.texts, given.metadata, strict=True)]
