@@ -93,17 +93,6 @@ def test_numbers_out_of_range_are_refused(index, options, message):
         mined(index, {"q": {"d0": 1}}, **options)
 
 
-@pytest.mark.parametrize(
-    ("queries", "qrels", "message"),
-    [
-        ({"q": "2"}, {"q": ["d0"]}, r"received \['d0'\] \(list\) as query 'q' of the qrels; expected \{document id: n"),
-    ],
-)
-def test_tables_of_another_form_are_refused(index, queries, qrels, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        mine_hard_negatives(Compass(), index, queries, qrels)
-
-
 def test_unknown_ids_are_named(index):
     with pytest.raises(InvalidArgumentError, match="query 'x' has relevance judgements, but no text"):
         mined(index, {"x": {"d0": 1}})
@@ -201,7 +190,6 @@ def test_rows_whose_neighbours_are_taken_are_spread_over_the_pass():
         ({"neighbours": -1}, "neighbours=-1; expected an integer of at least 0"),
         ({"passes": 0}, "passes=0; expected an integer of at least 1"),
         ({"seed": [1]}, r"received seed=\[1\]; expected an integer of at least 0"),
-        ({"negatives": 4}, "negatives=4, but the rows have 3 each"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):
@@ -209,5 +197,3 @@ def test_what_cannot_be_is_refused(options, message):
         order_by_neighbours(mined_hard_batches([[1, 2, 3]] * 4), **options)
     with pytest.raises(InvalidArgumentError, match="teacher"):
         order_by_neighbours(TrainingSet(["q"], [["a", "b"]], [[1.0, 0.0]]))
-    with pytest.raises(InvalidArgumentError, match=r"received \[\('q', 'a'\)\] \(list\) as mined"):
-        order_by_neighbours([("q", "a")])

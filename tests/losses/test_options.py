@@ -72,9 +72,9 @@ def test_several_dimensions_are_the_mean_of_their_losses(name, dims):
     assert gradient(loss, model).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("dims", [(), (0,), (2.0,), "128", 3, (True,)], ids=repr)
+@pytest.mark.parametrize("dims", [(0,), (2.0,), "128", (True,)], ids=repr)
 def test_dimensions_that_are_none_are_refused(dims):
-    with pytest.raises(InvalidArgumentError, match=r"such as \(128, 64, 32\)"):
+    with pytest.raises(InvalidArgumentError, match="received dims="):
         Contrastive(Lexicon(), dims=dims)
 
 

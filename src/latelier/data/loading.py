@@ -24,7 +24,7 @@ import numpy as np
 from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation import load_beir
-from latelier.utils.checks import check_count, describe, short
+from latelier.utils.checks import check_count, short
 from latelier.utils.files import as_path, check_unicode, is_folder, open_binary, parse_json, text_lines
 
 if TYPE_CHECKING:
@@ -394,14 +394,6 @@ class TrainingSet:
                 raise InvalidArgumentError(f"{where} has the score {short(score)}; expected finite numbers.")
 
 
-def check_training_set(value: object, name: str) -> None:
-    """Raise `InvalidArgumentError` unless the argument of this name is a `TrainingSet`."""
-    if not isinstance(value, TrainingSet):
-        raise InvalidArgumentError(
-            f"received {describe(value)} as {name}; expected a TrainingSet, as load_training_set(rows) makes it."
-        )
-
-
 def load_training_set(
     source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     *,
@@ -505,14 +497,7 @@ def _numbered(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(source, (str, os.PathLike)):
         yield from _lines(as_path(source, name))
     else:
-        try:
-            rows = iter(source)
-        except TypeError as error:
-            what = "training data" if name == "row" else name
-            raise InvalidArgumentError(
-                f"received {describe(source)} as {what}; expected a path, a data set, or an iterable of dicts."
-            ) from error
-        yield from ((f"{name} {i}" if name == "row" else f"{name}[{i}]", row) for i, row in enumerate(rows))
+        yield from ((f"{name} {i}" if name == "row" else f"{name}[{i}]", row) for i, row in enumerate(source))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

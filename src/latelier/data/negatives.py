@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import BatchSampler
 
-from latelier.data.loading import TrainingSet, check_training_set
+from latelier.data.loading import TrainingSet
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.files import check_table
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit, Id
 from latelier.scores import colbert_scores_pairwise
@@ -112,7 +111,6 @@ def mine_hard_negatives(
         )
     if margin is not None and not 0 <= margin < 1:
         raise InvalidArgumentError(f"received margin={short(margin)}; expected a number from 0 to less than 1.")
-    check_table(qrels, "qrels")
     for id_ in qrels:
         if id_ not in queries:
             raise InvalidArgumentError(f"query {id_!r} has relevance judgements, but no text in queries.")
@@ -211,14 +209,11 @@ def order_by_neighbours(
     >>> ordered.queries, ordered.documents
     (['d', 'b', 'a', 'c'], [['D'], ['B'], ['A'], ['C']])
     """
-    check_training_set(mined, "mined")
     if mined.scores is not None:
         raise InvalidArgumentError("the rows have a teacher's scores; give rows from mine_hard_negatives.")
     for name, value, least in (("neighbours", neighbours, 0), ("negatives", negatives, 0), ("passes", passes, 1)):
         check_count(name, value, least)
     seed = check_count("seed", seed, 0)
-    if len(mined) and negatives > mined.width - 1:
-        raise InvalidArgumentError(f"received negatives={negatives}, but the rows have {mined.width - 1} each.")
     rng = random.Random(seed)
     owner = {documents[0]: row for row, documents in enumerate(mined.documents)}
     rows: list[int] = []
@@ -295,7 +290,6 @@ def teacher_scores(
     >>> scores[0] > scores[1]
     True
     """
-    check_training_set(examples, "examples")
     pairs = [(q, d) for q, documents in zip(examples.queries, examples.documents, strict=True) for d in documents]
     options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     if callable(getattr(teacher, "predict", None)):

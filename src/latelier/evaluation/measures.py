@@ -201,12 +201,7 @@ def _ir_measures() -> ModuleType:
 
 def _parse_all(measures: Iterable[str], ir_measures: ModuleType) -> dict[str, Any]:
     """Build measures from their names."""
-    try:
-        names = [measures] if isinstance(measures, str) else list(measures)
-    except TypeError as error:
-        raise InvalidArgumentError(
-            f"received {describe(measures)} as measures; expected names such as {', '.join(DEFAULT_MEASURES)}."
-        ) from error
+    names = [measures] if isinstance(measures, str) else list(measures)
     if not names:
         raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
     return {name: _parse(name, ir_measures) for name in names}
@@ -236,10 +231,8 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
             raise ValueError("the cutoff must be at least 1")  # with 0, pytrec_eval ends the process
         if at == "recall" and at in arguments:
             arguments[at] = float(arguments[at])
-            if not 0 <= arguments[at] <= 1:
-                raise ValueError("the recall must be from 0 to 1")
-            if arguments[at] != round(arguments[at], 2):
-                raise ValueError("the recall has at most two decimals")  # ir-measures rounds it
+            if arguments[at] not in {round(0.01 * part, 2) for part in range(101)}:  # ir-measures rounds it
+                raise ValueError("the recall must be from 0 to 1, with at most two decimals")
         _check_arguments(kind, form["name"], arguments)
         measure = kind(**arguments)
         measure.validate_params()
@@ -297,11 +290,6 @@ def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run
         for group in _compatible(measures):
             for metric in ir_measures.iter_calc(group, judged, found):
                 values[queries[metric.query_id]][str(metric.measure)] = float(metric.value)
-    except ZeroDivisionError as error:
-        raise InvalidArgumentError(
-            f"ir-measures cannot compute {measures}: one of them is undefined for a query, as Accuracy is where all "
-            "documents that were found are relevant; leave it out."
-        ) from error
     except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError, OSError, SubprocessError) as error:
         raise InvalidArgumentError(f"ir-measures cannot compute {measures}: {error}") from error
     return values

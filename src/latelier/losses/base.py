@@ -31,7 +31,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.utils import batch_by_tokens
 from latelier.utils.batching import lengths_to_offsets, move_features, select_rows, used_positions
-from latelier.utils.checks import check_count, is_count
+from latelier.utils.checks import check_count
 from latelier.utils.misc import warn_caller
 
 # Tokens of a mini-batch, padding included. A CPU is fastest with activations that fit its caches; a GPU needs large
@@ -302,7 +302,9 @@ class Loss(nn.Module, ABC):
         check_count("mini_batch_tokens", options.mini_batches.max_tokens, optional=True)
         self.model = model  # trainers replace this attribute by a wrapped model
         self.score_metric = score_metric
-        self.options = options._replace(dims=_read_dims(options.dims))
+        self.options = options._replace(
+            dims=None if options.dims is None else tuple(check_count("dims", dim) for dim in options.dims)
+        )
         self._warn_once = WarnOnce()
 
     def forward(self, sentence_features: Iterable[Mapping[str, Any]], labels: Any = None) -> Tensor:
@@ -389,12 +391,6 @@ def _check_model(model: nn.Module) -> None:
             f"received a model of type {type(model).__name__}; expected a late-interaction model, such as "
             "latelier.models.ColBERT(name)."
         )
-
-
-def _read_dims(dims: Any) -> tuple[int, ...] | None:
-    if dims is not None and not (isinstance(dims, Sequence) and dims and all(map(is_count, dims))):
-        raise InvalidArgumentError(f"dims={dims!r}; expected dimensions to train for, such as (128, 64, 32), or None.")
-    return None if dims is None else tuple(map(int, dims))
 
 
 def _cut(texts: TokenEmbeddings, dim: int) -> TokenEmbeddings:
