@@ -16,10 +16,7 @@ from latelier.evaluation import (
     ranking,
     read_qrels,
     read_run,
-    read_trec,
-    read_trec_qrels,
     write_run,
-    write_trec,
     write_trec_qrels,
 )
 from latelier.evaluation.files import check_run_file
@@ -369,8 +366,8 @@ shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 @given(st.dictionaries(ids, st.dictionaries(ids, scores, min_size=1, max_size=5), min_size=1, max_size=4))
 def test_run_round_trip(tmp_path, run):
     path = tmp_path / "run.trec"
-    write_trec(run, path, name="mine")
-    read = read_trec(path)
+    write_run(run, path, name="mine")
+    read = read_run(path)
     assert read == run
     for query, documents in read.items():
         assert list(documents.items()) == ranking(run[query])  # in the order of the ranks
@@ -381,12 +378,12 @@ def test_run_round_trip(tmp_path, run):
 def test_qrels_round_trip(tmp_path, qrels):
     path = tmp_path / "qrels.txt"
     write_trec_qrels(qrels, path)
-    assert read_trec_qrels(path) == qrels
+    assert read_qrels(path) == qrels
 
 
 def test_lines_ranks_and_ties(tmp_path):
     path = tmp_path / "run.trec"
-    write_trec({"q": {"a": 1, "c": 1.0, "b": 2.5, "z": -math.inf}}, path, name="r1")
+    write_run({"q": {"a": 1, "c": 1.0, "b": 2.5, "z": -math.inf}}, path, name="r1")
     assert path.read_text() == "q Q0 b 1 2.5 r1\nq Q0 c 2 1.0 r1\nq Q0 a 3 1.0 r1\nq Q0 z 4 -inf r1\n"
 
 
@@ -402,7 +399,7 @@ def test_lines_ranks_and_ties(tmp_path):
 )
 def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        write_trec(run, tmp_path / "run.trec", name=name)
+        write_run(run, tmp_path / "run.trec", name=name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -432,19 +429,19 @@ def test_faulty_run_lines(tmp_path, line, message):
     path = tmp_path / "run.trec"
     path.write_text(f"q Q0 d1 1 1.0 r\n{line}\n")
     with pytest.raises(InvalidArgumentError, match=message):
-        read_trec(path)
+        read_run(path)
 
 
 def test_faulty_qrel_lines(tmp_path):
     path = tmp_path / "qrels.txt"
     path.write_text("q 0 d1 1\nq 0 d2 1.5\n")
     with pytest.raises(InvalidArgumentError, match=r":2: relevance '1.5' is not an integer"):
-        read_trec_qrels(path)
+        read_qrels(path)
     path.write_text(f"q 0 d1 1\nq 0 d2 {2**32}\n")
     with pytest.raises(InvalidArgumentError, match=":2: relevance '4294967296' is not from"):
-        read_trec_qrels(path)
+        read_qrels(path)
     path.write_text("q 0 d1 1\nq 0 d1 0\n")
     with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' is repeated"):
-        read_trec_qrels(path)
+        read_qrels(path)
     with pytest.raises(InvalidArgumentError, match="there is no file"):
-        read_trec_qrels(tmp_path / "absent.txt")
+        read_qrels(tmp_path / "absent.txt")

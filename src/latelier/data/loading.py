@@ -473,10 +473,6 @@ def load_training_set(
             f"{odd.where} has {'no scores' if odd.scores is None else 'scores'}, unlike the rows before it; all rows "
             "need a teacher's scores, or none."
         )
-    return _cut(examples, candidates, scored == {True})
-
-
-def _cut(examples: list[Example], candidates: int | None, scored: bool) -> TrainingSet:
     for example in examples:
         if candidates is not None and len(example.documents) < candidates:
             raise InvalidArgumentError(
@@ -485,7 +481,7 @@ def _cut(examples: list[Example], candidates: int | None, scored: bool) -> Train
     return TrainingSet(
         [example.query for example in examples],
         [example.documents[:candidates] for example in examples],
-        [(example.scores or [])[:candidates] for example in examples] if scored else None,
+        [(example.scores or [])[:candidates] for example in examples] if scored == {True} else None,
         [example.where for example in examples],
     )
 

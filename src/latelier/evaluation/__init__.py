@@ -15,10 +15,7 @@ if TYPE_CHECKING:
         ranking,
         read_qrels,
         read_run,
-        read_trec,
-        read_trec_qrels,
         write_run,
-        write_trec,
         write_trec_qrels,
     )
     from latelier.evaluation.measures import Evaluation, evaluate
@@ -37,10 +34,7 @@ __all__ = [
     "ranking",
     "read_qrels",
     "read_run",
-    "read_trec",
-    "read_trec_qrels",
     "write_run",
-    "write_trec",
     "write_trec_qrels",
 ]
 __getattr__, __dir__ = lazy_names(
@@ -55,10 +49,7 @@ __getattr__, __dir__ = lazy_names(
         "ranking",
         "read_qrels",
         "read_run",
-        "read_trec",
-        "read_trec_qrels",
         "write_run",
-        "write_trec",
         "write_trec_qrels",
     ),
     measures=("Evaluation", "evaluate"),

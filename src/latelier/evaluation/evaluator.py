@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from latelier.errors import InvalidArgumentError, StorageError
+from latelier.errors import StorageError
 from latelier.evaluation.files import Collection
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate
 from latelier.indexes import Flat, Index
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.retriever import SearchRun, search_settings
-from latelier.utils.checks import check_count, describe
+from latelier.utils.checks import check_count
 
 MakeIndex: TypeAlias = Callable[[Path], Index]
 
@@ -156,15 +156,8 @@ class RetrievalEvaluator(BaseEvaluator):
         ignore_identical_ids: bool | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(collection, Collection):
-            raise InvalidArgumentError(
-                f"received {describe(collection)} as collection; expected an evaluation.Collection, such as load_beir "
-                "returns."
-            )
         self.collection = collection
         self.measures = [measures] if isinstance(measures, str) else list(measures)
-        if not self.measures:
-            raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
         self.index = index
         self.search_options = dict(search_options or {})
         self.k = check_count("k", k)

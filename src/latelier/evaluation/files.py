@@ -527,17 +527,19 @@ def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
     {"query_id": "q1", "document_id": "a document", "score": 0.5}
     """
     path = as_path(path)
-    if not _is_json_lines(path):
-        write_trec(run, path, name)
-        return
+    is_json = _is_json_lines(path)
+    check_ids = _check_not_empty if is_json else check_trec_ids
     check_evaluated(run, "run")
     check_scores(run, "the run")
-    _check_not_empty("query id", run)
+    check_ids("query id", run)
+    if not is_json:
+        check_trec_ids("run name", [name])
     lines = []
     for query, scores in run.items():
-        _check_not_empty("document id", scores)
-        for document, score in ranking(scores):
-            lines.append(json.dumps({"query_id": query, "document_id": document, "score": score}) + "\n")
+        check_ids("document id", scores)
+        for rank, (document, score) in enumerate(ranking(scores), start=1):
+            entry = {"query_id": query, "document_id": document, "score": score}
+            lines.append(json.dumps(entry) + "\n" if is_json else f"{query} Q0 {document} {rank} {score!r} {name}\n")
     write_lines(path, lines)
 
 
@@ -568,102 +570,12 @@ def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable
     check("document id", documents)
 
 
-def read_trec(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read a run, as `read_run` does; of TREC's six columns per line, ranks and the run's name are dropped.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    dict
-        Query id to document id to score, in the order of the file. Errors are those of `read_run`.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trec"
-    >>> _ = path.write_text("q1 Q0 d2 1 1.25 bm25")
-    >>> read_trec(path)
-    {'q1': {'d2': 1.25}}
-    """
-    return read_run(path)
-
-
-def read_trec_qrels(path: str | Path) -> dict[str, dict[str, int]]:
-    """Read qrels, as `read_qrels` does; TREC's have four columns per line.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    dict
-        Query id to document id to relevance. Errors are those of `read_qrels`.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "qrels.txt"
-    >>> _ = path.write_text("q1 0 d2 1")
-    >>> read_trec_qrels(path)
-    {'q1': {'d2': 1}}
-    """
-    return read_qrels(path)
-
-
 def add_entry(table: dict[str, dict[str, Any]], query: str, document: str, value: float, place: str) -> None:
     """Put one number into a run or qrels, in place; a document that the query already has is an error."""
     row = table.setdefault(query, {})
     if document in row:
         raise InvalidArgumentError(f"{place}: document {document!r} is repeated for query {query!r}.")
     row[document] = value
-
-
-def write_trec(run: Run, path: str | Path, name: str = "latelier") -> None:
-    """Write a run: ``query-id Q0 document-id rank score name``, one line per document, ranks from 1.
-
-    Parameters
-    ----------
-    run
-        Query id to document id to score. A query without documents is not written.
-    path
-        The file; an existing one is replaced, after the whole run has been checked. ``.gz`` is compressed.
-    name
-        The run's name, the last column.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an id or the name is empty or has white space, which the format cannot represent, or a score is NaN.
-    StorageError
-        If the file cannot be written.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.trec"
-    >>> write_trec({"q1": {"d1": 0.5, "d2": 1.25}}, path)
-    >>> print(path.read_text(), end="")
-    q1 Q0 d2 1 1.25 latelier
-    q1 Q0 d1 2 0.5 latelier
-    >>> read_trec(path)
-    {'q1': {'d2': 1.25, 'd1': 0.5}}
-    """
-    check_evaluated(run, "run")
-    check_scores(run, "the run")
-    check_trec_ids("run name", [name])
-    check_trec_ids("query id", run)
-    lines = []
-    for query, scores in run.items():
-        check_trec_ids("document id", scores)
-        for rank, (document, score) in enumerate(ranking(scores), start=1):
-            lines.append(f"{query} Q0 {document} {rank} {score!r} {name}\n")
-    write_lines(as_path(path), lines)
 
 
 def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
@@ -686,7 +598,7 @@ def write_trec_qrels(qrels: Qrels, path: str | Path) -> None:
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "qrels.txt"
     >>> write_trec_qrels({"q1": {"d1": 1, "d2": 0}}, path)
-    >>> read_trec_qrels(path)
+    >>> read_qrels(path)
     {'q1': {'d1': 1, 'd2': 0}}
     """
     check_evaluated(qrels, "qrels")

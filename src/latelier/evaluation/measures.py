@@ -23,7 +23,6 @@ from latelier.evaluation.files import (
     check_relevance,
     check_scores,
     ranking,
-    relevance_fault,
 )
 from latelier.utils.checks import describe
 from latelier.utils.misc import bar, fragment, table, warn_caller
@@ -90,7 +89,7 @@ def evaluate(
     Parameters
     ----------
     run
-        Query id to document id to score, as `Retriever.run` and `read_trec` return it. Queries without qrels are
+        Query id to document id to score, as `Retriever.run` and `read_run` return it. Queries without qrels are
         ignored. Only the order of the scores counts; equal scores are ordered by descending id, as in ``trec_eval``.
     qrels
         Query id to document id to relevance, an integer (``1.0`` is one too) from minus a million to a million.
@@ -233,28 +232,14 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
             arguments[at] = float(arguments[at])
             if arguments[at] not in {round(0.01 * part, 2) for part in range(101)}:  # ir-measures rounds it
                 raise ValueError("the recall must be from 0 to 1, with at most two decimals")
-        _check_arguments(kind, form["name"], arguments)
+        missing = [key for key, info in kind.SUPPORTED_PARAMS.items() if info.required and key not in arguments]
+        if missing:
+            raise ValueError(f"{' and '.join(missing)} must be given{' after @' * (missing == [at])}")
         measure = kind(**arguments)
         measure.validate_params()
     except (SyntaxError, ValueError, TypeError, AssertionError) as error:
         raise InvalidArgumentError(f"cannot read measure {name!r}: {error}.") from error
     return measure
-
-
-def _check_arguments(kind: Any, name: str, arguments: dict[str | None, Any]) -> None:
-    """Check that the required arguments of a measure are given, and that its gains are relevances."""
-    missing = [key for key, info in kind.SUPPORTED_PARAMS.items() if info.required and key not in arguments]
-    if missing:
-        at = kind.AT_PARAM
-        inner = ", ".join(f"{key}=<{key}>" for key in missing if key != at)
-        end = f"@<{at}>" if at in missing else f"@{arguments[at]}" if at in arguments else ""
-        raise ValueError(f"{' and '.join(missing)} must be given: {name}{f'({inner})' if inner else ''}{end}")
-    gains = arguments.get("gains")
-    for gain in gains.values() if isinstance(gains, dict) else ():
-        if fault := relevance_fault(gain):
-            raise ValueError(f"the gain {gain} {fault}")
-        if gain < 0:
-            raise ValueError(f"the gain {gain} is negative")
 
 
 def _check(run: Run, qrels: Qrels, label: str) -> None:
