@@ -558,7 +558,7 @@ function describeIndex() {
   const size = index.documents === 1 ? "1 document" : `${index.documents?.toLocaleString("en")} documents`;
   at("about").textContent = `${index.name}: ${index.error ?? size}`;
   at("filters").hidden = !index.fields.length;
-  at("effort").disabled = index.kind !== "IVF";
+  at("effort").parentElement.hidden = index.kind !== "IVF";
 }
 
 async function start() {

@@ -16,7 +16,7 @@ export function marked(characters, spans, from, to) {
     if (span.start < end || span.end > to) continue;
     nodes.push(characters.slice(end, span.start).join(""));
     const word = characters.slice(span.start, span.end).join("");
-    const level = strongest > 0 ? Math.ceil((4 * span.contribution) / strongest) : 0;
+    const level = strongest > 0 && /[\p{L}\p{N}]/u.test(word) ? Math.ceil((4 * span.contribution) / strongest) : 0;
     const title = `adds ${span.contribution.toFixed(3)} to the score`;
     nodes.push(level > 0 ? element("mark", { className: `level-${level}`, title }, word) : word);
     end = span.end;
