@@ -48,6 +48,12 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave the example that starts processes with a model each to `make test-all`."""
+    if isinstance(item, pytest.DoctestItem) and item.name.endswith(".EncodingWorkers"):
+        item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from looking through all imported libraries again, a second each time."""
     gc.collect()

@@ -20,8 +20,6 @@ from latelier.indexes.results import as_id, check_text
 from latelier.indexes.store.rows import encode_metadata
 from latelier.retrieve.folders import DocumentFormat, read_document_file
 
-__all__ = ["Case", "Outcome", "make_case", "run_case"]
-
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".log", "")
 # Of the processor's time, which a case may take; reading one takes a thousandth of it.
 SECONDS = 10.0
@@ -129,15 +127,7 @@ def make_case(random: random.Random) -> Case:
 
 
 def run_case(case: Case, folder: Path) -> Outcome:
-    """Read a case as ``latelier index`` does, up to where a model would encode it.
-
-    Parameters
-    ----------
-    case
-        From `make_case`.
-    folder
-        Where its file is written.
-    """
+    """Read a case, written to a file in `folder`, as ``latelier index`` does, up to where a model would encode it."""
     path = Path(folder) / f"case{case.suffix}"
     path.write_bytes(case.content)
     format = case.arguments[1] if case.arguments else "auto"

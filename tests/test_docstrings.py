@@ -7,7 +7,6 @@ import pkgutil
 import re
 from collections.abc import Iterable
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 import latelier
@@ -66,16 +65,6 @@ def test_public_names_have_an_example():
     assert [name for name in names if ">>>" not in (INTERFACE[name].__doc__ or "")] == []
 
 
-def test_examples_fit_the_width_of_a_page():
-    lines = [
-        (path.name, line.strip())
-        for path in sorted(Path(latelier.__file__).parent.rglob("*.py"))
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.lstrip().startswith((">>> ", "... "))
-    ]
-    assert [(name, line) for name, line in lines if len(line) > 80] == []
-
-
 def test_functions_describe_all_parameters_that_they_take():
     different = {name: described(function) ^ taken(function) for name, function in FUNCTIONS.items()}
     assert {name: sorted(names) for name, names in different.items() if names} == {}
@@ -85,22 +74,3 @@ def test_methods_describe_no_parameter_that_they_do_not_take():
     # A method may leave the description to the contract that it fulfils.
     unknown = {name: described(method) - taken(method) for name, method in METHODS.items() if described(method)}
     assert {name: sorted(names) for name, names in unknown.items() if names} == {}
-
-
-def test_a_stale_parameter_would_be_found():
-    def function(new: int) -> None:
-        """Do something.
-
-        Parameters
-        ----------
-        old, *more
-            Numbers.
-
-        Returns
-        -------
-        None
-            Nothing.
-        """
-
-    assert described(function) == {"old", "more"}
-    assert taken(function) == {"new"}

@@ -6,10 +6,9 @@ import re
 import pytest
 
 from latelier.evaluation import Evaluation, compare
-from latelier.indexes import CheckReport, VerifyReport
-from latelier.indexes.results import Damage
+from latelier.indexes import CheckReport, Damage, VerifyReport
 from latelier.retrieve import Result, Results
-from latelier.training.run import TrainingReport
+from latelier.training import TrainingReport
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 
@@ -49,14 +48,6 @@ def test_a_search_returns_them_with_marks_until_it_is_closed(shallow):
     assert cells(found._repr_html_())[1][2:] == ["a", "fig &lt;b&gt;"]
 
 
-def test_an_evaluation_is_a_dict_with_bars():
-    evaluation = Evaluation({"RR": 0.25, HOSTILE: 1.0}, {"q1": {"RR": 0.25}})
-    assert evaluation["RR"] == 0.25
-    assert cells(evaluation._repr_html_())[:2] == [["measure", "value"], ["RR", "0.2500"]]
-    assert "<caption>mean of 1 query</caption>" in evaluation._repr_html_()
-    assert re.findall("--part: (.*?)%", evaluation._repr_html_()) == ["25", "100"]
-
-
 def test_a_comparison_shows_what_it_prints():
     pytest.importorskip("ir_measures", reason="needs the extra eval")
     qrels = {f"q{i}": {"a": 1} for i in range(4)}
@@ -67,23 +58,6 @@ def test_a_comparison_shows_what_it_prints():
     assert row[:4] == ["RR", "0.5000", "1.0000", "+0.5000"]
     assert row == re.split("  +", str(comparison).splitlines()[1])
     assert "changed most by RR: q0 +0.5000" in comparison._repr_html_()
-
-
-def test_reports_of_an_index():
-    report = CheckReport(10, 0.985, worst=0.9, queries=20, documents=1500, advice="use effort=2")
-    assert cells(report._repr_html_())[1:] == [["recall@10", "0.985"], ["of the worst query", "0.900"]]
-    assert "20 of its own documents as queries, 1,500 searched" in report._repr_html_()
-    assert "<p>use effort=2</p>" in report._repr_html_()
-    assert "<p>all 4 files are whole</p>" in VerifyReport(4, ())._repr_html_()
-    damaged = VerifyReport(4, (Damage("a.npy", "it is missing", ("a", "b")),))
-    assert cells(damaged._repr_html_())[1:] == [["a.npy", "it is missing", "2"]]
-
-
-def test_a_training_report(tmp_path):
-    report = TrainingReport(tmp_path, 1800, 57, 200, {"ndcg@10": 0.8}, {"ndcg@10": 0.9})
-    assert cells(report._repr_html_())[1:] == [["ndcg@10", "0.800", "0.900"]]
-    assert "trained on 1,800 rows, 57 steps; measured on 200 queries" in report._repr_html_()
-    assert "<table>" not in TrainingReport(tmp_path, 1, 1, 0, {}, {})._repr_html_()
 
 
 @pytest.mark.parametrize(

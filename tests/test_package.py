@@ -61,30 +61,29 @@ except SystemExit as stop:
     assert run_python(code).endswith("code 0 torch False")
 
 
-@pytest.mark.parametrize(
-    ("extra", "module", "use"),
-    [
-        (
-            "eval",
-            "ir_measures",
-            "from latelier.evaluation import evaluate; evaluate({'q': {'d': 1.0}}, {'q': {'d': 1}})",
-        ),
-        ("mteb", "mteb", "from latelier.integrations import MTEBSearch"),
-        ("haystack", "haystack", "from latelier.integrations import HaystackRetriever"),
-        ("langchain", "langchain_core", "from latelier.integrations import LangChainRetriever"),
-        ("llamaindex", "llama_index.core", "from latelier.integrations import LlamaIndexRetriever"),
-        (
-            "gpu",
-            "triton",
-            "from latelier.scores import cuda; cuda.FusedEngine().require()",
-        ),
-    ],
-)
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(extra, module, use):
-    code = (
-        f"import sys; sys.modules[{module!r}] = None\ntry:\n    {use}\nexcept ImportError as error:\n    print(error)"
-    )
-    assert run_python(code).endswith(f"needs the extra '{extra}'. Install it with: pip install \"latelier[{extra}]\"")
+def test_a_missing_extra_is_named_with_the_command_that_installs_it():
+    """In one process, which takes seconds to import torch."""
+    uses = {
+        "eval": "from latelier.evaluation import evaluate; evaluate({'q': {'d': 1.0}}, {'q': {'d': 1}})",
+        "mteb": "from latelier.integrations import MTEBSearch",
+        "haystack": "from latelier.integrations import HaystackRetriever",
+        "langchain": "from latelier.integrations import LangChainRetriever",
+        "llamaindex": "from latelier.integrations import LlamaIndexRetriever",
+        "gpu": "from latelier.scores import cuda; cuda.FusedEngine().require()",
+    }
+    code = f"""
+import sys
+for module in ("ir_measures", "mteb", "haystack", "langchain_core", "llama_index.core", "triton"):
+    sys.modules[module] = None
+for use in {list(uses.values())!r}:
+    try:
+        exec(use)
+    except ImportError as error:
+        print(error)
+"""
+    wanted = [f"needs the extra '{each}'. Install it with: pip install \"latelier[{each}]\"" for each in uses]
+    for printed, end in zip(run_python(code).splitlines(), wanted, strict=True):
+        assert printed.endswith(end)
 
 
 def test_errors_name_extras_that_exist():

@@ -19,14 +19,6 @@ def test_check_prints_what_the_index_holds_its_recall_and_its_integrity(run, fol
     assert lines["keywords"] == "porter"
 
 
-def test_check_as_json(run, folder):
-    facts = json.loads(run("check", folder, "--queries", 2, "--json").stdout)
-    assert facts["recall"] == {"k": 10, "recall": 1.0, "worst": 1.0, "queries": 2, "documents": 3, "advice": ""}
-    assert facts["integrity"]["damages"] == []
-    assert facts["kind"] == "Flat"
-    assert facts["tokens"] > 20
-
-
 def test_check_of_an_index_without_texts_that_has_removed_documents(run, tmp_path):
     with indexes.IVF(tmp_path / "index") as index:
         index.add(range(9), [np.eye(4)] * 9)

@@ -53,13 +53,6 @@ def test_a_parameter_in_double_quotes_is_a_text(run, tmp_path, tiny):
         assert ("filtered" in [cause["kind"] for cause in told["causes"]]) is (count == 0)
 
 
-def test_search_explains_below_each_result(run, folder):
-    lines = run("search", folder, "unhealthy fruit", "-k", 1, "--explain", "--device", "cpu").stdout.splitlines()
-    assert len(lines) == 2
-    assert lines[1].strip().startswith("unhealthy ~ healthy ")
-    assert ", fruit ~ bananas " in lines[1]
-
-
 def test_info(run, folder, tmp_path):
     facts = json.loads(run("info", folder, "--json").stdout)
     assert facts["documents"] == 3
@@ -163,14 +156,7 @@ def test_failures_have_a_message_and_a_status(run, tmp_path, monkeypatch, argume
 
 
 def test_faulty_arguments_of_a_search(run, folder):
-    items = "SELECT 1 FROM json_each(?1) AS"
-    endless = f"EXISTS ({items} a WHERE EXISTS ({items} b WHERE EXISTS ({items} c WHERE a.value + c.value < 0)))"
-    for arguments in (
-        ["  "],
-        ["fruit", "--filter", "year >"],
-        ["fruit", "--filter", "absent_column = 1"],
-        ["fruit", "--filter", endless, "--parameter", json.dumps([0] * 1000), "--filter-timeout", "0.2"],
-    ):
+    for arguments in (["  "], ["fruit", "--filter", "year >"], ["fruit", "--filter", "absent_column = 1"]):
         result = run("search", folder, *arguments, "--device", "cpu")
         assert result.exit_code == 1
         assert result.stderr.startswith("Error: ")
@@ -201,29 +187,6 @@ def test_debug_shows_the_traceback(run, tmp_path):
     assert type(result.exception).__name__ == "IndexFormatError"
 
 
-def test_help_names_every_command_with_an_example(run):
-    names = [registered.callback.__name__ for registered in app.registered_commands]
-    assert names == [
-        "index",
-        "search",
-        "explain",
-        "why_not",
-        "serve",
-        "mcp",
-        "train",
-        "evaluate",
-        "compare",
-        "info",
-        "check",
-        "copy",
-        "remove",
-        "warmup",
-        "demo",
-    ]
-    general = run("--help").stdout
-    assert "Exit status: 0 done, 1 failed" in " ".join(general.split())
-    for name in (each.strip("_").replace("_", "-") for each in names):
-        assert f"  {name} " in general
-        printed = run(name, "--help").stdout
-        assert "Example:\n    " in printed
-        assert printed.split("\n\n")[0].count("...") <= 1  # the usage
+def test_every_command_has_an_example(run):
+    for command in app.registered_commands:
+        assert "Example:\n    " in run(command.callback.__name__.strip("_").replace("_", "-"), "--help").stdout

@@ -56,20 +56,6 @@ def test_answers_a_question_of_ones_own_as_json(run, cached):
     assert {"word": "leap", "matched": "leap"}.items() <= found["results"][0]["words"][4].items()
 
 
-def test_with_the_exported_encoder_no_torch_is_imported(cached):
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    pytest.importorskip("onnxscript", reason="needs the extra onnx")
-    code = (
-        "import sys; from latelier.demo import Session\n"
-        "with Session() as session: print([result.id for result in session.answer(sys.argv[1], 1)[0]])\n"
-        "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules], list(session.seconds))"
-    )
-    printed = subprocess.run(
-        [sys.executable, "-c", code, "is this a leap year"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert printed == ["['calendar.isleap']", "[] ['loading the model', 'answering']"]
-
-
 def test_without_the_model_the_message_says_what_to_install(run, cached, monkeypatch, tmp_path):
     shutil.copytree(demo_folder(), tmp_path / demo_folder().name)
     monkeypatch.setenv("LATELIER_CACHE", str(tmp_path))  # without the exported encoder

@@ -148,16 +148,6 @@ def test_as_many_documents_are_found_as_the_measures_need(run, many, tmp_path):
     assert len(evaluation.read_run(output)["q"]) == 100
 
 
-def test_too_few_documents_for_a_measure_are_an_error_before_a_model_is_loaded(run, many):
-    folder, index = many
-    for arguments in (("--index", index), ()):
-        result = run("evaluate", folder, *arguments, "--model", "./absent", "-k", 2, "--measure", "R@3")
-        assert (result.exit_code, "Invalid value for -k: 2 documents per query are too few" in result.stderr) == (
-            2,
-            True,
-        )
-
-
 def test_an_id_of_the_index_that_the_output_cannot_hold_is_found_before_anything_is_encoded(beir, run, tmp_path, tiny):
     index, options = tmp_path / "index", ("--model", "./absent", "--output")
     with Retriever(tiny, index, device="cpu") as retriever:

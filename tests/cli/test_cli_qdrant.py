@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from latelier import indexes
-from latelier.models import ColBERT
 
 pytest.importorskip("qdrant_client", reason="needs the extra qdrant")
 
@@ -97,29 +96,6 @@ def test_other_commands_read_a_collection(run, folder, collection, tmp_path):
     assert (result.exit_code, "there is no collection 'records-absent' in" in result.stderr) == (1, True)
     result = run("index", tmp_path, "--index", collection)
     assert (result.exit_code, f"latelier copy FOLDER {collection}" in result.stderr) == (2, True)
-
-
-def test_a_collection_that_does_not_name_its_model_needs_one(run, tmp_path, minilm):
-    with indexes.Qdrant(tmp_path / "plain") as index:
-        model = ColBERT.from_dense(minilm, device="cpu")
-        texts = ["Bananas are healthy.", "The moon is far away."]
-        index.add(["fruit", "moon"], model.encode_document(texts), texts)
-    command = ("search", f"qdrant:{tmp_path / 'plain'}", "unhealthy fruit", "--device", "cpu", "--json")
-    result = run(*command)
-    assert (result.exit_code, "does not name its model" in result.stderr, ": --model." in result.stderr) == (
-        1,
-        True,
-        True,
-    )
-    found = json.loads(run(*command, "--model", minilm).stdout)["results"]
-    assert [hit["id"] for hit in found] == ["fruit", "moon"]
-
-
-def test_indexes_of_a_server_need_names_of_their_own(run, collection):
-    result = run("serve", "a/records", collection)
-    assert (result.exit_code, "two indexes named 'records'" in result.stderr) == (1, True)
-    result = run("serve", collection, "--read-only")
-    assert (result.exit_code, "--read-token" in result.stderr) == (1, True)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """`latelier serve` and `latelier mcp`: what can fail without a model fails before one is loaded."""
 
-import pytest
+import socket
 
-from latelier.serve.transport import listen
+import pytest
 
 ABSENT = "could not load the model './absent'"
 TOKEN = "t" * 20
@@ -10,7 +10,7 @@ TOKEN = "t" * 20
 
 @pytest.fixture
 def used_port():
-    with listen("127.0.0.1", 0) as listening:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 
 

@@ -10,33 +10,9 @@ from latelier.losses import Contrastive
 from latelier.models import ColBERT
 
 THINGS = [
-    "apple",
-    "bridge",
-    "candle",
-    "desk",
-    "engine",
-    "forest",
-    "garden",
-    "hammer",
-    "island",
-    "jacket",
-    "kettle",
-    "ladder",
-]
-THINGS += [
-    "mirror",
-    "needle",
-    "orange",
-    "pencil",
-    "quilt",
-    "river",
-    "saddle",
-    "table",
-    "umbrella",
-    "violin",
-    "window",
-    "yacht",
-]
+    "apple", "bridge", "candle", "desk", "engine", "forest", "garden", "hammer", "island", "jacket", "kettle", "ladder",
+    "mirror", "needle", "orange", "pencil", "quilt", "river", "saddle", "table", "urn", "violin", "window", "yacht",
+]  # fmt: skip
 PAIRS = [
     {"query": f"what is a {thing}?", "positive": f"A {thing} is a thing that people call {thing}."} for thing in THINGS
 ]

@@ -96,36 +96,6 @@ def test_scores_are_kept(rows):
     assert content(load_training_set(rows)) == content(SCORED)
 
 
-@pytest.mark.parametrize("name", ["score", "label", "labels"])
-def test_scores_may_have_the_other_names_that_the_trainer_takes(name):
-    queries, documents, scores = content(SCORED)
-    rows = [
-        {"query": queries[0], "positive": documents[0][0], "negative": documents[0][1], name: scores[0]},
-        {"query": queries[1], "document_1": documents[1][0], "document_2": documents[1][1], name: str(scores[1])},
-    ]
-    assert content(load_training_set(rows)) == content(SCORED)
-    ids = [{"query_id": row["query_id"], "document_ids": row["document_ids"], name: row["scores"]} for row in PYLATE]
-    assert content(load_training_set(ids, queries=QUERIES, documents=DOCUMENTS)) == content(SCORED)
-
-
-@pytest.mark.parametrize("format_", ["numpy", "torch"])
-def test_rows_of_arrays(format_):
-    lists = [{"query": q, "documents": d, "scores": s} for q, d, s in zip(*content(SCORED), strict=True)]
-    found = content(load_training_set(Dataset.from_list(lists).with_format(format_)))
-    assert found[:2] == content(SCORED)[:2]
-    assert np.allclose(found[2], SCORED.scores)
-    rows, queries, documents = (
-        Dataset.from_list(each).with_format(format_)
-        for each in (
-            [{"query_id": 1, "document_ids": [7, 8], "scores": [2, 1]}],
-            [{"query_id": 1, "text": "q"}],
-            [{"document_id": 7, "text": "x"}, {"document_id": 8, "text": "n"}],
-        )
-    )
-    found = content(load_training_set(rows, queries=queries, documents=documents))
-    assert found == (["q"], [["x", "n"]], [[2.0, 1.0]])
-
-
 def test_data_sets_for_the_trainer_load_again():
     assert content(load_training_set(SCORED.to_dataset())) == content(SCORED)
     pairs = TrainingSet(["q"], [["x", "n", "m"]])

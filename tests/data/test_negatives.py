@@ -177,13 +177,6 @@ def test_neighbours_follow_hardest_first_and_passes_differ():
     assert order_by_neighbours(groups, neighbours=3, passes=2, seed=np.int64(0)) == ordered
 
 
-def test_rows_whose_neighbours_are_taken_are_spread_over_the_pass():
-    # Only the first ten are anybody's neighbours: a few groups take them all.
-    rows = mined_hard_batches([[(i + step) % 10 for step in (1, 2, 3)] for i in range(100)])
-    last = [order_by_neighbours(rows, neighbours=3, seed=seed).queries[50:] for seed in range(10)]
-    assert sum(int(query[1:]) < 10 for queries in last for query in queries) > 20
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,6 +1,5 @@
 """Searches in several steps over real docstrings: when they stop, what they read, and that training teaches them."""
 
-import copy
 import random
 
 import pytest
@@ -112,27 +111,6 @@ def test_training_finds_the_targets_and_predicts_that(trained, retriever):
     assert sum(after) < sum(before) / 2
     assert [result.steps[0].id for result in results] == [example.documents[0] for example in EXAMPLES]
     assert all(result.steps[0].gain > 0 for result in results)
-
-
-def test_a_batch_is_its_queries_one_by_one(trained):
-    _, multi_step = trained
-    texts = [example.query for example in EXAMPLES] + QUERIES
-    together = multi_step.search(texts, k=4, max_steps=2)
-    for text, expected in zip(texts, together, strict=True):
-        found = multi_step.search(text, k=4, max_steps=2)
-        assert [step.id for step in found.steps] == [step.id for step in expected.steps]
-        assert [hit.score for hit in found.hits] == pytest.approx([hit.score for hit in expected.hits], abs=1e-3)
-
-
-def test_training_is_repeatable(retriever):
-    torch.manual_seed(0)
-    start = QueryDynamics(dim=retriever.index.dim)
-    losses = []
-    for seed in (1, 1, 2):
-        multi_step = MultiStepRetriever(retriever, copy.deepcopy(start))
-        losses.append(train_query_dynamics(multi_step, EXAMPLES, steps=2, batch_size=3, negatives=4, seed=seed))
-    assert losses[0] == losses[1] != losses[2]
-    assert not multi_step.dynamics.training
 
 
 def test_wrong_arguments_are_named(retriever):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 from latelier.experimental import QueryDynamics
 from naive import ragged
@@ -70,16 +69,6 @@ def test_the_second_step_adds_to_the_rows_of_the_first():
     alone = dynamics(first.select([1]), documents[:1])
     torch.testing.assert_close(alone.queries()[0], second.queries()[1], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(alone.value_prefix, second.value_prefix[1:], rtol=1e-4, atol=1e-5)
-
-
-def test_untrained_it_changes_nothing_and_predicts_no_gain():
-    dynamics = QueryDynamics(dim=8, query_rows=5, document_rows=6, channels=4).eval()
-    queries = TokenEmbeddings.from_list(ragged([3, 5, 1], seed=1))
-    state = dynamics.begin(queries)
-    for seed in (2, 3):
-        state = dynamics(state, ragged([6, 1, 9], seed=seed))
-        assert state.queries() == queries
-        assert state.value_prefix.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_document_or_a_query_without_tokens_changes_nothing_else():

@@ -100,27 +100,6 @@ def test_columns_of_a_file(tmp_path):
         np.testing.assert_array_equal(np.array(mine, "float32"), given_)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_duckdb_reads_a_file(tmp_path, dtype):
-    duckdb = pytest.importorskip("duckdb")
-    index = indexes.Flat(dtype=dtype)
-    index.add(["a", "b"], matrices([2, 3]), ["one", "two"], [{"year": 2020}, {"year": 1999}])
-    file = tmp_path / "x.parquet"
-    indexes.copy_documents(index, file)
-    query = f"SELECT id, text, year, vectors FROM '{file}' WHERE year < 2000"
-    [(id, text, year, vectors)] = duckdb.sql(query).fetchall()
-    assert (id, text, year) == ("b", "two", 1999)
-    np.testing.assert_array_equal(np.array(vectors, "float32"), matrices([2, 3])[1])
-    duckdb.sql(f"COPY (SELECT * EXCLUDE text FROM '{file}' ORDER BY id DESC) TO '{tmp_path}/y.parquet'")
-    back = indexes.Flat()
-    indexes.copy_documents(tmp_path / "y.parquet", back)
-    assert [tuple(record) for record in back.get(back.ids())] == [
-        ("b", None, {"year": 1999}),
-        ("a", None, {"year": 2020}),
-    ]
-    np.testing.assert_array_equal(back.get_embeddings(["a"])[0], matrices([2, 3])[0])
-
-
 def test_files_of_other_programs(tmp_path):
     file = tmp_path / "x.parquet"
     vectors = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]

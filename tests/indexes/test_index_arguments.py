@@ -198,18 +198,6 @@ def test_streams_are_read_in_bounded_portions(tmp_path):
     assert max(ahead) <= 22  # one batch of eleven documents, and one part of the next
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_store_the_same_documents_in_their_order(threads):
-    torch.set_num_threads(threads)
-    index = indexes.Flat()
-    index._segment_bytes = 1 << 16
-    documents = matrices([1 + i % 7 for i in range(900)], dim=16)
-    index.add(range(900), iter(documents), texts=map(str, range(900)))
-    assert [record[:2] for record in index.get(index.ids())] == [(i, str(i)) for i in range(900)]
-    for stored, given in zip(index.get_embeddings(range(900)), documents, strict=True):
-        np.testing.assert_array_equal(stored, given)
-
-
 def test_an_error_in_a_stream_leaves_the_index_as_it_was(disk_index):
     disk_index.add("a", FINE, texts="kept")
     before = contents(disk_index)

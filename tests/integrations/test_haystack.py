@@ -4,7 +4,7 @@ import asyncio
 import copy
 import pickle
 import sys
-from datetime import date, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -60,13 +60,6 @@ def test_documents_are_the_results(fruit, searcher):
     assert (king.id, king.meta["latelier_id"]) == ("7", 7)
 
 
-def test_passages_have_their_place(passages):
-    [sea] = HaystackRetriever(passages, top_k=1).run("how many hearts does an octopus have?")["documents"]
-    assert (sea.id, sea.meta["latelier_id"]) == ("sea", "sea")
-    assert sea.content == LONG[sea.meta["latelier_start"] : sea.meta["latelier_end"]]
-    assert "three hearts" in sea.content
-
-
 def test_runs_replace_or_merge_filters(searcher):
     replacing = HaystackRetriever(searcher, filters=YEAR_2024)
     assert set(ids(replacing.run("a trip"))) == {"pasta", "train"}
@@ -98,20 +91,6 @@ def test_a_pipeline_is_saved_as_yaml_and_loaded(folder, minilm):
     assert asyncio.run(again.run_async(inputs))["prompt"]["prompt"] == "The moon is far away from the earth."
     for each in (pipeline, again):
         each.get_component("retriever").close()
-
-
-def test_every_argument_survives_a_round_trip(folder, minilm):
-    retriever = HaystackRetriever(
-        str(folder), model=minilm, device="cpu", backend="torch", top_k=3, filters=YEAR_2024, filter_policy="merge"
-    )
-    ranker = HaystackRanker(minilm, device="cpu", model_options={"max_length_document": 64}, top_k=2)
-    for component in (retriever, ranker):
-        data = component.to_dict()
-        assert type(component).from_dict(data).to_dict() == data
-    assert retriever.to_dict()["init_parameters"]["filter_policy"] == "merge"
-    again = HaystackRetriever.from_dict(retriever.to_dict())
-    assert set(ids(again.run("a trip"))) == {"pasta", "train"}
-    again.close()
 
 
 def test_wrong_arguments_are_errors(searcher, tmp_path):
@@ -158,15 +137,6 @@ def test_copies_open_and_load_their_own(folder, minilm):
     tool = copy.deepcopy(ComponentTool(HaystackRetriever(folder, device="cpu", top_k=1), name="search"))
     assert ids(tool.invoke(query="kings of Rome")) == ["7"]
     tool._component.close()
-
-
-def test_what_is_open_is_not_copied(fruit, searcher):
-    for make in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="Retriever cannot be copied or pickled"):
-            make(fruit)
-    for ranker in copies(HaystackRanker(searcher.model, top_k=1)):
-        [best] = ranker.run("fruit", [Document(content="Kings."), Document(content="Bananas.")])["documents"]
-        assert best.content == "Bananas."
 
 
 def test_ranked_documents_are_copies_with_new_scores(searcher):
@@ -269,15 +239,6 @@ def test_filters_select_what_haystack_selects(store, given):
 def test_values_of_another_type_do_not_match(store, operator, value, expected):
     found = store.filter_documents({"field": "meta.number", "operator": operator, "value": value})
     assert {document.id for document in found} == expected
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["2024-01-01", "2024-05-01T01:59:00+02:00", datetime(2024, 1, 1, tzinfo=timezone.utc), date(2024, 1, 1)],
-)
-def test_dates_are_points_in_time(store, value):
-    found = store.filter_documents({"field": "meta.date", "operator": ">", "value": value})
-    assert {document.id for document in found} == {"0", "1"}
 
 
 TIMES = {

@@ -1,15 +1,11 @@
 """`LangChainRetriever` and `LangChainReranker` in chains of langchain-core, and under its own standard tests."""
 
 import asyncio
-import copy
-import pickle
 
 import pytest
 
 pytest.importorskip("langchain_core")
 
-from adapter_records import LONG
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_tests.integration_tests import RetrieversIntegrationTests
@@ -56,13 +52,6 @@ def test_documents_are_the_results(fruit, searcher):
     assert documents[0].id == "fruit"
     own = {"year": 2019, "lang": "en", "score": 4.5}  # metadata named like what the retriever adds
     assert documents[0].metadata == own | {"latelier_id": "fruit", "latelier_score": results[0].score}
-
-
-def test_passages_have_their_place(passages):
-    [sea] = LangChainRetriever(retriever=passages, k=1).invoke("how many hearts does an octopus have?")
-    assert sea.id == "sea"
-    assert sea.page_content == LONG[sea.metadata["latelier_start"] : sea.metadata["latelier_end"]]
-    assert "three hearts" in sea.page_content
 
 
 @pytest.mark.parametrize(
@@ -127,20 +116,6 @@ def test_a_chain_searches_reranks_and_formats(fruit):
     assert asyncio.run(chain.ainvoke("is the moon in the night sky?")) == "The moon is far away from the earth."
 
 
-def test_callbacks_and_traces_hear_of_a_search(fruit):
-    class Heard(BaseCallbackHandler):
-        def on_retriever_start(self, serialized, query, *, metadata=None, **kwargs):
-            self.query, self.metadata = query, metadata
-
-        def on_retriever_end(self, documents, **kwargs):
-            self.ids = [document.id for document in documents]
-
-    heard = Heard()
-    fruit.invoke("kings of Rome", {"callbacks": [heard]}, k=1)
-    assert (heard.query, heard.ids) == ("kings of Rome", ["7"])
-    assert heard.metadata["ls_embedding_model"] == fruit.retriever.model_name
-
-
 def test_reranked_documents_are_copies_with_scores(fruit):
     texts = ["The moon is far.", "Bananas are healthy.", "Bananas are healthy."]
     documents = [Document(text, id=str(i), metadata={"source": i, "score": 9}) for i, text in enumerate(texts)]
@@ -174,16 +149,6 @@ def test_who_opens_the_index_closes_it(folder, searcher):
     assert len(given.invoke("kings of Rome", k=1)) == 1
     with pytest.raises(ValidationError, match="k"):
         LangChainRetriever.open(folder, device="cpu", k=0)
-
-
-def test_rerankers_are_copied(minilm, searcher):
-    texts = [Document("Kings."), Document("Bananas.")]
-    for given in (LangChainReranker(model=minilm, device="cpu", top_n=1), LangChainReranker(model=searcher.model)):
-        expected = given.compress_documents(texts, "fruit")
-        assert expected[0].page_content == "Bananas."
-        for other in (copy.deepcopy(given), pickle.loads(pickle.dumps(given)), given.model_copy()):
-            assert other.top_n == given.top_n
-            assert other.compress_documents(texts, "fruit") == expected
 
 
 def test_async_searches_leave_the_loop_free(fruit, held_up):

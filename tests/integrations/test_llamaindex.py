@@ -191,10 +191,6 @@ def test_nested_filters_are_combined(labelled, conditions):
     assert selected(labelled, filters) == naive(filters)
 
 
-def test_no_filters_select_everything(labelled):
-    assert selected(labelled, MetadataFilters(filters=[])) == set(METADATA)
-
-
 @pytest.mark.parametrize(
     ("filter", "message"),
     [

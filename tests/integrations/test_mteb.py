@@ -12,11 +12,9 @@ from datasets import Dataset
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.models_protocols import SearchProtocol
-from mteb.types import PromptType
 
 from latelier import evaluation
-from latelier.errors import InvalidArgumentError, LatelierError, UnknownIdError
-from latelier.evaluation.evaluator import temporary_index
+from latelier.errors import UnknownIdError
 from latelier.indexes import IVF, Flat
 from latelier.integrations import MTEBSearch
 from latelier.models import ColBERT
@@ -102,7 +100,7 @@ def model(minilm):
 
 
 def own_run(model, make, queries=QUERIES, **options):
-    with temporary_index(make) as index:
+    with make() as index:
         collection = {id_: f"{title} {text}".strip() for id_, (title, text) in DOCUMENTS.items()}
         index.add(list(collection), model.encode_document(list(collection.values())))
         hits = index.search(model.encode_query(list(queries.values())), 10, **options)
@@ -202,33 +200,3 @@ def test_results_of_each_index_are_kept_apart(model):
     ]
     assert len({meta.experiment_name for meta in metas}) == 3
     assert MTEBSearch(model, name="me/tokens").mteb_model_meta.name == "me/tokens"
-
-
-def test_a_second_task_replaces_the_first_index(folder, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    search = MTEBSearch(model, Flat)
-    first = scores_of(search, make_task(folder, "LocalOne"))
-    [kept] = tmp_path.iterdir()
-    assert scores_of(search, make_task(folder, "LocalTwo")) == first
-    [other] = tmp_path.iterdir()
-    assert other != kept
-    search.close()
-    search.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_refused(folder, model):
-    task = make_task(folder, "LocalRefused")
-    where = {"task_metadata": task.metadata, "hf_split": "test", "hf_subset": "default", "encode_kwargs": {}}
-    with pytest.raises(LatelierError, match="no index to search; call index first"):
-        MTEBSearch(model).search(Dataset.from_list([{"id": "q", "text": "a"}]), top_k=1, **where)
-    with pytest.raises(InvalidArgumentError, match="as name"):
-        MTEBSearch(model, name=5)
-    with pytest.raises(InvalidArgumentError, match="as prompts"):
-        MTEBSearch(model, prompts="query: ")
-    with pytest.raises(TypeError, match="'str' object is not callable"):
-        MTEBSearch(model, "ivf").index(Dataset.from_list([{"id": "d", "text": "a", "title": ""}]), **where)
-    images = task.metadata.model_copy(update={"modalities": ["image"], "category": "t2i"})
-    with pytest.raises(InvalidArgumentError, match="document inputs of LocalRefused are image"):
-        MTEBSearch(model).index([], **{**where, "task_metadata": images})
-    assert images.get_modalities(PromptType.query) == ["text"]

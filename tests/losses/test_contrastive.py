@@ -2,7 +2,6 @@
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from naive_losses import Lexicon, embed, features, naive_contrastive, score_each, vocabulary_texts
@@ -65,21 +64,6 @@ def test_a_real_model_gives_the_value_of_one_text_at_a_time(colbert, dtype, tole
     torch.testing.assert_close(gradients[0] / scale, gradients[1] / scale, rtol=0, atol=max(tolerance, 1e-3) * 2)
 
 
-def test_the_positive_is_the_first_document_of_each_query():
-    model = Lexicon()
-    with torch.no_grad():
-        model.table.weight.copy_(torch.eye(30)[:, :6] + 0.0)
-        model.table.weight[4:7] = torch.eye(6)[:3]
-    batch = [features([[4], [5]], "query"), features([[4], [5]], "document"), features([[5], [6]], "document")]
-    # Query 0: positive 1, own negative 0, documents of query 1: 0 and 0. Query 1 sees query 0's negative as its twin.
-    e = torch.e
-    expected = (-torch.log(torch.tensor(e / (e + 3))) - torch.log(torch.tensor(e / (2 * e + 2)))) / 2
-    assert Contrastive(model, mask_duplicates=False)(batch).item() == pytest.approx(expected.item(), abs=1e-6)
-    # Left out, the twin counts no more.
-    expected = (-torch.log(torch.tensor(e / (e + 3))) - torch.log(torch.tensor(e / (e + 2)))) / 2
-    assert Contrastive(model)(batch).item() == pytest.approx(expected.item(), abs=1e-6)
-
-
 def test_nothing_to_contrast_is_said_once():
     model = Lexicon()
     batch = [features([[4]], "query"), features([[5]], "document")]
@@ -90,15 +74,6 @@ def test_nothing_to_contrast_is_said_once():
         assert loss(batch).item() == 0
         assert Contrastive(model)([*batch, features([[6]], "document")]).item() > 0
     assert [str(w.message).split(",")[0] for w in caught] == ["the batch holds one query and one document"]
-
-
-def test_settings_for_the_model_card():
-    for temperature in (0.5, np.float32(0.5)):
-        loss = Contrastive(Lexicon(), temperature=temperature)
-        config = loss.get_config_dict()
-        assert config == {"score_metric": "colbert_scores", "size_average": True, "temperature": 0.5}
-        assert type(config["temperature"]) is float  # which JSON and YAML hold
-    assert loss.citation.strip().startswith("@inproceedings{khattab-zaharia-2020-colbert,")
 
 
 def small_batch_cached_contrastive(b=5, negatives=1):

@@ -52,18 +52,6 @@ def value(case, module=None):
     return case.call(case.module if module is None else module).item()
 
 
-def test_state_dict_round_trip(case, tmp_path):
-    expected, module = value(case), case.module
-    torch.save(module.state_dict(), tmp_path / "state.pt")
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    assert value(case) != pytest.approx(expected, rel=1e-3)
-    result = module.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert (result.missing_keys, result.unexpected_keys) == ([], [])
-    assert value(case) == expected
-
-
 @pytest.mark.parametrize(
     ("dtype", "convert", "tolerance"),
     [
@@ -92,19 +80,9 @@ def test_gradients_reach_the_parameters_and_zero_grad_clears_them(case):
     assert all(parameter.grad is None for parameter in case.module.parameters())
 
 
-def test_deepcopy_is_equal_and_independent(case):
-    expected = value(case)
-    other = copy.deepcopy(case.module)
-    with torch.no_grad():
-        for parameter in case.module.parameters():
-            parameter.mul_(0)
-    assert value(case, other) == expected
-    shared = {p.data_ptr() for p in case.module.parameters()} & {p.data_ptr() for p in other.parameters()}
-    assert shared == set()
-
-
 @pytest.mark.slow
-def test_compile_gives_the_same_numbers(case):
+def test_compile_gives_the_same_numbers(originals):
+    case = Case(copy.deepcopy(originals["ColBERT"].module).eval(), call_model)
     expected = value(case)
     case.module.compile(backend="eager")
     assert value(case) == pytest.approx(expected, rel=1e-4)

@@ -1,6 +1,5 @@
 """What every exported module fulfils: a new one joins by an entry in `CASES`, and in `DROPOUT` if it has dropout."""
 
-import copy
 import inspect
 import pickle
 from collections.abc import Callable
@@ -173,14 +172,6 @@ def test_repr_shows_the_arguments_that_build_it(case):
     assert torch.equal(call(again.eval(), case), call(module, case))
 
 
-def test_state_dict_round_trip(weighted, tmp_path):
-    module, other = build(weighted), weighted.cls(**weighted.arguments).eval()
-    torch.save(module.state_dict(), tmp_path / "state.pt")
-    assert not torch.equal(call(other, weighted), call(module, weighted))
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(call(other, weighted), call(module, weighted))
-
-
 @pytest.mark.parametrize("name", DROPOUT)
 def test_dropout_is_for_training_alone(name):
     case = DROPOUT[name]
@@ -229,15 +220,6 @@ def test_gradients_are_those_of_finite_differences(case):
     # of the inputs; of the parameters where the inputs have none
     varied = [tensor.requires_grad_() for tensor in floating(inputs)] or list(module.parameters())
     assert torch.autograd.gradcheck(lambda *_: flat(module(*inputs)), varied)
-
-
-def test_deepcopy_is_equal_and_independent(weighted):
-    module = build(weighted)
-    other, expected = copy.deepcopy(module), call(module, weighted)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.zero_()
-    assert torch.equal(call(other, weighted), expected)
 
 
 def test_pickle_keeps_module_and_repr(case):

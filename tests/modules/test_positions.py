@@ -47,27 +47,6 @@ def test_rotary_equals_complex_numbers(dtype, options, start):
     torch.testing.assert_close(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("options", [{}, {"scale": 3.0}, {"alpha": 2.0}], ids=str)
-def test_products_of_queries_and_keys_depend_on_their_distance_alone(options):
-    rotary = RotaryPositions(8, **options)
-    query, key = torch.randn(2, 1, 8, dtype=torch.float64)
-    queries, keys = rotary(query.expand(40, 8)), rotary(key.expand(40, 8))  # one row, at 40 positions
-    scores = queries @ keys.T
-    for distance in (-30, -1, 0, 1, 17):
-        same = scores.diagonal(distance)
-        torch.testing.assert_close(same, same[:1].expand_as(same), rtol=0, atol=1e-4)
-    far = rotary(query.expand(40, 8), start=5000) @ rotary(key.expand(40, 8), start=5000).T
-    torch.testing.assert_close(far, scores, rtol=0, atol=5e-3)  # float32 angles at position 5000
-    assert scores.diagonal(1)[0] != scores.diagonal(2)[0]
-    torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(40))
-
-
-def test_interpolation_reads_long_sequences_with_the_angles_of_short_ones():
-    rows = torch.randn(9, 6)
-    long = RotaryPositions(6, scale=4.0)(rows)
-    torch.testing.assert_close(long[[0, 4, 8]], RotaryPositions(6)(rows[[0, 4, 8]]))
-
-
 @pytest.mark.parametrize(
     ("options", "theirs"),
     [

@@ -14,7 +14,6 @@ from latelier.modules import (
     SDPAProcessor,
     SlicedProcessor,
 )
-from latelier.modules.processors import Heads
 
 CONFIGURATIONS = {
     "self": ({}, None),
@@ -154,7 +153,7 @@ def test_slices_hold_no_more_than_asked_for(monkeypatch):
 
 def test_a_processor_of_ones_own():
     class Mean(Processor):
-        def attend(self, attn, heads: Heads):
+        def attend(self, attn, heads):
             return heads.value.mean(dim=2, keepdim=True).expand_as(heads.query)
 
     attention, sequence = Attention(8, heads=2, dim_head=4, processor=Mean()), torch.randn(2, 3, 8)

@@ -93,7 +93,9 @@ def test_what_was_read_before_an_invalid_document_is_stored(workers, model):
 
 
 @pytest.mark.slow
-def test_chunk_that_raises_and_chunk_that_ends_every_process(tiny, ray_session):
+def test_chunk_that_raises_and_chunk_that_ends_every_process(tiny, ray_session, monkeypatch):
+    monkeypatch.setattr("latelier.retrieve.workers._RETRIES", 1)  # each takes seconds
+
     class Fatal(torch.nn.Module):
         """Fails in a text of 30 tokens, and ends the process, as for lack of memory, in one of 60."""
 
@@ -112,7 +114,7 @@ def test_chunk_that_raises_and_chunk_that_ends_every_process(tiny, ray_session):
         with pytest.raises(LatelierError, match="an encoding worker raised ZeroDivisionError") as raised:
             next(encoded)
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
-        with pytest.raises(LatelierError, match="its process ended 4 times in one chunk"):
+        with pytest.raises(LatelierError, match="its process ended 2 times in one chunk"):
             list(workers.encode([["long " * 80]]))
         assert [len(vectors) for vectors in workers.encode([["short", "short"]])] == [2]
 
@@ -131,9 +133,3 @@ def test_ray_is_missing(model, monkeypatch):
     with pytest.raises(MissingExtraError, match=r"latelier\[ray\]"):
         retriever.add(["a"], workers=2)
     assert len(retriever) == 0
-
-
-@pytest.mark.parametrize("workers", [0, "2"])
-def test_invalid_number_of_workers(model, workers):
-    with pytest.raises(InvalidArgumentError, match="received workers="):
-        Retriever(model).add(["a"], workers=workers)

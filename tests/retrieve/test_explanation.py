@@ -28,14 +28,6 @@ def test_the_parts_sum_to_the_score_of_the_search(shared_retriever, query):
             assert match.matched == explanation.document_tokens[match.position]
 
 
-def test_prints_as_a_table_that_adds_up(shared_retriever):
-    explanation = shared_retriever.explain("unhealthy fruit", "fruit")
-    title, *rows = str(explanation).splitlines()
-    assert title == f"'fruit' scores {explanation.score:.3f} for 'unhealthy fruit':"
-    assert [row.split()[0] for row in rows] == ["unhealthy", "fruit", "(special"]
-    assert sum(float(row.split()[-1]) for row in rows) == pytest.approx(explanation.score, abs=0.002)
-
-
 def test_spans_are_the_words_that_matched_and_add_up(shared_retriever):
     explanation = shared_retriever.explain("What is Germany's capital", "berlin")
     assert explanation.text == "Berlin It is the capital of Germany."  # the title stands before the text

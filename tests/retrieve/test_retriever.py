@@ -131,16 +131,6 @@ def test_threads_and_retrievers_number_the_documents_of_one_folder(small, stored
         retriever.close()
 
 
-def test_documents_of_any_length_keep_their_vectors(small):
-    # Encoding goes by length; each vector must still end up with its own document.
-    texts = [f"{'very ' * (i * 7 % 11)}long document number {i}" for i in range(30)]
-    retriever = Retriever(small)
-    retriever.add(texts, chunk_size=12, batch_size=4)
-    for i in (0, 11, 12, 29):
-        stored, expected = retriever.index.get_embeddings([i])[0], small.encode_document(texts[i])
-        np.testing.assert_allclose(np.asarray(stored), expected.numpy(), atol=1e-5)
-
-
 def test_chunks_before_an_invalid_document_are_kept_and_nothing_of_its_own(small):
     retriever = Retriever(small)
     documents = [("a", "one"), ("b", "two"), ("c", "three"), ("d", ""), ("e", "five")]

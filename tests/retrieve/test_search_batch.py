@@ -72,10 +72,3 @@ def test_each_mode_finds_its_own(shared_retriever):
     assert shared_retriever.search("integers", mode="rerank")[0].score == pytest.approx(
         next(hit.score for hit in shared_retriever.search("integers") if hit.id == "sum"), rel=1e-5
     )
-
-
-def test_a_run_takes_the_mode(shared_retriever):
-    assert list(shared_retriever.run({"q": "integers earth"}, mode="keywords")["q"]) == ["sum", "moon"]
-    weighted = shared_retriever.run({"q": "integers"}, 1, mode="hybrid", weights=(0, 1), filter="lang = 'en'")
-    assert list(weighted["q"]) != ["sum"]
-    assert shared_retriever.run({}, mode="hybrid") == {}

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError
 from latelier.models import load
 from latelier.retrieve import Retriever
 
@@ -160,14 +159,3 @@ def test_reports_of_modes_agree_with_searches(model, kind, passages):
             check_changes(retriever, report, WORDS, mode=mode)
     both = {(mode, kind) for mode in ("keywords", "hybrid") for kind in ("no_query_word", "keyword_rank")}
     assert both | {("hybrid", "vector_rank"), ("rerank", "no_query_word"), ("rerank", "vector_rank")} == seen
-
-
-def test_wrong_arguments_of_why_not(shared_retriever):
-    for arguments, message in (
-        ({"query": ["a"]}, "as the query"),
-        ({"id": None}, "as an id"),
-        ({"effort": 2}, "no option 'effort'"),
-        ({"mode": "words"}, "received mode='words'"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            shared_retriever.why_not(**{"query": "a", "id": "fruit", **arguments})

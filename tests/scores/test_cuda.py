@@ -178,6 +178,7 @@ def test_autocast_decides_the_precision_as_for_a_matrix_product(device):
     assert queries.grad.dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or not cuda.is_installed(), reason=NEEDS_TRITON)
 def test_the_same_by_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu", __file__]

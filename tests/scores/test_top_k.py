@@ -78,14 +78,6 @@ def test_positions_and_similarities_are_those_of_a_loop(queries, tokens):
     assert similarities.sum() == pytest.approx(naive_maxsim(query, document), abs=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-def test_views_and_matrices_of_numpy_are_aligned_by_their_numbers():
-    query, document = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[-0.5, -1.0], [0.5, 0.25]])
-    for made in (torch._neg_view(-torch.from_numpy(query)), np.matrix(query)):
-        alignment = align(made, np.matrix(document))
-        assert (alignment.positions.tolist(), alignment.similarities.tolist()) == ([1, 1], [0.5, 0.25])
-
-
 def test_matrices_that_cannot_be_aligned():
     with pytest.raises(EmbeddingsError, match="the document has no token"):
         align(np.ones((1, 2)), np.ones((0, 2)))

@@ -34,13 +34,6 @@ async def found(server):
         return [hit["id"] for hit in answer.structured_content["result"]]
 
 
-def test_the_page_has_servers_of_both_kinds():
-    assert ["command" in server for server in SERVERS] == [True, True, False, False]
-    assert {server["url"] for server in SERVERS if "url" in server} == {"http://127.0.0.1:8000/mcp"}
-    commands = {(server["command"], *server["args"]) for server in SERVERS if "command" in server}
-    assert commands == {("latelier", "mcp", "/path/to/my-index")}
-
-
 def test_the_command_serves_over_standard_input_and_output(folder):
     [server] = {json.dumps(server["args"]) for server in SERVERS if "command" in server}
     arguments = [str(folder) if part == "/path/to/my-index" else part for part in json.loads(server)]
@@ -117,12 +110,6 @@ def test_ctrl_c_stops_a_server_that_waits_for_standard_input(folder, tmp_path):
         assert process.wait(20) == 130
         assert b"Traceback" not in process.stderr.read()
     assert not (own / "catalog.sqlite-wal").exists()  # the index was closed
-
-
-def test_ctrl_c_stops_the_server_with_the_status_that_the_command_line_documents(served):
-    process, _ = served
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
 
 
 @pytest.mark.parametrize("token", ["", "short"])

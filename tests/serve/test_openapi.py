@@ -11,7 +11,7 @@ from schemathesis.checks import not_a_server_error
 from latelier.retrieve import Retriever
 
 pytestmark = pytest.mark.slow
-EXAMPLES = 60
+EXAMPLES = 30
 
 
 @pytest.fixture(scope="module")

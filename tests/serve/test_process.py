@@ -44,8 +44,8 @@ def metric(url, name):
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def test_a_server_answers_and_stops_when_it_is_asked_to(folder, shallow, start):
-    server = start(folder, "--model", shallow, "--device", "cpu")
+def test_a_server_answers_and_stops_when_it_is_asked_to(folder, start):
+    server = start(folder, "--device", "cpu")
     assert httpx.get(f"{server.url}/health/ready").json() == {"status": "ready", "indexes": ["records"]}
     assert httpx.head(f"{server.url}/health/ready").status_code == 200
     answer = httpx.post(server.url + SEARCH, json={"query": "bananas", "k": 1}).json()
@@ -64,20 +64,9 @@ def test_a_stopped_server_closes_its_indexes_and_says_what_stopped_it(own_folder
     assert not (own_folder / "catalog.sqlite-wal").exists()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_a_server_in_the_background_of_a_script_says_what_stopped_it(folder, start):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes that are started inherit it
-    try:
-        server = start(folder, "--device", "cpu", "--no-log")
-    finally:
-        signal.signal(signal.SIGINT, before)
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(60) == 130
-
-
-def test_a_retriever_uses_the_model_of_a_server(own_folder, shallow, start, monkeypatch):
+def test_a_retriever_uses_the_model_of_a_server(own_folder, start, monkeypatch):
     monkeypatch.setenv("LATELIER_READ_TOKEN", TOKEN)
-    server = start(own_folder, "--read-token", TOKEN, "--model", shallow, "--device", "cpu")
+    server = start(own_folder, "--read-token", TOKEN, "--device", "cpu")
     with Retriever(f"{server.url}/v1/indexes/records") as retriever:
         retriever.add([("fruit", "Bananas are healthy."), ("moon", "The moon is far away.")])
         assert [found[0].id for found in retriever.search(["apples", "planets"], k=1)] == ["fruit", "moon"]
@@ -138,8 +127,8 @@ def test_after_kill_9_every_acknowledged_document_is_there(own_folder, start):
     assert httpx.post(f"{again.url}{DOCUMENTS}/get", json=body).status_code == 200
 
 
-def test_a_stopping_server_finishes_what_it_has_accepted(own_folder, shallow, start):
-    server = start(own_folder, "--model", shallow, "--device", "cpu", "--no-log")
+def test_a_stopping_server_finishes_what_it_has_accepted(own_folder, start):
+    server = start(own_folder, "--device", "cpu", "--no-log")
 
     def write(number):
         documents = [{"id": f"{number}-{i}", "text": "many words " * 60} for i in range(40)]

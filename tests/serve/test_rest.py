@@ -16,7 +16,6 @@ from latelier.indexes import Hit
 from latelier.retrieve import Retriever
 from latelier.scores import colbert_scores
 from latelier.serve import Access, Limits, create_app
-from latelier.serve.schemas import SearchResponse
 
 INDEX = "/v1/indexes/records"
 READ, WRITE = "r" * 20, "w" * 20
@@ -64,9 +63,9 @@ def test_queries_as_vectors(client, retriever):
     assert by_vectors["score"] == pytest.approx(by_text["score"], rel=1e-5)
 
 
-def test_a_response_says_how_long_each_stage_took_and_has_the_form_that_is_documented(client):
+def test_a_response_says_how_long_each_stage_took(client):
     answer = client.post(f"{INDEX}/search", json={"query": ["apples", "planets"], "k": 2})
-    milliseconds = SearchResponse.model_validate_json(answer.content).milliseconds
+    milliseconds = answer.json()["milliseconds"]
     assert list(milliseconds) == ["queue", "encode", "search", "read", "total"]
     assert 0 < sum(milliseconds[stage] for stage in ("encode", "search", "read")) < milliseconds["total"]
     timing = [entry.split(";dur=") for entry in answer.headers["server-timing"].split(", ")]
@@ -120,20 +119,6 @@ def test_documents_that_are_stored_as_passages_are_documents(shallow):
         assert "is_found" in post(client, "/why-not", {"query": "kings", "id": "7"})
         assert client.delete(f"{INDEX}/documents/long").json() == {"changed": 1, "documents": 1}
         error(client.get(f"{INDEX}/documents/long"), 404)
-
-
-def test_the_passage_of_a_result_is_found_in_the_document(shallow):
-    retriever = Retriever(shallow, device="cpu")
-    text = "Filler words stand here. " * 12 + "The moon shines bright. " + "Other words. " * 12
-    retriever.add([{"id": "long", "title": "A long title", "text": text}], passages=40)
-    with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
-        ((hit,),) = post(client, "/search", {"query": "the moon shines", "k": 1})["results"]
-        passage = hit["text"][hit["start"] - hit["end"] :]
-        assert passage == text[hit["start"] : hit["end"]]
-        assert hit["start"] > 0
-        whole = client.get(f"{INDEX}/documents/long").json()["text"]
-        assert whole == f"A long title {text.rstrip()}"
-        assert whole.index(passage, hit["start"]) == hit["start"] + len("A long title ")
 
 
 def test_fields_and_ids_count_documents_whether_they_are_whole_or_passages(client, shallow):
@@ -215,18 +200,6 @@ def test_nothing_is_stored_of_a_request_with_a_faulty_document(client):
         "they are stored."
     )
     assert client.get(INDEX).json()["documents"] == 3
-
-
-def test_explanations_add_up_to_the_score(client):
-    (found,) = post(client, "/search", {"query": "healthy apples", "k": 1})["results"]
-    (explained,) = post(client, "/explain", {"query": "healthy apples", "ids": [found[0]["id"]], "similarities": True})
-    assert explained["score"] == pytest.approx(found[0]["score"], rel=1e-4)
-    matrix = np.array(explained["similarities"])
-    assert matrix.shape == (len(explained["query_tokens"]), len(explained["document_tokens"]))
-    assert matrix.max(axis=1).sum() == pytest.approx(found[0]["score"], rel=1e-3)
-    text = found[0]["text"]
-    words = [text[span["start"] : span["end"]] for span in explained["spans"]]
-    assert "healthy" in words
 
 
 def test_the_passage_that_a_search_found_is_explained_and_its_snippet_holds_what_matched(shallow):
@@ -311,19 +284,6 @@ def test_vectors_are_shortened_to_the_dims_and_dtype_that_are_asked_for(client, 
     expected = retriever.model.encode_query(["a pear"], truncate_dim=64)[0]
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-3)
     assert "384 dimensions" in error(client.post("/v1/encode", json={**body, "dims": 500}), 422)["message"]
-
-
-def test_searches_and_texts_to_encode_that_wait_together_get_their_own_answers(client, retriever):
-    def ask(i):
-        if i % 2:
-            return post(client, "/search", {"query": "planets", "k": 1})["results"][0][0]["id"]
-        kind = "query" if i % 4 else "document"
-        (rows,) = client.post("/v1/encode", json={"texts": [TEXTS[i % 3]], "input_type": kind}).json()["embeddings"]
-        expected = getattr(retriever.model, f"encode_{kind}")(TEXTS[i % 3])
-        return np.allclose(rows, expected, rtol=0, atol=1e-5)
-
-    with ThreadPoolExecutor(12) as threads:
-        assert list(threads.map(ask, range(24))) == [True, "moon"] * 12
 
 
 def test_many_texts_are_ranked_as_the_retriever_ranks_them(client, retriever):
@@ -509,21 +469,6 @@ def test_a_body_that_is_no_json_is_answered_with_the_reason_and_the_place(client
 def test_a_body_of_another_type_is_answered_with_the_type_that_is_accepted(client, header, message):
     answer = client.post(f"{INDEX}/search", content=b'{"query": "a"}', headers=header)
     assert error(answer, 415)["message"] == f"{message}send Content-Type: application/json, and a body of JSON."
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/documents/get", {"ids": [None]}, "body.ids.0: Input should be a valid string or a valid integer."),
-        ("/documents/get", {"ids": [True]}, "body.ids.0: Input should be a valid string or a valid integer."),
-        ("/documents/get", {"ids": [2**63]}, "body.ids.0: Input should be less than 9223372036854775808."),
-        ("/search", {"query": "a", "effort": 0}, "'fast', 'balanced' or 'exact' or greater than 0."),
-        ("/search", {"query": "a", "effort": []}, "'fast', 'balanced' or 'exact' or a valid number."),
-        ("/search", {"query": ["a", 3]}, "body.query.1: Input should be a valid string."),
-    ],
-)
-def test_a_part_of_none_of_several_types_is_answered_with_all_of_them(client, path, body, message):
-    assert message in error(client.post(INDEX + path, json=body), 422)["message"]
 
 
 @pytest.mark.parametrize(

@@ -188,36 +188,6 @@ def test_closing_answers_what_was_accepted_and_rejects_what_comes_later():
     assert asyncio.run(main()) == [0, 1, 2]
 
 
-def test_a_cancelled_batcher_leaves_at_once():
-    at_work, release = threading.Event(), threading.Event()
-
-    def answer(items):
-        at_work.set()
-        release.wait(30)
-        return items
-
-    async def main():
-        batcher = Batcher(answer, name="test", max_batch=1, max_waiting=10)
-
-        async def serve():
-            async with batcher:
-                await asyncio.Event().wait()
-
-        serving = asyncio.create_task(serve())
-        await asyncio.sleep(0)
-        call = asyncio.create_task(batcher.submit("running"))
-        await asyncio.get_running_loop().run_in_executor(None, at_work.wait)
-        for task in (*batcher._tasks, call, serving):  # as the end of an event loop does
-            task.cancel()
-        done, _ = await asyncio.wait([serving], timeout=5)
-        release.set()
-        assert done
-        assert serving.cancelled()
-        assert batcher.batches == 0
-
-    asyncio.run(main())
-
-
 class Gathering:
     """`asyncio` for a batcher, with a clock that a test moves."""
 

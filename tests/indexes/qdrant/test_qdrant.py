@@ -226,26 +226,6 @@ def test_no_server():
         indexes.Qdrant(url="http://127.0.0.1:9")
 
 
-def test_what_others_change_is_read_again():
-    index, other = indexes.Qdrant(), indexes.Qdrant()
-    other._connection.close()
-    other._connection = other._collection.connection = index._connection
-    index.add(["a"], [np.eye(2)], ["a wing"])
-    other.remove("a")
-    other.compact(keywords=False)
-    other.add(["b"], [np.eye(3)], ["a wing"])
-    assert index.search(np.ones((1, 3))) == [[("b", 1.0)]]
-    index.add(["c"], [2 * np.eye(3)], ["a wing"])
-    assert index.search(np.ones((1, 3))) == [[("c", 2.0), ("b", 1.0)]]
-    assert index.tokenizer is None
-    with index._connection.use() as client:
-        client.delete_collection("latelier")
-    with pytest.raises(IndexFormatError, match="others may have deleted it"):
-        index.ids()
-    index.add(["d"], [np.eye(4)])
-    assert index.ids() == ["d"]
-
-
 def test_folders_that_hold_something_else_stay_as_they_are(tmp_path):
     indexes.Flat(tmp_path / "flat").close()
     before = sorted((tmp_path / "flat").iterdir())

@@ -128,17 +128,6 @@ def test_texts_in_no_shard_and_in_one(tmp_path):
         assert [hit.id for hit in index.search(mode="keywords", texts="wing", filter="lang = 'en'")[0]] == ["text"]
 
 
-def test_shards_are_ordinary_indexes(sharded, tmp_path):
-    ids = sharded.ids()
-    sharded.close()
-    alone = []
-    for shard in range(3):
-        with indexes.open(tmp_path / "index/shards" / str(shard)) as index:
-            assert len(index) > 10
-            alone += index.ids()
-    assert sorted(alone) == ids
-
-
 def test_placement_is_stable(sharded, tmp_path):
     """A change of it would lose the documents of existing indexes."""
     sharded.update([0, "0", -1, 2**62, "a", "ä"], matrices([1] * 6))

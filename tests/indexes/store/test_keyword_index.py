@@ -1,4 +1,4 @@
-"""The keyword index: words, hostile queries, damage and its cure, options, and the scores of bm25s."""
+"""The keyword index: words, hostile queries, damage and its cure, options."""
 
 import itertools
 import sqlite3
@@ -183,20 +183,3 @@ def test_the_longest_lists_are_left_out_only_where_they_cannot_matter(tmp_path):
         for k in (1, 10, 100, 600):
             hits = index.search(None, k, mode="keywords", texts=query)[0]
             assert [(hit.id, hit.score) for hit in hits] == catalog.execute(statement, (match, k)).fetchall()
-
-
-def test_scores_equal_those_of_bm25s():
-    bm25s = pytest.importorskip("bm25s")
-    rng = np.random.default_rng(3)
-    words = [f"w{i}" for i in range(200)]
-    texts = [" ".join(rng.choice(words, rng.integers(1, 40))) for _ in range(300)]
-    peer = bm25s.BM25(method="robertson", k1=1.2, b=0.75)
-    peer.index([text.split() for text in texts], show_progress=False)
-    with indexes.Flat(tokenizer="unicode61") as index:
-        index.add(range(300), [np.eye(2)] * 300, texts)
-        for query in (["w1", "w2", "w3"], ["w7"], words[50:60]):
-            hits = index.search(None, 300, mode="keywords", texts=" ".join(query))[0]
-            # bm25s leaves out the factor k1 + 1 = 2.2, which does not change the order.
-            np.testing.assert_allclose(
-                [hit.score for hit in hits], 2.2 * np.sort(peer.get_scores(query))[::-1][: len(hits)], rtol=1e-5
-            )
