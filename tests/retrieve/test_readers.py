@@ -226,7 +226,7 @@ def test_values_of_parquet_become_json(tmp_path):
         "score": None,
     }
     assert next(documents).metadata == {"at": "1970-01-01T00:00:01", "tags": [], "score": 0.5}
-    with pytest.warns(UserWarning, match=r"left out 1 records; the first is .*a.parquet:row 3: the text of 3 is empty"):
+    with pytest.warns(UserWarning, match=r"left out 1 record; the first is .*a.parquet:row 3: the text of 3 is empty"):
         assert next(documents, None) is None
     documents = iter(read_documents(tmp_path / "a.parquet", metadata="raw"))
     assert next(documents).metadata == {"raw": "text"}
@@ -260,7 +260,7 @@ def test_a_folder_of_notes(tmp_path):
     documents = read_documents(tmp_path)
     assert (len(documents), len(list(documents)), len(list(documents))) == (3, 3, 3)
     (tmp_path / "b.txt").unlink()
-    with pytest.warns(UserWarning, match="skipped 1 files .*\n  b.txt: there is no file"):
+    with pytest.warns(UserWarning, match="skipped 1 file .*\n  b.txt: there is no file"):
         assert len(list(documents)) == 2
 
 

@@ -375,7 +375,9 @@ def _export_encoder(retriever: Retriever) -> None:
         return
     try:
         stored = ModelIdentity.stored_in(retriever.index)
-        if stored is not None and not is_exported(encoder_folder(stored)):
+        if stored is not None:
+            if is_exported(encoder_folder(stored)):
+                return
             typer.echo("Exporting the encoder for latelier search, once for this model ...", err=True)
         retriever.export_encoder()
     except LatelierError as error:

@@ -244,7 +244,8 @@ class DocumentFolder(FileDocuments):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
             lines.append(f"\n  {names[0] if len(names) == 1 else several}: {reason}")
         more = f"\n  and {len(lines) - _MOST_NAMED:,} more kinds" if len(lines) > _MOST_NAMED else ""
-        warn_caller(f"skipped {len(self.skipped):,} files of {self.folder}:{''.join(lines[:_MOST_NAMED])}{more}")
+        plural = "" if len(self.skipped) == 1 else "s"
+        warn_caller(f"skipped {len(self.skipped):,} file{plural} of {self.folder}:{''.join(lines[:_MOST_NAMED])}{more}")
 
     def _has_text(self, path: Path) -> bool:
         """Whether a CSV file has the columns of records; others are read as one text."""

@@ -96,7 +96,8 @@ class FileDocuments:
         yield from self._documents
         if self.skipped and self.path:
             place, reason = self.skipped[0]
-            warn_caller(f"left out {len(self.skipped):,} records; the first is {place}: {reason}")
+            plural = "" if len(self.skipped) == 1 else "s"
+            warn_caller(f"left out {len(self.skipped):,} record{plural}; the first is {place}: {reason}")
 
 
 def parse_documents(documents: Any) -> Iterator[InputDocument]:

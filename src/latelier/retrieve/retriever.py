@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
@@ -386,9 +387,14 @@ class Retriever(NotCopied):
         read = state.records(documents.path, documents) if folder is None else state.documents(folder)
         complete, gone = False, []
         numbers: list[Id] = []  # filled while documents are stored, so that an interrupted run knows them
-        given = FileDocuments(read, documents.skipped, are_texts=documents.are_texts)
+        pace = Pace(1, adapts=False)
         try:
-            pace = self._write(given, "synchronise", True, numbers=numbers, **options)
+            if first := list(islice(read, 1)):  # the model is loaded only if there is something to encode
+                given = FileDocuments(chain(first, read), documents.skipped, are_texts=documents.are_texts)
+                pace = self._write(given, "synchronise", True, numbers=numbers, **options)
+            elif self.index.dim is not None:  # other passages are refused all the same
+                chosen = options.get("passages"), options.get("pool_factor")
+                DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)
             stored = StoredDocuments(self.index)
             gone = [id for id in state.gone(folder) if id in stored] if remove else []
             if gone:
