@@ -583,8 +583,8 @@ class Retriever(NotCopied):
         >>> run = retriever.run({"q1": "fruit"})
         >>> {query: list(found) for query, found in run.items()}
         {'q1': ['a', 'b']}
-        >>> run.settings["index"], run.settings["query_length"], run.settings["queries_cut"]
-        ('Flat', 512, 0.0)
+        >>> run.settings["index"], run.settings["query_length"]
+        ('Flat', 512)
         """
         begin = time.perf_counter()
         texts = checked_queries(queries.values())

@@ -141,8 +141,9 @@ class TrainingReport:
 
     Examples
     --------
-    >>> before, after = {"ndcg@10": 0.8}, {"ndcg@10": 0.9}
-    >>> print(TrainingReport(Path("my-model"), 1800, 57, 200, before, after, (0.07, 0.13)))
+    >>> measures = {"ndcg@10": 0.8}, {"ndcg@10": 0.9}
+    >>> interval = (0.07, 0.13)
+    >>> print(TrainingReport(Path("my-model"), 1800, 57, 200, *measures, interval))
     my-model: trained on 1,800 rows, 57 steps.
       ndcg@10      0.800 before, 0.900 after, on 200 queries
       a change beyond chance: 95% interval of ndcg@10 [+0.070, +0.130]
