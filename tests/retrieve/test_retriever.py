@@ -283,7 +283,7 @@ def test_rerank_orders_texts_by_their_maxsim_score(retriever):
 
 def test_texts_that_are_longer_than_the_model_reads_are_told(model):
     retriever = Retriever(model)
-    with pytest.warns(UserWarning, match=r"1 documents are .*350 tokens\): 52 tokens at their ends are not"):
+    with pytest.warns(UserWarning, match=r"1 document is .*350 tokens\): 52 tokens at their ends are not"):
         retriever.add([("short", "pear " * 348), ("long", "pear " * 400)])
     assert retriever.index.statistics().cut == 1
     assert retriever.run({"q": "pear"}).settings["documents_cut"] == 0.5
