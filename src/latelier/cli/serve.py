@@ -160,13 +160,9 @@ def mcp(
     quiet_loading()
     try:
         with ExitStack() as stack:
+            read_only = not writable and watch is None
             retrievers = open_named(
-                locations,
-                stack,
-                read_only=not writable and watch is None,
-                model=model,
-                device=device,
-                trust_remote_code=trust_remote_code,
+                locations, stack, read_only=read_only, model=model, device=device, trust_remote_code=trust_remote_code
             )
             server = create_mcp_server(retrievers, writable=writable)
             if watch is not None:
