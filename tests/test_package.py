@@ -69,11 +69,10 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it():
         "haystack": "from latelier.integrations import HaystackRetriever",
         "langchain": "from latelier.integrations import LangChainRetriever",
         "llamaindex": "from latelier.integrations import LlamaIndexRetriever",
-        "gpu": "from latelier.scores import cuda; cuda.FusedEngine().require()",
     }
     code = f"""
 import sys
-for module in ("ir_measures", "mteb", "haystack", "langchain_core", "llama_index.core", "triton"):
+for module in ("ir_measures", "mteb", "haystack", "langchain_core", "llama_index.core"):
     sys.modules[module] = None
 for use in {list(uses.values())!r}:
     try:
