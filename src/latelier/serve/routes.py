@@ -110,11 +110,8 @@ async def get_ids(service: Index, contains: str = "", limit: Annotated[int, Quer
 async def search(request: Request, service: Index, body: schemas.SearchRequest) -> Response:
     """Find the best documents for one query or several."""
     limits = _limits(request)
-    queries: list[Any]
-    if body.vectors is not None:
-        queries = await asyncio.to_thread(_matrices, body.vectors)
-    else:
-        queries = [body.query] if isinstance(body.query, str) else list(body.query or ())
+    queries: list[Any] = [body.query] if isinstance(body.query, str) else list(body.query or ())
+    queries = queries or await asyncio.to_thread(_matrices, body.vectors or [])
     limits.check_batch(len(queries))
     limits.check_texts([query for query in queries if isinstance(query, str)])
     limits.check_hits(body.k, body.depth)
@@ -212,11 +209,9 @@ async def rerank(request: Request, body: schemas.RerankRequest) -> schemas.Reran
     limits.check_texts([body.query, *texts])
     service = _service(request, body.model or next(iter(request.app.state.services)))
     ranked = await service.rerank(body.query, texts, body.top_n)
-    shown = [schemas.DocumentText(text=texts[int(hit.id)]) if body.return_documents else None for hit in ranked]
-    results = [
-        schemas.RankedDocument(index=int(hit.id), relevance_score=hit.score, document=document)
-        for hit, document in zip(ranked, shown, strict=True)
-    ]
+    results = [schemas.RankedDocument(index=int(hit.id), relevance_score=hit.score) for hit in ranked]
+    for result in results if body.return_documents else ():
+        result.document = schemas.DocumentText(text=texts[result.index])
     unread = await service.ask(lambda own: own.query_model.unread(texts, "document"))
     cut = [i for i, tokens in enumerate(unread) if tokens]
     return schemas.RerankResponse(model=service.name, results=results, cut=cut)
