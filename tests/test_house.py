@@ -30,7 +30,7 @@ LAYERS = [
 LAYERS_OF_INDEXES = [
     ["values", "results"],
     ["options"],
-    ["documents", "filters", "ranking", "single_vectors", "store"],
+    ["packing", "filters", "ranking", "single_vectors", "store"],
     ["gpu", "why_not"],
     ["base"],
     ["stored"],

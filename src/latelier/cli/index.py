@@ -35,7 +35,7 @@ from latelier.cli.options import (
 from latelier.cli.output import print_json, printable, quiet_loading, show_progress
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
 from latelier.retrieve.folders import DocumentFormat
-from latelier.retrieve.readers import FileDocuments, OnProblem
+from latelier.retrieve.records import FileDocuments, OnProblem
 from latelier.utils.checks import short
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _read(
     source: str, format: DocumentFormat, glob: list[str], fields: dict[str, Any], reading: dict[str, Any]
 ) -> FileDocuments:
     from latelier.retrieve.folders import read_document_file, read_documents
-    from latelier.retrieve.readers import DocumentFields, Reading
+    from latelier.retrieve.records import DocumentFields, Reading
 
     try:
         named = DocumentFields.of(**fields)

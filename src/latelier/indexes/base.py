@@ -20,8 +20,8 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.documents import GivenDocuments, prepare_queries
 from latelier.indexes.options import OF_SOME_INDEXES, SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.packing import GivenDocuments, prepare_queries
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import (
     CheckReport,

@@ -32,12 +32,12 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.filters import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.packing import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     Hit,

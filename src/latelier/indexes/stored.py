@@ -20,8 +20,8 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.options import SearchOptions, Tokenizer
+from latelier.indexes.packing import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     FieldValues,

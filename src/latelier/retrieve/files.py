@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
 from latelier.indexes.results import is_unicode
-from latelier.retrieve.readers import HEADINGS, InputDocument, Part
+from latelier.retrieve.records import HEADINGS, InputDocument, Part
 from latelier.utils.checks import cut
 from latelier.utils.files import LONGEST_LINE, open_binary, parse_json
 

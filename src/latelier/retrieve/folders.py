@@ -18,7 +18,7 @@ from latelier.indexes import Id, Index
 from latelier.indexes.store.integrity import CATALOG
 from latelier.retrieve.files import is_readable, read_file
 from latelier.retrieve.passages import StoredDocuments
-from latelier.retrieve.readers import (
+from latelier.retrieve.records import (
     RECORD_FORMATS,
     DocumentFields,
     FileDocuments,

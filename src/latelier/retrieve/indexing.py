@@ -31,7 +31,7 @@ from latelier.retrieve.passages import (
     encode_passage_id,
     passage_prefix,
 )
-from latelier.retrieve.readers import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
+from latelier.retrieve.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
 from latelier.utils.checks import short
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from latelier.arrays import DTYPES
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
-from latelier.indexes.documents import prepare_queries
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
+from latelier.indexes.packing import prepare_queries
 from latelier.indexes.results import CUT, as_id, stored_cut
 from latelier.retrieve.explanation import Explanation, explain_documents, marked_snippets
 from latelier.retrieve.folders import DocumentFolder, Synchronisation, Synchronised, read_documents
@@ -42,7 +42,7 @@ from latelier.retrieve.indexing import (
 )
 from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
 from latelier.retrieve.passages import DocumentSettings, Found, Passages, Result, Results, StoredDocuments
-from latelier.retrieve.readers import FileDocuments
+from latelier.retrieve.records import FileDocuments
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.misc import NotCopied, progress_bar, warn_caller

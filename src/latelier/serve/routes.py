@@ -23,7 +23,7 @@ from latelier.indexes import FieldValues, Id
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
-from latelier.retrieve.readers import HEADINGS
+from latelier.retrieve.records import HEADINGS
 from latelier.retrieve.retriever import Search
 from latelier.serve import schemas
 from latelier.serve.errors import TooLargeError, UnknownIndexError, checked_body, storage_problem

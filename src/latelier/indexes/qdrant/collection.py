@@ -57,8 +57,8 @@ from latelier.errors import (
     MissingExtraError,
     StorageError,
 )
-from latelier.indexes.documents import DocumentBatch
 from latelier.indexes.filters import fold_name, is_nameable, new_fields
+from latelier.indexes.packing import DocumentBatch
 from latelier.indexes.results import INT64, Id, as_key, dump_json, encode_json
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts

@@ -17,9 +17,9 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.documents import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.filters import RESERVED, read_filter
 from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
+from latelier.indexes.packing import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.qdrant.collection import (
     FIRST_STAGE,
     KEYWORDS,

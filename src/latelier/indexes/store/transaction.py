@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.documents import DocumentBatch
+from latelier.indexes.packing import DocumentBatch
 from latelier.indexes.results import Id, check_known, duplicate_ids
 from latelier.indexes.store import catalog, rows
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
