@@ -152,6 +152,15 @@ def test_another_recipe_and_prompts(tiny):
     assert model.encode_query("pear", prompt="").shape == (32, 128)
 
 
+def test_queries_are_expanded_to_a_least_length_and_longer_ones_read_whole(tiny, tmp_path):
+    model = ColBERT(tiny, device="cpu", recipe=Recipe(query_expansion="min"), max_length_query=48)
+    model.save(str(tmp_path))
+    for each in (model, ColBERT(str(tmp_path), device="cpu")):
+        assert [len(vectors) for vectors in each.encode_query(["pear", "pear " * 37, "pear " * 90])] == [32, 40, 48]
+        assert each.max_length_query == 48
+    assert ColBERT(str(tmp_path), device="cpu", max_length_query=64).encode_query("pear " * 90).shape == (64, 128)
+
+
 # Calls written for other libraries.
 
 CALLS = {

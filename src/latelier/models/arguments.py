@@ -34,7 +34,8 @@ class Recipe:
     query_marker, document_marker
         Texts put before every query and document, each one token of its own; ``""`` for none.
     query_expansion
-        Expand every query to its length cap with [MASK] tokens, which are scored too.
+        Expand every query to its length cap with [MASK] tokens, which are scored too. ``"min"``: to 32 tokens, and read
+        longer queries whole, up to their length cap, which is then the encoder's own by default.
     attend_to_expansion
         Let the encoder attend to those tokens.
     skiplist
@@ -56,7 +57,7 @@ class Recipe:
 
     query_marker: str = "[Q] "
     document_marker: str = "[D] "
-    query_expansion: bool = True
+    query_expansion: bool | Literal["min"] = True
     attend_to_expansion: bool = False
     skiplist: tuple[str, ...] = tuple(string.punctuation)
     projection: Literal["learned", "orthogonal", "pca"] | None = "learned"

@@ -258,7 +258,7 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
     """Return the maximum number of tokens of a ``"query"`` or a ``"document"``, special tokens included."""
     encoder = encoder_module(model)
     expansion = encoder.query_expansion if task == "query" else None
-    if expansion:
+    if expansion and expansion["strategy"] == "fixed":
         return int(expansion["length"])
     cap = encoder.query_length if task == "query" else encoder.document_length
     return cap or length_limit(encoder) or int(model.max_seq_length or 0)
@@ -304,15 +304,22 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
     if recipe is None:
         default = encoder.query_length
     else:
-        default = DEFAULT_QUERY_LENGTH if recipe.projection == "learned" else limit
+        is_least = recipe.query_expansion == "min"
+        default = DEFAULT_QUERY_LENGTH if recipe.projection == "learned" and not is_least else limit
         if recipe.query_expansion:
-            expansion = {"strategy": "fixed", "attend": recipe.attend_to_expansion, "length": 1, "token": None}
+            strategy = "min" if is_least else "fixed"
+            expansion = {"strategy": strategy, "attend": recipe.attend_to_expansion, "length": 1, "token": None}
     length = resolve_length("max_length_query", query, default, limit)
     if expansion is None:
         encoder.query_length = length
     elif recipe is not None or query is not None:
         encoder.query_length = None  # expanded queries have the expansion's length, which a smaller cap contradicts
-        encoder.query_expansion = {**expansion, "length": length}
+        if expansion["strategy"] == "fixed":
+            encoder.query_expansion = {**expansion, "length": length}
+        else:
+            least = DEFAULT_QUERY_LENGTH if recipe is not None else expansion["length"]
+            encoder.query_expansion = {**expansion, "length": min(least, length or least)}
+            encoder.query_length = length
 
 
 def length_limit(encoder: Transformer | TextEncoder) -> int | None:
