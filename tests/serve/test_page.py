@@ -36,9 +36,13 @@ def url(shallow, tmp_path_factory):
 LARGE = 2**53 + 1  # JavaScript rounds it
 NUMBERS = {"large": 1e20, "whole": float(2**60), "negative": -1e19, "huge": 2**64, "least": 2**63, "exact": -(2**63)}
 FILLER = "Kings ruled before the republic and nobody knows why they did. " * 20
-REPORT = {"title": "A healthy report", "page": 7, "url": "https://example.org/report"}
+REPORT = {"title": "A healthy report", "page": 7, "url": "https://example.org/report", "path": "report.pdf"}
 PLACES = [
-    {"id": "fruit.py", "text": "import kings\n" * 40 + "    # bananas are healthy\n    return True\n"},
+    {
+        "id": "fruit.py",
+        "text": "import kings\n" * 40 + "    # bananas are healthy\n    return True\n",
+        "path": "a b/#1.py",
+    },
     {"id": "report.pdf", "text": "Fruit.", "changed": "2024-02-03T04:05:06Z", "share": 1 / 3, "metadata": REPORT},
     *({"id": f"moon {i}", "text": f"The moon {i}.", "kind": "odd" if i == 7 else "even"} for i in range(12)),
 ]
@@ -69,7 +73,8 @@ def many(shallow, tmp_path_factory):
         with Retriever(shallow, folder / name, device="cpu") as retriever:
             passages = 64 if name == "long" else None
             retriever.add(documents, pool_factor=2 if name == "pooled" else 1, passages=passages)
-    server = Process(*(str(folder / name) for name in contents), "--model", shallow, "--device", "cpu", "--no-log")
+    options = ("--model", shallow, "--device", "cpu", "--no-log", "--link-prefix", "https://example.org/of?me=1&at=")
+    server = Process(*(str(folder / name) for name in contents), *options)
     shutil.move(folder / "moved", folder / "elsewhere")
     yield server.url
     server.stop()
@@ -235,6 +240,7 @@ def test_a_result_says_where_it_is_and_keeps_the_indentation_of_code(page, many)
     expect(items).to_have_count(10, timeout=60_000)
     code = items.filter(has_text="fruit.py")
     expect(code.locator(".where")).to_have_text("line 41")
+    assert code.locator("h2 a").get_attribute("href") == "https://example.org/of?me=1&at=a%20b/%231.py"
     assert "import kings\n    # bananas are healthy\n    return True" in code.locator(".text").inner_text()
     report = items.filter(has=page.get_by_role("link", name="A healthy report"))
     expect(report.locator(".where")).to_have_text("report.pdfpage 7")

@@ -40,6 +40,9 @@ def serve(
     ] = None,
     device: DeviceOption = None,
     log: Annotated[bool, typer.Option("--log/--no-log", help="Write a line per request to standard error.")] = True,
+    link_prefix: Annotated[
+        str, typer.Option(metavar="URL", help="On the page, titles lead to URL and the document's metadata path.")
+    ] = "",
 ) -> None:
     """Serve indexes over HTTP: a search page, and REST under /v1.
 
@@ -95,7 +98,8 @@ def serve(
             from latelier.demo import Session
 
             retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=show_progress())).retriever
-        serve(retrievers, host=host, port=port, access=access, on_start=_announce, log=log)
+        options = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
+        serve(retrievers, on_start=_announce, **options)
 
 
 def _announce(url: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from html import escape
 from importlib.metadata import version
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.cors import CORSMiddleware
 
@@ -31,6 +32,7 @@ def create_app(
     access: Access | None = None,
     limits: Limits | None = None,
     loopback_only: bool = True,
+    link_prefix: str = "",
 ) -> FastAPI:
     """Return the application that searches and fills some indexes.
 
@@ -45,6 +47,8 @@ def create_app(
     loopback_only
         Reject requests that were sent to another name than this machine's own, as web pages elsewhere could make a
         browser do. Set it to False for an application that other machines reach.
+    link_prefix
+        On the page, the titles of documents with a `path` in their metadata lead to this address followed by the path.
 
     Returns
     -------
@@ -95,7 +99,7 @@ def create_app(
     add_error_handlers(app)
     app.include_router(router)
     _add_health(app, metrics)
-    _add_page(app)
+    _add_page(app, link_prefix)
     # The last one added is the first to see a request.
     app.add_middleware(HeadLikeGet)
     app.add_middleware(BodyLimit, limits=limits, access=access)
@@ -151,10 +155,13 @@ def _add_health(app: FastAPI, metrics: Metrics) -> None:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_page(app: FastAPI) -> None:
+def _add_page(app: FastAPI, link_prefix: str) -> None:
+    source = (_PAGE / "index.html").read_text(encoding="utf-8")
+    shown = source.replace("<html ", f'<html data-link-prefix="{escape(link_prefix)}" ', 1)
+
     @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(_PAGE / "index.html")
+    async def page() -> HTMLResponse:
+        return HTMLResponse(shown)
 
     app.mount("/page", StaticFiles(directory=_PAGE), name="page")
 

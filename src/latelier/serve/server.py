@@ -34,6 +34,7 @@ def serve(
     limits: Limits | None = None,
     on_start: Callable[[str], None] | None = None,
     log: bool = True,
+    link_prefix: str = "",
 ) -> None:
     """Serve some indexes over HTTP, until the process gets SIGINT or SIGTERM and every accepted request is answered.
 
@@ -55,6 +56,8 @@ def serve(
         Called with the server's URL when it takes requests.
     log
         Write a line of JSON per request to standard error, with neither texts nor tokens.
+    link_prefix
+        As in `create_app`.
 
     Raises
     ------
@@ -75,7 +78,8 @@ def serve(
     """
     access, limits = access or Access(), limits or Limits()
     access.check_host(host)
-    app = create_app(retrievers, access=access, limits=limits, loopback_only=is_loopback(host))
+    loopback_only = is_loopback(host)
+    app = create_app(retrievers, access=access, limits=limits, loopback_only=loopback_only, link_prefix=link_prefix)
     listening = listen(host, port)
     if log:
         _log_to_stderr()

@@ -328,7 +328,9 @@ function resultItem(query, result) {
   const map = element("button", { type: "button", ariaExpanded: "false" }, "Heat map");
   const more = element("button", { type: "button", ariaExpanded: "false" }, "Whole text");
   const place = element("div");
-  const address = ["url", "link", "source"].map((field) => metadata[field]).find(isAddress);
+  const { linkPrefix } = document.documentElement.dataset;
+  const file = linkPrefix && metadata.path && linkPrefix + String(metadata.path).split("/").map(encodeURIComponent).join("/");
+  const address = ["url", "link", "source"].map((field) => metadata[field]).find(isAddress) ?? file;
   const title = address ? link(address, name) : element("span", {}, name);
   const path = element("span", {}, headings.join(HEADINGS));
   const position = element("span", {}, metadata.page ? `page ${metadata.page}` : "");
