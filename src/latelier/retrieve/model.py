@@ -640,7 +640,10 @@ class QueryModel:
 def checked_queries(texts: Any, name: str = "queries") -> list[str]:
     """Return one text or several as a list of texts that can be encoded; messages call them `name`."""
     if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # an iterable of other things
-        raise InvalidArgumentError(f"received {describe(texts)} as {name}; expected a text or a list of texts.")
+        raise InvalidArgumentError(
+            f"received a {type(texts).__name__} as {name}; expected a text or a list of texts, such as the column of a "
+            'data frame that holds them: df["text"].'
+        )
     queries = [texts] if isinstance(texts, str) else list(texts)
     for position, text in enumerate(queries):
         if not isinstance(text, str) or not text.strip():
