@@ -64,6 +64,8 @@ def check_name(name: str) -> None:
             raise ModelLoadError(name, FileNotFoundError(reason))
     elif not HUB_NAME.fullmatch(name):
         raise ModelLoadError(name, FileNotFoundError(f"there is no folder {folder.absolute()!s:.300}."))
+    elif name.lower().endswith("-gguf"):
+        raise ModelLoadError(name, FileNotFoundError(_of_others(_FOREIGN[".gguf"])))
 
 
 def _obstacle(folder: Path) -> str | None:
@@ -75,13 +77,17 @@ def _obstacle(folder: Path) -> str | None:
     if config.is_file() and '"quantization"' in config.read_text(encoding="utf-8", errors="replace"):
         foreign = "quantised for MLX"
     if foreign:
-        return (
-            f"its weights are {foreign}. Take the checkpoint that they were made from (base_model in its README), with "
-            "model.safetensors; ColBERT.export writes ONNX of it."
-        )
+        return _of_others(foreign)
     if not any((folder / file).is_file() for file in _KNOWN_FILES):
         return f"the folder has none of {', '.join(_KNOWN_FILES)}."
     return None
+
+
+def _of_others(kind: str) -> str:
+    return (
+        f"its weights are {kind}. Take the checkpoint that they were made from (base_model in its README), with "
+        "model.safetensors; ColBERT.export writes ONNX of it."
+    )
 
 
 @contextmanager

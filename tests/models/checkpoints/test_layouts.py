@@ -146,3 +146,8 @@ def test_weights_for_other_programs_are_named(tmp_path, file, content, message):
     (tmp_path / file).write_text(content)
     with pytest.raises(ModelLoadError, match=f"{message}. Take the checkpoint that they were made from"):
         load(str(tmp_path))
+
+
+def test_a_name_on_the_hub_tells_of_weights_for_other_programs():
+    with pytest.raises(ModelLoadError, match=r"are GGUF \(llama\.cpp\)\. Take the checkpoint"):
+        load("someone/model-v1-GGUF")
