@@ -3,10 +3,6 @@
 import json
 import shutil
 
-import numpy as np
-
-from latelier import indexes
-
 
 def test_check_prints_what_the_index_holds_its_recall_and_its_integrity(run, folder):
     result = run("check", folder, "-k", 2)
@@ -17,19 +13,6 @@ def test_check_prints_what_the_index_holds_its_recall_and_its_integrity(run, fol
     assert lines["files"].endswith("files are whole")
     assert lines["texts"] == lines["metadata"] == "yes"
     assert lines["keywords"] == "porter"
-
-
-def test_check_of_an_index_without_texts_that_has_removed_documents(run, tmp_path):
-    with indexes.IVF(tmp_path / "index") as index:
-        index.add(range(9), [np.eye(4)] * 9)
-        index.remove([3, 4])
-    result = run("check", tmp_path / "index")
-    assert result.exit_code == 0, result.output
-    assert "compact() frees the vectors of 2 removed documents." in result.stdout
-    facts = json.loads(run("check", tmp_path / "index", "--json").stdout)
-    assert (facts["documents"], facts["tokens"], facts["removed"]) == (7, 28, 2)
-    assert (facts["texts"], facts["metadata"], facts["keywords"]) == (False, False, "porter")
-    assert facts["recall"]["advice"] == "effort='fast' finds 1.000 in about half the time"
 
 
 def test_check_of_a_damaged_index_fails(run, folder, tmp_path):
@@ -58,16 +41,3 @@ def test_why_not_prints_the_cause_and_what_would_find_it(run, folder):
     assert lines[0].startswith("'moon' is not found for 'unhealthy fruit' with k=1: rank ")
     assert lines[1].startswith("  scored_lower: ")
     assert lines[-2:] == ["It is found if you", f"  search with k={json.loads(lines[-1].partition('=')[2])}"]
-
-
-def test_why_not_with_filters_as_json(run, folder):
-    filters = ("--filter", "year > ?", "--filter", "lang = ?", "--parameter", 2020, "--parameter", "en")
-    result = run("why-not", folder, "fruit", "fruit", *filters, "--device", "cpu", "--json")
-    report = json.loads(result.stdout)
-    assert [cause["kind"] for cause in report["causes"]] == ["filtered"]
-    assert report["causes"][0]["details"] == {"expressions": ["year > ?"], "values": {"year": 2019}}
-    assert report["changes"][0]["arguments"] == {"filter": "lang = ?", "parameters": ["en"]}
-    assert report["rank"] is None
-    report = json.loads(run("why-not", folder, "fruit", "moon", "-k", 1, "--device", "cpu", "--json").stdout)
-    assert report["differences"][1].keys() == {"position", "similarity", "other", "token"}
-    assert report["differences"][1]["token"] == "fruit"

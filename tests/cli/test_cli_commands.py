@@ -155,33 +155,6 @@ def test_failures_have_a_message_and_a_status(run, tmp_path, monkeypatch, argume
     assert "Traceback" not in result.stderr
 
 
-def test_faulty_arguments_of_a_search(run, folder):
-    for arguments in (["  "], ["fruit", "--filter", "year >"], ["fruit", "--filter", "absent_column = 1"]):
-        result = run("search", folder, *arguments, "--device", "cpu")
-        assert result.exit_code == 1
-        assert result.stderr.startswith("Error: ")
-        assert result.stderr.count("\n") < 5
-
-
-@pytest.mark.parametrize(
-    "options", [["keywords"], ["rerank"], ["hybrid"], ["hybrid", "--fusion", "rrf", "--weights", 0, 1]]
-)
-def test_search_modes(run, folder, options):
-    device = () if options == ["keywords"] else ("--device", "cpu")  # keywords encode nothing
-    result = run("search", folder, "bananas", "--json", *device, "--mode", *options)
-    assert json.loads(result.stdout)["results"][0]["id"] == "fruit"
-    assert "'sum' is not one of" in run("search", folder, "bananas", "--mode", "sum").stderr
-
-
-def test_a_depth_is_how_many_documents_keywords_find(run, folder):
-    query = "the Germany moon"  # the first by keywords is 'berlin', by vectors 'moon'
-    options = ("-k", 1, "--mode", "rerank", "--device", "cpu", "--depth")
-    found = [json.loads(run("search", folder, query, *options, depth, "--json").stdout)["results"] for depth in (1, 2)]
-    assert [results[0]["id"] for results in found] == ["berlin", "moon"]
-    assert "\n  search with depth=2\n" in run("why-not", folder, query, "moon", *options, 1).stdout
-    assert "Invalid value for '--depth'" in run("search", folder, query, *options, 0).stderr
-
-
 def test_debug_shows_the_traceback(run, tmp_path):
     result = run("--debug", "info", tmp_path / "absent")
     assert type(result.exception).__name__ == "IndexFormatError"

@@ -24,19 +24,6 @@ def test_json_has_the_characters_that_matched(run, folder):
     assert sum(match["contribution"] for match in told["words"]) == pytest.approx(told["score"])
 
 
-def test_pages_and_pictures_are_written(run, folder, tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the extra plot")
-    files = "--html", tmp_path / "page.html", "--figure", tmp_path / "map.PNG"
-    result = run("explain", folder, "unhealthy fruit", "fruit", *files, "--device", "cpu")
-    assert result.exit_code == 0, result.output
-    assert "<mark" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert (tmp_path / "map.PNG").read_bytes().startswith(b"\x89PNG")
-    result = run("explain", folder, "fruit", "fruit", "--figure", tmp_path / "map.doc", "--device", "cpu")
-    assert result.exit_code == 1
-    assert "received a file that ends in 'doc' for a figure; give one that ends in ." in result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["map.PNG", "page.html"]
-
-
 def test_ids_are_found_as_they_are_typed(run, tmp_path):
     folder = tmp_path / "index"
     lines = [{"id": 7, "text": "Bananas."}, {"id": "8", "text": "Apples."}, {"id": "1e3", "text": "Pears."}]

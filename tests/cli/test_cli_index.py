@@ -167,21 +167,6 @@ def test_passages_of_files(run, notes, tmp_path, tiny):
     assert "the index holds passages of 40 tokens" in run(*command, "--passages", 50).stderr
 
 
-def test_columns_of_a_table(run, tmp_path, tiny):
-    (tmp_path / "papers.csv").write_text("doi,abstract,body,year,pages\n7,On pears.,They ripen.,1975,3\n")
-    command = ["index", tmp_path / "papers.csv", "--index", tmp_path / "index", "--model", tiny, "--device", "cpu"]
-    result = run(*command, "--id", "doi", "--text", "abstract, body", "--metadata", "year")
-    assert result.exit_code == 0, result.output
-    with Retriever.open(tmp_path / "index") as retriever:
-        assert tuple(retriever.index.get("7")) == ("7", "On pears.\nThey ripen.", {"year": 1975})
-    result = run(*command, "--text", "content")
-    assert result.exit_code == 1
-    assert "papers.csv:1: it has no field 'content'; the fields are: doi, abstract, body, year, pages" in result.stderr
-    for wrong, message in ((("--glob", "*.md"), "not a folder"), (("--id", "body", "--text", "body"), "for two of id")):
-        result = run(*command, *wrong)
-        assert (result.exit_code > 0, message in result.stderr) == (True, True)
-
-
 def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, monkeypatch):
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     pytest.importorskip("onnxscript", reason="needs the extra onnx")

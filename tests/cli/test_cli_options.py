@@ -21,13 +21,7 @@ def test_an_option_of_another_search_mode_is_refused(run, command, mode, option,
 
 SEARCH = {
     "--index": "x",
-    "--model": "m",
-    "--kind": "flat",
-    "-k": 100,
     "--mode": "vectors",
-    "--fusion": "rrf",
-    "--effort": 2,
-    "--on-problem": "warn",
     "--device": "banana",
 }
 
@@ -56,14 +50,6 @@ def test_a_search_by_keywords_refuses_what_encodes_the_query(run, option, value)
     assert (result.exit_code, "there is no index" in result.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(("option", "value"), [("--token", "a-secret-of-clients"), ("--port", 8000)])
-def test_options_of_http_need_it(run, option, value):
-    pytest.importorskip("mcp")
-    result = run("mcp", "no-index", option, value)
-    assert result.exit_code == 2
-    assert f"Invalid value for {option}: it has no effect without --http" in result.stderr
-
-
 @pytest.mark.parametrize("name", ["read", "write"])
 @pytest.mark.parametrize("token", ["", "   "])
 def test_an_empty_token_of_a_server_is_refused(run, monkeypatch, name, token):
@@ -87,20 +73,3 @@ def test_options_of_passages_and_folders_need_them(run, tmp_path, option, value,
     result = run("index", "-", "--index", tmp_path / "index", option, value, input="Pears.\n")
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "index").exists()
-
-
-@pytest.mark.parametrize("option", ["--queries", "--documents"])
-@pytest.mark.parametrize(
-    "row", ['{"query": "where?", "positive": "there"}', '{"query": "\\"document_ids\\"", "pos": ["x"]}']
-)
-def test_training_on_texts_refuses_texts_for_ids(run, tmp_path, option, row):
-    (tmp_path / "rows.jsonl").write_text(f"{row}\n{row}\n")
-    command = "train", tmp_path / "rows.jsonl", "--output", tmp_path / "model"
-    result = run(*command, option, tmp_path / "none.jsonl")
-    assert result.exit_code == 2
-    assert (
-        f"Invalid value for {option}: it has no effect on {tmp_path / 'rows.jsonl'}, whose rows hold" in result.stderr
-    )
-    (tmp_path / "rows.jsonl").write_text(f'{row}\n{{"query_id": 1, "document_ids": [2], "scores": [1]}}\n')
-    result = run(*command, option, tmp_path / "none.jsonl")
-    assert (result.exit_code, "there is no file" in result.stderr) == (1, True)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -122,14 +121,6 @@ def test_a_killed_copy_goes_on(run, tmp_path):
         assert dict(index.settings) == {"model": "one"}
 
 
-@pytest.mark.parametrize("option", [("--kind", "flat"), ("--nbits", 4)])
-def test_options_of_other_targets(option, run, folder, tmp_path):
-    result = run("copy", folder, f"qdrant:{tmp_path / 'new'}", *option)
-    assert result.exit_code == 2
-    assert option[0] in result.stderr
-    assert not (tmp_path / "new").exists()
-
-
 def test_sources_that_are_not_there(run, folder, collection, tmp_path):
     before = sorted(folder.iterdir())
     directory = collection.partition("#")[0]
@@ -146,26 +137,12 @@ def test_sources_that_are_not_there(run, folder, collection, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_does_not_answer(run, folder, tmp_path):
-    with socket.socket() as bound:  # not listening
-        bound.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        for arguments in ((folder, f"qdrant+{address}/papers"), (f"qdrant+{address}/papers", tmp_path / "new")):
-            result = run("copy", *arguments)
-            assert (result.exit_code, f"no Qdrant server answers at {address} " in result.stderr) == (1, True)
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("s3://bucket/index", "'s3' is not a scheme"),
-        ("qdrant+ftp://localhost/papers", "'qdrant+ftp' is not a scheme"),
-        ("qdrant://localhost:6333/papers", "give qdrant:FOLDER"),
-        ("qdrant+http://localhost:6333", "without a collection or a host"),
         ("qdrant+https://user:secret@host/papers", "QDRANT_API_KEY"),
         ("qdrant+https://host/papers?key=secret", "QDRANT_API_KEY"),
-        ("notes:2024", "notes:2024. Create one"),
     ],
 )
 def test_other_locations_are_refused_and_no_key_is_repeated(run, text, message):

@@ -47,30 +47,6 @@ def test_a_new_index_is_as_the_source(run, tmp_path):
                 assert f", {expected[1]}, " in repr(index)
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (("--kind", "ivf"), 1, "has kind=flat, not ivf"),
-        (("--nbits", 4), 1, "has nbits=None, not 4"),
-        (("--kind", "tree"), 2, "'tree' is not one of"),
-    ],
-)
-def test_options_that_do_not_fit_an_existing_index(options, status, message, run, folder, tmp_path):
-    indexes.Flat(tmp_path / "index").close()
-    result = run("copy", folder, tmp_path / "index", *options)
-    assert result.exit_code == status
-    assert message in result.stderr
-
-
-def test_wrong_usage(run, folder, tmp_path):
-    result = run("copy", folder, tmp_path / "new", "--nbits", 4)
-    assert result.exit_code == 2
-    assert "add --kind ivf" in result.stderr
-    result = run("copy", folder, tmp_path / "new.parquet", "--kind", "ivf")
-    assert result.exit_code == 2
-    assert "a file has no --kind" in result.stderr
-
-
 @pytest.mark.parametrize("was_folder", [False, True])
 def test_a_failed_copy_leaves_no_new_index(run, tmp_path, was_folder):
     (tmp_path / "damaged.parquet").write_bytes(b"damaged")

@@ -4,12 +4,11 @@ import itertools
 import subprocess
 import sys
 import threading
-import types
 
 import pytest
 
 from latelier import indexes
-from latelier.demo import build, demo_folder, module_definitions
+from latelier.demo import build, demo_folder
 from latelier.errors import InvalidArgumentError, StorageError
 
 
@@ -23,12 +22,8 @@ def by_id(docstrings):
     [
         ("argparse", "module", "argparse"),
         ("argparse.ArgumentParser.add_argument", "method", "argparse"),  # from a private base class
-        ("threading.Lock", None, "threading"),  # a function up to Python 3.12, then a class
         ("hashlib.sha256", "function", "hashlib"),  # made while hashlib is imported
-        ("os.listdir", "function", "os"),  # from posix import *
         ("os.path.exists", "function", "os.path"),  # from genericpath import *
-        ("csv.reader", "function", "csv"),  # from _csv import reader
-        ("struct", "module", "struct"),  # from _struct import __doc__
         ("open", "function", "builtins"),  # and not io.open as well
     ],
 )
@@ -74,58 +69,6 @@ def test_collecting_runs_no_application_and_warns_of_nothing():
     )
     printed = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert (printed.stdout, printed.stderr) == ("[]\n", "")
-
-
-SOURCE = '''
-"""The module."""
-import os
-from _thread import allocate_lock
-from shutil import which
-def function(a, *, b: int = 2):
-    """A function."""
-class _Base:
-    def inherited(self, n=1, /):
-        """From the base."""
-class Public(_Base):
-    """A class."""
-    def __init__(self, size, name="x"):
-        """Not listed."""
-    @property
-    def area(self):
-        """An area."""
-    @classmethod
-    def make(cls, source):
-        """Make one."""
-    def undocumented(self): ...
-    def _private(self):
-        """Not listed."""
-    class Inner:
-        """Nested."""
-    other = dict
-'''
-
-
-def test_definitions_of_a_module():
-    module = types.ModuleType("module")
-    exec(SOURCE, vars(module))
-    module.__doc__, module.__all__ = "The module.", ["allocate_lock", "which", "Public"]
-    assert [tuple(definition)[:2] for definition in module_definitions(module)] == [
-        ("", "module"),
-        ("Public", "class"),
-        ("Public.Inner", "class"),
-        ("Public.area", "property"),
-        ("Public.inherited", "method"),
-        ("Public.make", "method"),
-        ("allocate_lock", "function"),
-        ("function", "function"),
-    ]
-
-
-def test_call_forms_at_the_head_of_a_builtin_docstring_are_left_out():
-    import builtins
-
-    (definition,) = [d for d in module_definitions(builtins) if d.name == "max"]
-    assert definition.doc.startswith("With a single iterable argument, return its biggest item.")
 
 
 def test_an_interrupted_build_leaves_nothing_and_a_second_one_is_complete(tmp_path):

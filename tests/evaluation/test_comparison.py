@@ -9,7 +9,7 @@ import pytest
 
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import compare, evaluate
-from latelier.evaluation.comparison import bootstrap_interval, holm, paired_effect_size, randomization_test
+from latelier.evaluation.comparison import bootstrap_interval, holm, randomization_test
 
 QRELS = {f"q{i}": {"good": 1, "fair": 1} for i in range(6)} | {"only negative": {"bad": 0}}
 
@@ -58,15 +58,6 @@ def test_a_query_that_one_run_lacks_counts_as_zero_and_the_run_is_named():
         found = compare(A, less, qrels, ["RR"])["RR"]
     assert record[0].filename == __file__
     assert found.differences == {"q0": 0.0, "q1": 0.0, "q2": -1.0}
-
-
-def test_identical_runs_differ_in_nothing():
-    qrels = {query: QRELS[query] for query in A}
-    comparison = compare(A, A, qrels)
-    for found in comparison.values():
-        assert (found.p, found.p_holm, found.effect_size, found.interval) == (1.0, 1.0, 0.0, (0.0, 0.0))
-        assert found.ties == 6
-    assert str(comparison).endswith("changed most by nDCG@10: no query")
 
 
 @pytest.mark.parametrize(
@@ -125,12 +116,6 @@ def test_systems_that_do_not_differ_are_called_different_in_one_of_twenty_cases(
     assert 0.45 < np.mean(p_values) < 0.55
 
 
-def test_zeros_change_nothing_and_only_zeros_give_one():
-    values = list(draws(8, 0.2, 1))
-    assert randomization_test([0.0] * 50 + values) == randomization_test(values)
-    assert randomization_test([0.0, 0.0]) == 1.0
-
-
 @pytest.mark.parametrize(
     ("p_values", "expected"),
     [
@@ -142,12 +127,6 @@ def test_zeros_change_nothing_and_only_zeros_give_one():
 )
 def test_holm_by_hand(p_values, expected):
     assert holm(p_values) == pytest.approx(expected)
-
-
-def test_effect_size_by_hand():
-    assert paired_effect_size([0.1, 0.3]) == pytest.approx(0.2 / math.sqrt(0.02))
-    assert paired_effect_size([0.0, 0.0]) == 0.0
-    assert paired_effect_size([-0.25, -0.25]) == -math.inf
 
 
 def test_bootstrap_interval_equals_a_loop_and_narrows_with_more_queries():

@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,16 +77,6 @@ def test_qrels_without_header_and_other_splits(folder):
         load_beir(folder, "train")
 
 
-@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
-def test_missing_file_lists_what_is_there(folder, name):
-    (folder / name).unlink()
-    present = {"corpus.jsonl", "queries.jsonl", "qrels"} - {name}
-    with pytest.raises(
-        InvalidArgumentError, match=rf"has no {name} or {name}.gz \(it holds: {', '.join(sorted(present))}"
-    ):
-        load_beir(folder)
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -112,8 +101,6 @@ def test_faulty_documents(folder, line, message):
     [
         ("q9\td1\t1", r"qrels/test.tsv:5: unknown query id 'q9'"),
         ("q1\td9\t1", r"qrels/test.tsv:5: unknown document id 'd9'"),
-        ("q1\td1\t1", r"qrels/test.tsv:5: duplicate qrel of document 'd1' for query 'q1'"),
-        ("q1\td3\t4294967296", r"qrels/test.tsv:5: relevance '4294967296' is not from -1,000,000 to 1,000,000"),
         ("q1\td3\t0.5", r"qrels/test.tsv:5: relevance '0.5' is not an integer"),
         ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query, document and relevance, separated by tabs"),
     ],
@@ -131,24 +118,6 @@ def test_faulty_first_qrel_is_not_taken_for_a_header(folder, query, relevance):
     (folder / "qrels" / "test.tsv").write_text(f"{query}\td1\t{relevance}\nq2\td2\t1\n")
     with pytest.raises(InvalidArgumentError, match=rf"qrels/test.tsv:1: relevance '{relevance}' is not an integer"):
         load_beir(folder)
-
-
-def test_all_problems_are_counted_and_ten_are_listed(folder):
-    write(folder / "queries.jsonl", [*QUERIES, *({"_id": f"x{i}", "text": ""} for i in range(1_200))])
-    with pytest.raises(InvalidArgumentError, match="and 1,190 more"):
-        load_beir(folder)
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (({1: {}}, {"q": "text"}, {"q": {"1": 1}}), r"received 1 \(int\) as a document id of the documents; .* as str"),
-        (({"1": {}}, {"q": "text"}, {"q": {"1": 2**32}}), "relevance of document '1' for query 'q' is not from"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_known_before_anything_is_encoded(parts, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        Collection(*parts)
 
 
 RUN = {"q1": {"d2": 1.25, "d1": 0.5}, "q2": {"d1": -3.0}}
@@ -183,13 +152,6 @@ def rows(table, value, query="query_id", document="document_id"):
 def test_runs_as_json_lines(tmp_path, text):
     (tmp_path / "run").write_text(text)
     assert read_run(tmp_path / "run") == RUN
-
-
-@pytest.mark.parametrize("name", ["run.jsonl", "run.trec"])
-def test_write_run_is_read_back_as_it_was(tmp_path, name):
-    write_run(RUN, tmp_path / name)
-    assert read_run(tmp_path / name) == RUN
-    assert (tmp_path / name).read_text().startswith("{") is name.endswith(".jsonl")
 
 
 @pytest.mark.parametrize("name", ["run.jsonl.gz", "run.trec.gz", "run.gz"])
@@ -247,16 +209,7 @@ def test_qrels_in_each_format(tmp_path):
         (read_run, '{"query_id": "q"', "file:1: malformed JSON"),
         (read_run, rows(RUN, "score") + "[]\n", "file:4: expected a JSON object, received list"),
         (read_run, rows(RUN, "value"), "file:1: no 'score' field; its fields are 'query_id', 'document_id', 'value'"),
-        (read_run, rows({"q": {"d": None}}, "score"), "file:1: the score is None; expected a number"),
-        (read_run, rows({"q": {"d": 1}}, "score") * 2, "file:2: document 'd' is repeated for query 'q'"),
-        (read_run, '{"query_id": null, "document_id": "d", "score": 1}', "file:1: the id is None"),
         (read_qrels, rows({"q": {"d": 0.5}}, "relevance"), "file:1: relevance 0.5 is not an integer"),
-        (
-            read_run,
-            '{"query_id": "", "document_id": "d", "score": 1}',
-            "the id is .* expected a string that is not empt",
-        ),
-        (read_qrels, rows({"q": {"d": 2**32}}, "relevance"), "file:1: relevance 4294967296 is not from -1,000,000"),
         (read_qrels, "q\td\tscore\nq\td\tmuch\n", "file:2: relevance 'much' is not an integer"),
         (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query, document and relevance, separated"),
         (read_qrels, "q\td\t1\nq\td\t0\n", "file:2: document 'd' is repeated"),
@@ -344,13 +297,6 @@ def test_what_cannot_be_written_is_known_before_there_is_a_run(tmp_path):
         check_run_file(tmp_path, ["q1"], ["d1"])
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user whom permissions restrict")
-def test_a_run_file_without_permission_is_known_before_there_is_a_run(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(StorageError, match="no permission to write"):
-        check_run_file(tmp_path / "run.jsonl", ["q1"], ["d1"])
-
-
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(
     lambda s: s[0] != "#" and not any(c.isspace() for c in s)
 )
@@ -393,8 +339,6 @@ def test_lines_ranks_and_ties(tmp_path):
         ({"q 1": {"d": 1.0}}, "n", "query id 'q 1' cannot be written to a TREC file"),
         ({"q": {"d": 1.0}}, "my run", "run name 'my run' cannot be written to a TREC file"),
         ({"q": {"d": math.nan}}, "n", "document 'd' of query 'q' in the run has score NaN"),
-        ({"q": ["d"]}, "n", r"received \['d'\] \(list\) as query 'q' of the run"),
-        ({"q": {7: 1.0}}, "n", r"received 7 \(int\) as a document id of the run; evaluation takes ids as str"),
     ],
 )
 def test_a_run_that_cannot_be_written_leaves_no_file(tmp_path, run, name, message):
@@ -414,34 +358,3 @@ def test_qrels_that_cannot_be_written(tmp_path):
         write_trec_qrels({"q": {"d": 1}}, 5)
     with pytest.raises(StorageError, match=r"could not write .*absent"):
         write_trec_qrels({"q": {"d": 1}}, tmp_path / "absent" / "qrels.txt")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("q Q0 d2 2 0.5", r":2: 5 columns; expected query, Q0, document, rank, score and name"),
-        ("q Q0 d2 2 high r", r":2: the score is 'high'"),
-        ("q Q0 d2 2 nan r", r":2: the score is 'nan'"),
-        ("q Q0 d1 2 0.5 r", r":2: document 'd1' is repeated for query 'q'"),
-    ],
-)
-def test_faulty_run_lines(tmp_path, line, message):
-    path = tmp_path / "run.trec"
-    path.write_text(f"q Q0 d1 1 1.0 r\n{line}\n")
-    with pytest.raises(InvalidArgumentError, match=message):
-        read_run(path)
-
-
-def test_faulty_qrel_lines(tmp_path):
-    path = tmp_path / "qrels.txt"
-    path.write_text("q 0 d1 1\nq 0 d2 1.5\n")
-    with pytest.raises(InvalidArgumentError, match=r":2: relevance '1.5' is not an integer"):
-        read_qrels(path)
-    path.write_text(f"q 0 d1 1\nq 0 d2 {2**32}\n")
-    with pytest.raises(InvalidArgumentError, match=":2: relevance '4294967296' is not from"):
-        read_qrels(path)
-    path.write_text("q 0 d1 1\nq 0 d1 0\n")
-    with pytest.raises(InvalidArgumentError, match=r":2: document 'd1' is repeated"):
-        read_qrels(path)
-    with pytest.raises(InvalidArgumentError, match="there is no file"):
-        read_qrels(tmp_path / "absent.txt")

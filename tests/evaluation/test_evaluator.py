@@ -104,17 +104,6 @@ def test_in_a_trainer_it_chooses_the_best_checkpoint(tiny, tmp_path):
     assert "toy_nDCG@10" in str(model.model_card_data.eval_results_dict[evaluator])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"measures": ["nDGC"]}, "did you mean 'nDCG'"),
-    ],
-)
-def test_wrong_arguments_when_called(model, changes, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        RetrievalEvaluator(COLLECTION, **changes)(model)
-
-
 def test_a_csv_file_that_cannot_be_written(model, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write"):

@@ -78,14 +78,6 @@ def test_a_query_without_results_counts_as_zero_and_is_named():
     assert result.per_query == {"q1": {"nDCG@10": 1.0}, "q2": {"nDCG@10": 0.0}, "q3": {"nDCG@10": 0.0}}
 
 
-def test_parameters_and_aliases_keep_the_spelling_that_was_asked_for():
-    run, qrels = {"q": {"a": 2.0, "b": 1.0}}, {"q": {"a": 1, "b": 2}}
-    result = evaluate(run, qrels, ["P(rel=2)@2", "MRR", "nDCG@2", "NumRet"])
-    expected = (1 + 2 / math.log2(3)) / (2 + 1 / math.log2(3))
-    assert result == {"P(rel=2)@2": 0.5, "MRR": 1.0, "nDCG@2": pytest.approx(expected), "NumRet": 2.0}
-    assert evaluate(run, qrels, "MRR") == {"MRR": 1.0}
-
-
 def test_what_stands_after_the_sign_may_be_a_recall():
     run, qrels = {"q": {"x": 3.0, "a": 2.0, "b": 1.0}}, {"q": {"a": 1, "b": 1, "c": 1, "d": 1}}
     result = evaluate(run, qrels, ["IPrec@0.1", "IPrec@0", "IPrec(rel=1)@0.5", "IPrec@0.6", "IPrec@1"])
@@ -119,10 +111,7 @@ def test_a_measure_has_the_same_value_beside_any_other():
     ("measure", "message"),
     [
         ("nDGC@10", "unknown measure 'nDGC@10'; did you mean 'nDCG'\\?"),
-        ("zzzzzz", "unknown measure 'zzzzzz'; known are .*nDCG"),
-        ("nDCG@0", "cannot read measure 'nDCG@0': the cutoff must be at least 1"),
         ("IPrec@10", "cannot read measure 'IPrec@10': the recall must be from 0 to 1"),
-        ("IPrec", "cannot read measure 'IPrec': recall must be given after @"),
         ("IPrec@0.331", "cannot read measure 'IPrec@0.331': the recall must be from 0 to 1, with at most two"),
         ("a b", "cannot read measure 'a b'; expected Name"),
     ],
@@ -135,12 +124,8 @@ def test_measures_that_cannot_be_read(measure, message):
 @pytest.mark.parametrize(
     ("run", "qrels", "measures", "message"),
     [
-        ({}, {"q": {"d": 1}}, ["RR"], "the run is empty: it has no query; expected"),
-        ({"q": {"d": 1.0}}, {}, ["RR"], "received no qrels"),
-        ({"q": {"d": 1.0}}, {"q": {"d": 1}}, [], "received no measure"),
         ({1: {"2": 1.0}}, {"1": {"2": 1}}, ["RR"], r"received 1 \(int\) as a query id of the run; .* ids as str"),
         ({"q": {"d": 1.0}}, {"q": {"d": 5}}, ["ERR@10"], r"ERR@10 takes relevances up to 4; query 'q' has 5 \(int\)"),
-        ({"q": {"d": 1.0}}, {"q": {"a b": 1}}, ["ERR@10"], "document id 'a b'; it takes ids without white space"),
         (
             {"q": {"d": 1.0}},
             {"q": {"d": 1}},
@@ -186,13 +171,6 @@ def test_query_ids_need_not_be_numbers_for_any_measure():
     result = evaluate(*renamed, ["ERR@10", "RR"])
     assert result == expected
     assert result.per_query == {named[query]: values for query, values in expected.per_query.items()}
-
-
-@pytest.mark.parametrize("relevance", [2, 2.0, np.int64(2), np.float32(2)])
-def test_an_integral_relevance_counts_whatever_its_type(relevance):
-    run, qrels = {"q": {"d": 2.0, "e": 1.0}}, {"q": {"d": 1, "e": relevance}}
-    expected = (1 + 2 / math.log2(3)) / (2 + 1 / math.log2(3))
-    assert evaluate(run, qrels, ["nDCG@10"])["nDCG@10"] == pytest.approx(expected)
 
 
 def test_missing_extra(monkeypatch):

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from latelier.errors import EmbeddingsError, InvalidArgumentError, UnknownIdError
+from latelier.errors import UnknownIdError
 from latelier.experimental import (
     MultiStepRetriever,
     QueryDynamics,
@@ -111,24 +111,6 @@ def test_training_finds_the_targets_and_predicts_that(trained, retriever):
     assert sum(after) < sum(before) / 2
     assert [result.steps[0].id for result in results] == [example.documents[0] for example in EXAMPLES]
     assert all(result.steps[0].gain > 0 for result in results)
-
-
-def test_wrong_arguments_are_named(retriever):
-    multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
-    with pytest.raises(EmbeddingsError, match="dynamics has dim 8, the index has dim 384"):
-        MultiStepRetriever(retriever, QueryDynamics(dim=8))
-    for arguments, message in (
-        ({"queries": ["a", " "]}, r"queries\[1\] is ' '"),
-        ({"queries": "a", "max_steps": -1}, "received max_steps=-1"),
-        ({"queries": "a", "merge": "first"}, "received merge='first'"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            multi_step.search(**arguments)
-    assert multi_step.search([]) == []
-    with pytest.raises(InvalidArgumentError, match=r"examples\[1\] has 1 documents"):
-        train_query_dynamics(multi_step, [EXAMPLES[0], ("a", ["heapq"])], batch_size=2)
-    with pytest.raises(UnknownIdError, match="'nowhere'"):
-        train_query_dynamics(multi_step, [EXAMPLES[0], ("a", ["heapq", "nowhere"])], batch_size=2)
 
 
 def searches(seed):

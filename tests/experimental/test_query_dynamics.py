@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.experimental import QueryDynamics
 from naive import ragged
 
@@ -124,9 +124,3 @@ def test_files_that_are_none_of_ours_are_rejected(tmp_path):
             QueryDynamics.load(path)
     with pytest.raises(StorageError, match="could not write"):
         make().save(tmp_path / "no folder" / "reader.safetensors")
-
-
-def test_wrong_arguments_are_named():
-    dynamics = make()
-    with pytest.raises(EmbeddingsError, match="expected at most query_rows=5"):
-        dynamics.begin(ragged([2, 6]))

@@ -89,14 +89,10 @@ def test_more_keys_than_columns_are_reached_through_the_json():
     ("filter", "parameters", "message"),
     [
         ("yaer > 2020", (), "'yaer'. Did you mean 'year'.*fields are: year, lang"),
-        ('"lagn" = 1', (), "Did you mean 'lang'.*strings in single quotes"),
         ("year > ?", (), "received 0 values, but expected 1"),
         ("year > :x", {"y": 1}, "values for 'y', but no value for 'x'"),
-        ("year > ?", "x", "received str as the filter's parameters"),
-        ("year > ?", 5, "received int as the filter's parameters"),
         ("json_extract(lang, '$.x')", (), "cannot be evaluated: malformed JSON"),
         ("", (), "received '' as a filter"),
-        (5, (), "received 5 as a filter"),
     ],
 )
 def test_what_is_wrong_with_a_filter_is_said(index, filter, parameters, message):

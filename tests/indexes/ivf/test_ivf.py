@@ -137,12 +137,6 @@ def test_bits_are_fixed_when_the_index_is_made(tmp_path):
         indexes.IVF(tmp_path / "index", nbits=8)
 
 
-@pytest.mark.parametrize("effort", ["best", 0, float("nan")])
-def test_an_effort_that_is_none_is_refused(effort):
-    with pytest.raises(InvalidArgumentError, match=f"effort={effort!r}"):
-        indexes.IVF().search(np.ones((1, 2)), effort=effort)
-
-
 @pytest.mark.parametrize(("nbits", "most"), [(8, 153), (4, 75), (2, 45), (1, 30)])
 def test_bytes_per_token(early, tmp_path, nbits, most):
     """All files but the catalog, which holds texts and metadata."""

@@ -16,7 +16,6 @@ from latelier.errors import (
     IndexFormatError,
     InvalidArgumentError,
     LatelierError,
-    MissingExtraError,
     StorageError,
 )
 from latelier.indexes import FixedDimensionalEncodings, MeanVectors
@@ -234,17 +233,3 @@ def test_folders_that_hold_something_else_stay_as_they_are(tmp_path):
     assert sorted((tmp_path / "flat").iterdir()) == before
     with pytest.raises(StorageError, match=r"catalog\.sqlite"):
         indexes.Qdrant(tmp_path / "flat/catalog.sqlite")
-
-
-def test_places_that_cannot_be(tmp_path, monkeypatch):
-    for arguments, message in [
-        ({"path": tmp_path, "url": "http://x"}, "give one: a folder, or a server"),
-        ({"api_key": "k"}, "only a server"),
-        ({"collection": "a/b"}, "received collection='a/b'"),
-        ({"dtype": "int8"}, "received dtype='int8'"),
-    ]:
-        with pytest.raises(InvalidArgumentError, match=message):
-            indexes.Qdrant(**arguments)
-    monkeypatch.setitem(__import__("sys").modules, "qdrant_client", None)
-    with pytest.raises(MissingExtraError, match=r"indexes.Qdrant needs the extra 'qdrant'"):
-        indexes.Qdrant()

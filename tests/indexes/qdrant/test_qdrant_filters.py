@@ -1,6 +1,5 @@
 """Filters of Qdrant: what is translated selects what SQLite selects, and all else is rejected by name."""
 
-import math
 import re
 
 import numpy as np
@@ -97,15 +96,11 @@ def test_random_filters_select_what_sqlite_does(both, filter):
     ("filter", "parameters"),
     [
         ("n = :n AND s <> :s", {"s": "a", "n": 2}),
-        (["n > :low", "id <> :id"], {"low": 0, "id": "d1"}),
         (["n IN (?, ?)", "NOT tags IS NULL"], (2, "a")),
         ("n IN (SELECT value FROM json_each(?))", ['[2, "a", null]']),
         ("n NOT IN (SELECT value FROM json_each(?))", ['[2, "a"]']),
         ("EXISTS (SELECT 1 FROM json_each(tags) AS tag WHERE tag.value IN (?, ?, ?))", ("a", 2, '["x"]')),
-        ("n = ?", [np.int64(2)]),
-        ("n = ? OR n = ?", [math.inf, None]),
         ("n < ?", [float("inf")]),
-        ("text GLOB 'text 1*'", ()),
         ("s GLOB '*'", ()),
         ("metadata = '{}'", ()),
         ("n = 1 + ? OR s = lower('A')", [1]),
@@ -123,13 +118,9 @@ def test_filters_select_what_sqlite_does(both, filter, parameters):
         ("n > 9007199254740993", r"order of integers beyond 2\^53"),
         ("s LIKE 'a%'", "ignores the case of letters"),
         ("s GLOB '*a'", r"the wildcard is \* at the end"),
-        ("n GLOB '2*'", "numbers could match too"),
-        ("n = s", "n = s "),
         ("text = 5", "text = 5 .*give a str"),
         ("n + 1 = 2", r"n \+ 1"),
-        ("metadata ->> '$.n' = 2", "metadata ->> '"),
         ("length(s) > 2", r"length\(s\)"),
-        ("CASE WHEN n THEN 1 ELSE 0 END", "CASE WHEN n"),
         ("'a' IN (SELECT value FROM json_each(tags))", "for a field, use EXISTS"),
         ("EXISTS (SELECT 1 FROM json_each(tags) WHERE value > 1)", "its condition is value = "),
     ],
