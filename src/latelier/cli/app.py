@@ -1,7 +1,4 @@
-"""The ``latelier`` command: its options and sub-commands.
-
-Modules of commands import torch and numpy only inside functions, so that ``--help`` is fast.
-"""
+"""The ``latelier`` command: its options and sub-commands, whose modules import slow packages only inside functions."""
 
 from __future__ import annotations
 

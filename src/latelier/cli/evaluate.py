@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from latelier import evaluation, indexes
 from latelier.cli.locations import open_index
 from latelier.cli.options import (
     DeviceOption,
@@ -22,7 +25,11 @@ from latelier.cli.options import (
     takes_search_options,
 )
 from latelier.cli.output import print_json, printable, quiet_loading, show_progress
-from latelier.evaluation.files import OnProblem
+from latelier.errors import LatelierError
+from latelier.evaluation.files import OnProblem, check_run_file
+from latelier.retrieve.passages import StoredDocuments
+from latelier.utils.checks import short
+from latelier.utils.files import parse_json
 
 if TYPE_CHECKING:
     from latelier.evaluation import Collection, Comparison, Evaluation, Run
@@ -102,9 +109,7 @@ def evaluate(
       latelier evaluate ./scifact --index ./scifact-index --mode hybrid --measure nDCG@10
       latelier evaluate qrels.txt --run bm25.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import evaluation
     from latelier.evaluation.measures import default_measures, largest_cutoff
-    from latelier.retrieve.passages import StoredDocuments
 
     measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
@@ -119,9 +124,10 @@ def evaluate(
         collection = evaluation.load_beir(data, split, on_problem=on_problem)
         with _searched_index(index, kind) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
+            ids = collection.documents if index is None else StoredDocuments(searched).ids()
             if output is not None:
-                _check_output(output, collection, None if index is None else searched)
-            k = _enough(context, k, widest, len(StoredDocuments(searched) if index else collection.documents))
+                check_run_file(output, collection.queries, map(str, ids))
+            k = _enough(context, k, widest, len(ids))
             with _retriever(index, searched, model, device, trust_remote_code) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=show_progress())
@@ -135,15 +141,6 @@ def evaluate(
         print_json({"measures": result, "settings": settings, "per_query": result.per_query})
     else:
         typer.echo(printable(str(result), lines=True))
-
-
-def _check_output(output: Path, collection: Collection, index: Index | None) -> None:
-    """Check that a run over an existing index, or over the documents of the collection, can be written."""
-    from latelier.evaluation.files import check_run_file
-    from latelier.retrieve.passages import StoredDocuments
-
-    ids = collection.documents if index is None else map(str, StoredDocuments(index).ids())
-    check_run_file(output, collection.queries, ids)
 
 
 def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, documents: int) -> int:
@@ -162,9 +159,6 @@ def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, docu
 
 def _check_found(run: Run, collection: Collection, documents: int, mode: str) -> None:
     """Check that a document was found, and that it is one of the collection: otherwise there would be only zeros."""
-    from latelier.errors import LatelierError
-    from latelier.utils.checks import short
-
     found = [id for scores in run.values() for id in scores]
     if any(id in collection.documents for id in found):
         return
@@ -184,10 +178,6 @@ def _check_found(run: Run, collection: Collection, documents: int, mode: str) ->
 @contextmanager
 def _searched_index(index: str | None, kind: Kind) -> Iterator[Index]:
     """Yield an existing index, or a new, temporary one."""
-    from tempfile import TemporaryDirectory
-
-    from latelier import indexes
-
     if index is not None:
         with open_index(index) as opened:
             yield opened
@@ -240,8 +230,6 @@ def compare(
       latelier evaluate ./scifact --kind ivf --json > ivf.json
       latelier compare flat.json ivf.json
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import evaluation
-
     judged = None
     if qrels is not None:
         refuse_unused_split(context, qrels)
@@ -262,9 +250,6 @@ def compare(
 
 def _run_or_report(path: Path) -> Run | Evaluation:
     """Read a run, or the report of a run that evaluate has printed as JSON."""
-    from latelier import evaluation
-    from latelier.utils.files import parse_json
-
     report = path.read_text(encoding="utf-8") if path.suffix == ".json" and path.is_file() else ""
     if '"per_query"' not in report:
         return evaluation.read_run(path)
@@ -277,18 +262,7 @@ def _values(comparison: Comparison) -> dict[str, Any]:
     for name, found in comparison.items():
         # JSON has no infinity: the effect size of equal differences.
         effect = found.effect_size if abs(found.effect_size) != float("inf") else None
-        measures[name] = {
-            "a": found.a,
-            "b": found.b,
-            "difference": found.difference,
-            "interval": list(found.interval),
-            "effect_size": effect,
-            "p": found.p,
-            "p_holm": found.p_holm,
-            "wins": found.wins,
-            "ties": found.ties,
-            "losses": found.losses,
-            "differences": found.differences,
-        }
+        counts = {"wins": found.wins, "ties": found.ties, "losses": found.losses}
+        measures[name] = {**asdict(found), "difference": found.difference, "effect_size": effect, **counts}
     facts = {"a": comparison.names[0], "b": comparison.names[1], "trials": comparison.trials}
     return {**facts, "settings": comparison.settings, "measures": measures}

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from latelier import indexes
 from latelier.cli.locations import (
     as_parquet,
     check_existing,
@@ -34,13 +36,15 @@ from latelier.cli.options import (
 )
 from latelier.cli.output import print_json, printable, quiet_loading, show_progress
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
-from latelier.retrieve.folders import DocumentFormat
-from latelier.retrieve.records import FileDocuments, OnProblem
+from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
+from latelier.retrieve.passages import DocumentSettings, Passages, StoredDocuments
+from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Reading
 from latelier.utils.checks import short
+from latelier.utils.files import number_or_text
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
-    from latelier.retrieve import Passages, Retriever, Synchronised
+    from latelier.retrieve import Retriever, Synchronised
 
 Backend: TypeAlias = Literal["torch", "onnx", "auto"]
 ComputeDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -251,10 +255,7 @@ _LOOK = 30_000
 
 
 def changes_of(source: str) -> Iterator[object]:
-    """Return an iterator that goes on whenever a folder or a file may have changed.
-
-    Changes of an index in it count as well; to look again because of them writes nothing.
-    """
+    """Return an iterator that goes on whenever a folder or a file, or an index in it, may have changed."""
     try:
         from watchfiles import watch
     except ImportError as error:
@@ -287,8 +288,6 @@ _MANY, _LARGE = 1 << 24, 1 << 26
 
 def _new_kind(documents: FileDocuments) -> Kind:
     """Return the kind of an index by the size of the files that fill it; of a pipe, it is not known."""
-    from latelier.retrieve.folders import DocumentFolder
-
     files = documents.files if isinstance(documents, DocumentFolder) else filter(None, [documents.path])
     return "ivf" if sum(path.stat().st_size for path in files if path.is_file()) > _MANY else "flat"
 
@@ -302,8 +301,6 @@ def _smaller(index: Index, folder: Path) -> str:
 
 def _searchable(retriever: Retriever) -> str:
     """Say which part of the texts of an index searches compare."""
-    from latelier.retrieve.passages import DocumentSettings
-
     if DocumentSettings.stored_in(retriever.index).passages is not None:
         return f"in {len(retriever.index):,} passages; all of their text is searchable"
     length = retriever.query_model.limits("document")[1]
@@ -313,9 +310,6 @@ def _searchable(retriever: Retriever) -> str:
 def _read(
     source: str, format: DocumentFormat, glob: list[str], fields: dict[str, Any], reading: dict[str, Any]
 ) -> FileDocuments:
-    from latelier.retrieve.folders import read_document_file, read_documents
-    from latelier.retrieve.records import DocumentFields, Reading
-
     try:
         named = DocumentFields.of(**fields)
     except InvalidArgumentError as error:
@@ -332,8 +326,6 @@ def _read(
 
 def _check_not_empty(documents: FileDocuments) -> None:
     """Check that a folder has a file that can be read, before a model is loaded and an index is made."""
-    from latelier.retrieve.folders import DocumentFolder
-
     if isinstance(documents, DocumentFolder) and not len(documents):
         wanted = ", ".join(documents.glob) or "of known formats"
         found = f"all {len(documents.skipped):,} found were skipped" if documents.skipped else "there is none"
@@ -345,19 +337,13 @@ def _check_not_empty(documents: FileDocuments) -> None:
 
 
 def _passages(given: str | None, overlap: int | None) -> Passages | Literal[False] | None:
-    from latelier.retrieve.passages import LEAST_TOKENS, Passages
-
     if given is None or given == "none":
         return None if given is None else False
-    if given != "auto" and not (given.isdecimal() and len(given) < 10 and int(given) >= LEAST_TOKENS):
-        raise typer.BadParameter(
-            f"received {short(given)}; expected an integer of at least {LEAST_TOKENS}, auto or none.",
-            param_hint="--passages",
-        )
+    tokens: Any = None if given == "auto" else number_or_text(given)
     try:
-        return Passages(None if given == "auto" else int(given), overlap)
+        return Passages(tokens, overlap)
     except InvalidArgumentError as error:
-        raise typer.BadParameter(str(error), param_hint="--passages") from error
+        raise typer.BadParameter(f"{error} Others: auto, none.", param_hint="--passages") from error
 
 
 def _names(listed: str | None) -> list[str] | None:
@@ -367,8 +353,6 @@ def _names(listed: str | None) -> list[str] | None:
 
 def _export_encoder(retriever: Retriever) -> None:
     """Export the encoder for `latelier search`, if the extra 'onnx' is installed and the model can be exported."""
-    from importlib.util import find_spec
-
     from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 
     if find_spec("onnxruntime") is None or not len(retriever):
@@ -385,8 +369,6 @@ def _export_encoder(retriever: Retriever) -> None:
 
 
 def _make_index(folder: Path, kind: Kind, shards: int | None, max_memory: str | None) -> Index:
-    from latelier import indexes
-
     if shards is not None:
         dtype: Any = "float16" if kind == "flat" else None
         return indexes.Sharded(folder, shards=shards, index=kind, dtype=dtype, max_memory=max_memory)
@@ -411,8 +393,6 @@ def remove(
       latelier remove ./notes-index drafts/pears.md
       latelier remove ./notes-index --prefix drafts/
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve.passages import StoredDocuments
-
     if not documents and not prefix:
         raise typer.BadParameter("missing: name documents, or give --prefix.", param_hint="ID")
     with open_index(index, read_only=False) as opened:
@@ -460,7 +440,6 @@ def copy(
       latelier copy ./fruit ./fruit-ivf --kind ivf --nbits 4
       latelier copy ./fruit ./fruit.parquet
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier import indexes
     from latelier.indexes.copy import ParquetDocuments
 
     file, new = as_parquet(source), as_parquet(target)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,18 @@ import typer
 
 from latelier.cli.locations import open_index, open_retriever
 from latelier.cli.options import DeviceOption, IndexArgument, JsonOption
+from latelier.cli.output import (
+    bold,
+    is_terminal,
+    print_json,
+    printable,
+    quiet_loading,
+    result_lines,
+    results_json,
+    show_progress,
+)
+from latelier.errors import CorruptedIndexError, IndexFormatError
+from latelier.retrieve.passages import StoredDocuments
 
 if TYPE_CHECKING:
     from latelier.demo import Session
@@ -25,10 +38,7 @@ if TYPE_CHECKING:
 _SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
 
 
-def info(
-    index: IndexArgument,
-    json_output: JsonOption = False,
-) -> None:
+def info(index: IndexArgument, json_output: JsonOption = False) -> None:
     """Show what an index holds, without loading its model.
 
     \b
@@ -36,8 +46,6 @@ def info(
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier info ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import print_json
-
     with open_index(index) as opened:
         facts = index_facts(opened, index)
     if json_output:
@@ -49,12 +57,7 @@ def info(
 
 
 def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
-    """Return what an index holds, by name, as JSON values.
-
-    `location`: its folder or collection, as the user spells it.
-    """
-    from latelier.cli.output import printable
-    from latelier.errors import IndexFormatError
+    """Return what an index holds, by name, as JSON values; `location` is as the user spells it."""
     from latelier.indexes.qdrant import Qdrant
     from latelier.indexes.sharded import Sharded
     from latelier.indexes.stored import StoredIndex
@@ -85,8 +88,6 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print one fact per line."""
-    from latelier.cli.output import bold, printable
-
     width = max(map(len, facts))
     for name, value in facts.items():
         missing = "unknown" if name in _SIZES else "-"
@@ -97,9 +98,6 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 def _counts(index: Index) -> dict[str, int]:
     """Return the number of documents, and of passages if there are any."""
-    from latelier.errors import IndexFormatError
-    from latelier.retrieve.passages import StoredDocuments
-
     try:
         stored = StoredDocuments(index)
     except IndexFormatError:
@@ -109,8 +107,6 @@ def _counts(index: Index) -> dict[str, int]:
 
 def _advise(name: str) -> str:
     """Say what encodes queries where the model of this name is not exported, and what to do for a faster start."""
-    from importlib.util import find_spec
-
     from latelier.retrieve.model import is_exported
 
     # Looking at \\host\share on Windows sends the user's credentials there.
@@ -123,8 +119,6 @@ def _advise(name: str) -> str:
 
 def _encoder(model: ModelIdentity | None) -> str | None:
     """Return the folder of the exported encoder that searches use; None if they load the model."""
-    from importlib.util import find_spec
-
     from latelier.retrieve.model import encoder_folder, is_exported
 
     if model is None or find_spec("onnxruntime") is None:
@@ -152,9 +146,6 @@ def check(
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
       latelier check ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import print_json, printable
-    from latelier.errors import CorruptedIndexError
-
     with open_index(index) as opened:
         files = opened.verify()
         facts = index_facts(opened, index)
@@ -190,7 +181,6 @@ def warmup(json_output: JsonOption = False) -> None:
     """  # noqa: D301 (\b keeps the lines of a block apart)
     import time
 
-    from latelier.cli.output import print_json
     from latelier.embeddings import TokenEmbeddings
     from latelier.indexes.ivf.index import compile_kernels
     from latelier.kernels.multiply import instruction_set
@@ -226,7 +216,6 @@ def demo(
     Example:
       latelier demo "wait for several threads"
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import print_json, quiet_loading, results_json, show_progress
     from latelier.demo import QUESTIONS, Session
 
     quiet_loading()
@@ -255,8 +244,6 @@ def _announce(count: int, folder: Path) -> None:
 
 def _print_answer(question: str, results: list[Result], explanations: dict[Any, Explanation]) -> None:
     """Print a question and its results, each with the first line of its docstring."""
-    from latelier.cli.output import bold, printable, result_lines
-
     # The first line of a text repeats the name.
     summaries = [(result.text or "").partition("\n")[2].partition("\n")[0] for result in results]
     shown = [result._replace(text=text) for result, text in zip(results, summaries, strict=True)]
@@ -265,8 +252,6 @@ def _print_answer(question: str, results: list[Result], explanations: dict[Any, 
 
 def _prompt(session: Session, k: int) -> None:
     """On a terminal, answer the questions that are typed until an empty line."""
-    from latelier.cli.output import is_terminal
-
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         return
     with suppress(ImportError):

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import typer
 
+from latelier import indexes
 from latelier.cli.options import Kind
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 
@@ -46,8 +47,6 @@ class QdrantLocation:
 
     def open(self, **options: Any) -> Qdrant:
         """Open the collection, which need not exist yet; a server gets the key in ``QDRANT_API_KEY``."""
-        from latelier import indexes
-
         if self.folder is None:
             key = os.environ.get(_KEY) or None
             return indexes.Qdrant(url=self.url, api_key=key, collection=self.collection, **options)
@@ -121,8 +120,6 @@ def open_index(
     location: str | Path | QdrantLocation, *, read_only: bool = True, max_memory: str | None = None
 ) -> Index:
     """Open an existing index at a place as the user types it, or parsed; Qdrant has no mode for reading only."""
-    from latelier import indexes
-
     place = parse_location(location) if isinstance(location, str) else location
     if isinstance(place, QdrantLocation):
         if max_memory is not None:
@@ -133,10 +130,7 @@ def open_index(
 
 @contextmanager
 def discarded_if_unused(folder: Path, open_or_make: Callable[[], Opened]) -> Iterator[Opened]:
-    """Open or make an index for a ``with`` block; delete one that this call has made if an error leaves it empty.
-
-    It would be of the kind of the first, failed attempt, whatever the next one asks for.
-    """
+    """Open or make an index for a ``with`` block; delete a new one that an error leaves empty."""
     was_folder, is_new = folder.is_dir(), not (folder.is_dir() and any(folder.iterdir()))
     is_unused = is_new  # if it cannot be opened, nothing was committed
     try:
@@ -154,8 +148,6 @@ def discarded_if_unused(folder: Path, open_or_make: Callable[[], Opened]) -> Ite
 
 def _remove_empty(folder: Path, *, keep: bool) -> None:
     """Remove an index without documents; `keep` leaves its folder, empty as it was before."""
-    from latelier import indexes
-
     # Another process that has opened the index notices that it was moved, and writes nothing to it from then on.
     with suppress(OSError, ValueError):  # there is none, it is a mount point, or files are open on Windows
         folder = folder.resolve()
@@ -174,10 +166,7 @@ def _remove_empty(folder: Path, *, keep: bool) -> None:
 def open_target(
     text: str, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Index | ParquetDocuments
 ) -> Iterator[Index]:
-    """Open the index to copy to, or make one: of the kind, bits and tokenizer of the source unless they are given.
-
-    An existing index must have what is given.
-    """
+    """Open the index to copy to, which must have what is given, or make one with the options of the source."""
     place = parse_location(text)
     if isinstance(place, Path):
         with discarded_if_unused(place, partial(_open_or_make, place, kind, nbits, shards, like)) as index:
@@ -198,7 +187,6 @@ def open_target(
 def _open_or_make(
     folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, like: Index | ParquetDocuments
 ) -> Index:
-    from latelier import indexes
     from latelier.retrieve.model import find_index
 
     index = find_index(folder)

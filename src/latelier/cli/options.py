@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from latelier.errors import InvalidArgumentError
 from latelier.indexes.options import Fusion, Mode, SearchOptions
+from latelier.retrieve.passages import StoredDocuments
+from latelier.utils.files import number_or_text, parse_json
 
 if TYPE_CHECKING:
     from latelier.indexes import Id, Index
+
 Kind: TypeAlias = Literal["flat", "ivf"]
 QueryBackend: TypeAlias = Literal["auto", "onnx", "torch"]
 
@@ -133,8 +137,6 @@ def takes_search_options(*names: str) -> Callable[[Callable[..., None]], Callabl
 
 
 def _search_keywords(context: typer.Context, typed: dict[str, Any]) -> SearchKeywords:
-    from latelier.utils.files import number_or_text
-
     mode = typed["mode"]
     for name, modes in _MODES.items():
         if name in typed and mode not in modes:
@@ -173,9 +175,6 @@ def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
 
 def _value(text: str) -> int | float | str:
     """Return the value of a parameter: a number, a text in double quotes as in JSON, or any other text as it is."""
-    from latelier.errors import InvalidArgumentError
-    from latelier.utils.files import number_or_text, parse_json
-
     if not text.startswith('"'):
         return number_or_text(text)
     try:
@@ -187,9 +186,6 @@ def _value(text: str) -> int | float | str:
 
 def document_id(index: Index, text: str) -> Id:
     """Return the id that a text spells: an integer if the index has it, else the text."""
-    from latelier.retrieve.passages import StoredDocuments
-    from latelier.utils.files import number_or_text
-
     number = number_or_text(text)
     return number if isinstance(number, int) and number in StoredDocuments(index) else text
 

@@ -40,10 +40,7 @@ def print_json(value: Any) -> None:
 
 
 def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:
-    """Return a table of results: rank, score, id and the beginning of the text, or what matched if it is explained.
-
-    `results`: best first. `explanations`: document id to explanation; each is printed below the line of its result.
-    """
+    """Return a table of results; what matched is below the line of each that is explained."""
     results = list(results)
     ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in results]
     left = max(map(len, ids), default=0)

@@ -25,6 +25,8 @@ from latelier.cli.options import (
     takes_search_options,
 )
 from latelier.cli.output import print_json, printable, quiet_loading, result_lines, results_json
+from latelier.retrieve.passages import StoredDocuments
+from latelier.utils.checks import check_count
 
 if TYPE_CHECKING:
     from latelier.retrieve import Explanation
@@ -57,8 +59,6 @@ def search(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.retrieve.explanation import explain_documents
     from latelier.retrieve.model import checked_queries
-    from latelier.retrieve.passages import StoredDocuments
-    from latelier.utils.checks import check_count
 
     text = " ".join(words)
     quiet_loading()

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from contextlib import ExitStack
+from itertools import chain
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from latelier.cli.options import DeviceOption, QueryBackendOption, ServedModelOption, TrustOption
+from latelier.cli.index import changes_of, keep_current
+from latelier.cli.locations import QdrantLocation, named_locations, open_named
+from latelier.cli.options import (
+    DeviceOption,
+    QueryBackendOption,
+    ServedModelOption,
+    TrustOption,
+    given_secret,
+    refuse_unused,
+)
+from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading, show_progress
+from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.retrieve.folders import read_documents
 
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever
+
+FoldersArgument: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."),
+]
 
 _READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
 _DEMO = "python"  # the name of the demo's index
@@ -51,13 +71,6 @@ def serve(
       latelier serve ./my-index
       latelier serve --demo
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from contextlib import ExitStack
-
-    from latelier.cli.locations import QdrantLocation, named_locations, open_named
-    from latelier.cli.options import given_secret
-    from latelier.cli.output import quiet_loading, show_progress
-    from latelier.errors import InvalidArgumentError, MissingExtraError
-
     try:
         from latelier.serve import Access, serve
         from latelier.serve.app import check_names
@@ -111,12 +124,7 @@ _VARIABLE = "LATELIER_MCP_TOKEN"
 
 def mcp(
     context: typer.Context,
-    folders: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."
-        ),
-    ],
+    folders: FoldersArgument,
     *,
     writable: Annotated[bool, typer.Option("--writable", help="Offer tools that change the indexes.")] = False,
     watch: Annotated[
@@ -140,13 +148,6 @@ def mcp(
     Example:
       latelier mcp ./my-index
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from contextlib import ExitStack
-
-    from latelier.cli.locations import named_locations, open_named
-    from latelier.cli.options import given_secret, refuse_unused
-    from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading
-    from latelier.errors import MissingExtraError
-
     try:
         from latelier.serve.mcp import create_mcp_server, serve_mcp, serve_stdio
         from latelier.serve.transport import check_token, listen
@@ -183,12 +184,6 @@ def mcp(
 
 def _follow(retriever: Retriever, folder: str) -> None:
     """Synchronise an index with a folder, now and whenever it changes, while others search."""
-    from itertools import chain
-    from threading import Thread
-
-    from latelier.cli.index import changes_of, keep_current
-    from latelier.retrieve import read_documents
-
     changes = changes_of(folder)
 
     def run() -> None:

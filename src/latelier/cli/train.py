@@ -10,7 +10,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from latelier.cli.options import DeviceOption, TrustOption
+from latelier.cli.options import DeviceOption, TrustOption, is_given, refuse_unused
+from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+from latelier.utils.files import is_file, is_folder, open_binary, text_lines
 
 Start: TypeAlias = Literal["dense", "colbert"]
 
@@ -68,7 +70,6 @@ def train(
     Example:
       latelier train pairs.jsonl --neighbours 7 --output ./my-model
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.cli.output import print_json, printable, quiet_loading, show_progress
     from latelier.data import load_training_set
 
     _refuse_unused_texts(context, file)
@@ -108,9 +109,6 @@ def train(
 
 def _refuse_unused_texts(context: typer.Context, file: str) -> None:
     """Check that ``--queries`` and ``--documents`` have an effect: only rows with ids take texts from them."""
-    from latelier.cli.options import is_given, refuse_unused
-    from latelier.utils.files import is_file, is_folder, open_binary, text_lines
-
     names, path = ("queries", "documents"), Path(file)
     if is_folder(path):
         refuse_unused(context, names, f"has no effect on {file}, a folder, which has texts of its own")

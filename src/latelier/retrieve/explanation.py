@@ -1,9 +1,4 @@
-"""Explanation: tokens, words, spans, and how it is made and shown.
-
-The score is a sum with one term per query token: its similarity with the most similar document token. Subword tokens
-are joined into words, and the terms of a word's tokens are added up. On the page, colours are transparent tints over
-the reader's own background, and every number is written too.
-"""
+"""Explanation: the terms of a score, one per query token, added up by words; how it is made and shown."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from latelier.indexes.results import as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.scores.maxsim import Alignment, align
-from latelier.utils.checks import cut, describe, printable, short
+from latelier.utils.checks import cut, printable, short
 from latelier.utils.files import as_path, write_bytes
 from latelier.utils.misc import Markup, bar, escape, fragment, table
 
@@ -154,10 +149,7 @@ class Explanation:
         score. A tokenizer that is not of the package tokenizers does not say which characters its tokens stand for;
         there are no spans then.
         """
-        added: dict[int, float] = {}
-        for match in self.tokens:
-            added[match.position] = added.get(match.position, 0.0) + match.similarity
-        return _spans(self.document_words, added)
+        return _spans(self.document_words, _added(self))
 
     def snippet(self, length: int = 240) -> tuple[int, int]:
         """Return the part of the text, of about so many characters, whose words added most to the score.
@@ -305,7 +297,16 @@ class Explanation:
         StorageError
             If the file cannot be written; an existing one is unchanged.
         """
-        write_bytes(path, _picture(self, as_path(path).suffix.lower().removeprefix(".")))
+        figure, ending = self.figure(), as_path(path).suffix.lower().removeprefix(".")
+        formats = figure.canvas.get_supported_filetypes()
+        if ending not in formats:
+            raise InvalidArgumentError(
+                f"received a file that ends in {short(ending)} for a figure; give one that ends in "
+                f"{', '.join('.' + name for name in sorted(formats))}."
+            )
+        written = io.BytesIO()
+        figure.savefig(written, format=ending, dpi=_DOTS)
+        write_bytes(path, written.getvalue())
 
     def _repr_html_(self) -> str:
         title = Markup(f"<p>{_title(self)}</p>")
@@ -329,6 +330,14 @@ class Explanation:
         return [*rows, WordMatch("(special tokens)", "", sum(special))] if special else rows
 
 
+def _added(explanation: Explanation) -> dict[int, float]:
+    """Return what each matched token of the document adds to the score, by its position."""
+    added: dict[int, float] = {}
+    for match in explanation.tokens:
+        added[match.position] = added.get(match.position, 0.0) + match.similarity
+    return added
+
+
 def _spans(words: tuple[Word, ...], added: dict[int, float]) -> list[Span]:
     """Return the spans of the words whose tokens added something; of overlapping ones, the span that holds both."""
     spans: list[Span] = []
@@ -348,25 +357,18 @@ def _spans(words: tuple[Word, ...], added: dict[int, float]) -> list[Span]:
 _MOST_COLUMNS = 60
 
 
-def _shown_columns(explanation: Explanation, most: int = _MOST_COLUMNS) -> list[int]:
-    """Return the positions of at most `most` document tokens: those that add most to the score, and their neighbours.
-
-    `most`: maximum number of positions; of a shorter document all are returned. Returns: in ascending order.
-    """
+def _shown_columns(explanation: Explanation) -> list[int]:
+    """Return the positions of the document tokens that add most to the score and of their neighbours, in order."""
     count = len(explanation.document_tokens)
-    if count <= most:
+    if count <= _MOST_COLUMNS:
         return list(range(count))
-    added = np.full(count, -np.inf)
-    for match in explanation.tokens:
-        added[match.position] = max(added[match.position], 0.0) + match.similarity
-    matched = [int(i) for i in np.argsort(-added, kind="stable") if added[i] > -np.inf]
-    shown: dict[int, None] = {}
-    for distance in range(count):
-        for position in matched:
-            for neighbour in (position - distance, position + distance):
-                if 0 <= neighbour < count and len(shown) < most:
-                    shown.setdefault(neighbour)
-    return sorted(shown)
+    added = _added(explanation)
+    strongest = sorted(added, key=lambda position: (-added[position], position))
+
+    def place(i: int) -> tuple[int, int]:
+        return min((abs(i - position), rank) for rank, position in enumerate(strongest))
+
+    return sorted(sorted(range(count), key=place)[:_MOST_COLUMNS])
 
 
 def _row_labels(explanation: Explanation) -> list[str]:
@@ -464,12 +466,9 @@ def _highlighted(explanation: Explanation) -> Markup:
         first = 0
     pieces, at = [_unread(text[:first])], first
     for span in spans:
-        number = f"{span.contribution:.2f}"
-        words = escape(text[span.start : span.end])
-        pieces += [
-            escape(text[at : span.start]),
-            f'<mark class="t{_level(span.contribution, most)}">{words}<sub>{number}</sub></mark>',
-        ]
+        words, level = escape(text[span.start : span.end]), _level(span.contribution, most)
+        mark = f'<mark class="t{level}">{words}<sub>{span.contribution:.2f}</sub></mark>'
+        pieces += [escape(text[at : span.start]), mark]
         at = span.end
     pieces += [escape(text[at:last]), _unread(text[last:])]
     note = "" if (first, last) == (0, len(text)) else "<p>The model did not read the text that is struck through.</p>"
@@ -545,10 +544,7 @@ _DOTS, _NOTEBOOK_DOTS = 150, 80  # per inch, of a picture
 
 
 def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
-    """Draw the heat map of an explanation: see `Explanation.figure`.
-
-    `ax`: where to draw; None: a new figure.
-    """
+    """Draw the heat map of an explanation, see `Explanation.figure`."""
     figure_class = _figure_class()
     columns, rows = _shown_columns(explanation), _row_labels(explanation)
     if ax is None:
@@ -576,23 +572,6 @@ def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     figure.colorbar(image, ax=ax, label="similarity", fraction=0.02, pad=0.01)
     whole: Figure = figure.figure  # that of a part is the figure, and that of a figure itself
     return whole
-
-
-def _picture(explanation: Explanation, format: str) -> bytes:
-    """Return the contents of a file with the heat map.
-
-    `format`: a format of matplotlib, such as ``"png"``.
-    """
-    figure = _draw(explanation)
-    formats = figure.canvas.get_supported_filetypes()
-    if format not in formats:
-        raise InvalidArgumentError(
-            f"received a file that ends in {short(format)} for a figure; give one that ends in "
-            f"{', '.join('.' + name for name in sorted(formats))}."
-        )
-    written = io.BytesIO()
-    figure.savefig(written, format=format, dpi=_DOTS)
-    return written.getvalue()
 
 
 def _figure_class() -> type[Figure]:
@@ -643,13 +622,8 @@ def marked_snippets(model: QueryModel, index: Index, query: str, results: Sequen
 def explain_documents(
     model: QueryModel, index: Index, query: str, ids: Sequence[Id], *, starts: Sequence[int | None] | None = None
 ) -> list[Explanation]:
-    """Explain the scores of some documents for one query, which is encoded once; see `Retriever.explain`.
-
-    Of a document that is stored as passages, the one that begins where `starts` says is explained, or else the best.
-    """
-    if not isinstance(query, str):
-        raise InvalidArgumentError(f"received {describe(query)} to explain; expected one query, a text.")
-    wanted, vectors = as_ids(ids), model.encode_queries(checked_queries(query))[0]
+    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best."""
+    wanted, vectors = as_ids(ids), model.encode_queries(checked_queries([query], "query"))[0]
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():
         stored = StoredDocuments(index)
@@ -673,10 +647,7 @@ def explain_documents(
 
 
 def best_part(stored: StoredDocuments, query: Any, id: Id, start: int | None = None) -> Id:
-    """Return the id under which a document is stored, or its passage from `start`, or its best one for a query.
-
-    An id that is not in the index is returned as it is.
-    """
+    """Return the id of a document's passage from `start`, or of its best one; an unknown id as it is."""
     parts = stored.parts(id)
     for part in parts if start is not None else ():
         passage = decode_passage_id(part)
@@ -742,10 +713,7 @@ _UNSPACED = re.compile(
 def group_words(
     text: TokenizedText, special: Collection[str], marks_begin: bool, join: Callable[[list[str]], str]
 ) -> tuple[Word, ...]:
-    """Join the tokens of a text into words; each special token is one.
-
-    `marks_begin`: whether the tokenizer marks the first token of a word rather than all others.
-    """
+    """Join tokens into words; `marks_begin`: the tokenizer marks the first token of a word, not all others."""
     groups: list[list[int]] = []
     for position, token in enumerate(text.tokens):
         continues = not token.startswith(_BEGINS) if marks_begin else token.startswith("##")

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
 from latelier.indexes.results import is_unicode
 from latelier.retrieve.records import HEADINGS, InputDocument, Part
 from latelier.utils.checks import cut
@@ -35,6 +35,8 @@ _CODE_SUFFIXES = """
 """
 _CODE = frozenset(_CODE_SUFFIXES.split())
 _NAMES = frozenset({"readme", "license", "copying", "authors", "changelog", "changes", "news", "todo", "makefile"})
+# What the readers of damaged files raise.
+_FAULTS = (OSError, ValueError, ArithmeticError, LookupError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)
 _MOST_BYTES = 1 << 28  # of a file, and of what is taken of an archive
 
 
@@ -56,10 +58,7 @@ def is_readable(path: Path) -> bool:
 
 
 def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputDocument]:
-    """Return the document that a file is, or those in it: the messages of a mailbox.
-
-    Its id is `name`, its title that of its front matter, else its first heading, else its name.
-    """
+    """Return the document that a file is, or those in it (the messages of a mailbox); ids begin with `name`."""
     if not is_unicode(name):
         raise InvalidArgumentError(f"the name of {str(path)!r} is not valid Unicode, so it cannot be an id; rename it.")
     plain = PurePosixPath(name.removesuffix(".gz"))
@@ -69,11 +68,9 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
         changed = datetime.datetime.fromtimestamp(int(path.stat().st_mtime), datetime.timezone.utc)
         reader = _READERS.get(suffix)
         contents = list(reader(data)) if reader else [Content(_decoded(data, encoding))]
-    except (OSError, ValueError, OverflowError, LookupError, RecursionError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, (InvalidArgumentError, StorageError, MissingExtraError)):
-            raise
-        raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {cut(str(error), 200)}.") from error
-    except (ElementTree.ParseError, NotImplementedError) as error:
+    except LatelierError:
+        raise
+    except _FAULTS as error:
         raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {cut(str(error), 200)}.") from error
     modified = changed.strftime("%Y-%m-%dT%H:%M:%SZ")
     is_markdown = reader is not None or suffix in _MARKDOWN
@@ -82,10 +79,9 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
         if not content.text.strip():
             if len(contents) > 1:
                 continue
+            is_pdf = suffix == ".pdf"
             raise InvalidArgumentError(
-                f"{path} is empty: nothing to index."
-                if suffix != ".pdf"
-                else "it holds pictures of pages, and no text."
+                "it holds pictures of pages, and no text." if is_pdf else f"{path} is empty: nothing to index."
             )
         matter, begin = _front_matter(content.text) if suffix in _MARKDOWN else ({}, 0)
         heading, parts = _outline(content.text, begin) if is_markdown else ("", (Part(0),))
@@ -172,10 +168,7 @@ _NO_PARAGRAPH = re.compile(r"    |\t| {0,3}(?:[-*+][ \t]|\d+[.)][ \t]|[>|<])")
 
 
 def _outline(text: str, begin: int) -> tuple[str, tuple[Part, ...]]:
-    """Return the first heading of a Markdown text, of ``#`` or underlined, and its parts with the headings above them.
-
-    Code blocks are skipped. A paragraph of several lines is no heading, even if it is underlined.
-    """
+    """Return the first heading of a Markdown text, and its parts with the headings above them; code has none."""
     above: list[tuple[int, str]] = []
     parts, first, fence, at = [Part(begin)], "", "", begin
     block: list[tuple[int, str]] = []  # the lines since the last blank one, with their positions
@@ -238,10 +231,7 @@ _LEAST_PIECE = 200  # characters of definitions that are a passage of their own;
 
 
 def _definitions(text: str) -> tuple[Part, ...]:
-    """Return the parts of source code: its functions and classes, and what these hold, with their names as headings.
-
-    What a definition is, is guessed by its form, since a parser for each language would be a larger program than this.
-    """
+    """Return the functions and classes of source code as parts; what is one is guessed, in any language."""
     above: list[tuple[int, str]] = []
     parts, cut = [Part(0)], 0
     for found in _DEFINITION.finditer(text):

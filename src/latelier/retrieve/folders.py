@@ -28,7 +28,7 @@ from latelier.retrieve.records import (
     check_encoding,
     read_records,
 )
-from latelier.utils.checks import check_choice, cut, describe, short
+from latelier.utils.checks import check_choice, cut, short
 from latelier.utils.files import as_path, is_file, is_folder
 from latelier.utils.misc import warn_caller
 
@@ -163,10 +163,7 @@ _IGNORED = frozenset({"node_modules", "__pycache__", "__MACOSX"})
 
 
 class DocumentFolder(FileDocuments):
-    """The files of a folder and its sub-folders, each as one document or as several; see `read_documents`.
-
-    The list of files is made once; `skipped` holds the path and the reason of each file that was skipped so far.
-    """
+    """The files of a folder, listed once; `skipped` holds the path and the reason of each that was skipped so far."""
 
     def __init__(
         self,
@@ -175,11 +172,9 @@ class DocumentFolder(FileDocuments):
         format: DocumentFormat = "auto",
         reading: Reading = _READING,
     ) -> None:
-        patterns = [glob] if isinstance(glob, str) else glob
-        if not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) and each for each in patterns):
-            raise InvalidArgumentError(f"received {describe(glob)} as glob; expected patterns such as '*.rst'.")
+        patterns = (glob,) if isinstance(glob, str) else tuple(glob)
         super().__init__(iter(()), [], folder, are_texts=True)
-        self.folder, self.glob, self._format, self._reading = folder, tuple(patterns), format, reading
+        self.folder, self.glob, self._format, self._reading = folder, patterns, format, reading
         # No path holds the character that stands for **/. The shortest match comes first, since `fnmatch` tries no
         # other one of what is between two asterisks.
         translated = [fnmatch.translate(_FOLDERS.sub("\0", each)).replace("\0", "(?:.*?/)??") for each in patterns]

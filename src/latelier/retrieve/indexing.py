@@ -70,10 +70,7 @@ _LONGEST_PASSAGE = 512
 def default_passages(
     documents: FileDocuments, model: QueryModel, size: int
 ) -> tuple[Iterable[InputDocument], Passages | None]:
-    """Return the passages of a new index that is filled from files, and the documents, of which some were looked at.
-
-    Records are stored whole, unless one of the first is longer than the model reads.
-    """
+    """Return the documents and passages of a new index: records are whole, if the first are read whole."""
     passages = Passages(min(model.limits("document")[1] or _LONGEST_PASSAGE, _LONGEST_PASSAGE))
     if documents.are_texts:
         return documents, passages
@@ -86,11 +83,7 @@ def default_passages(
 def read_chunks(
     documents: Iterable[Any], stored: StoredDocuments, size: int, on_existing: OnExisting, bar: Any
 ) -> Iterator[Chunk]:
-    """Parse documents and yield them with ids that the index accepts, `size` at a time, or fewer if they are long.
-
-    Those without an id get the integers after the largest one in the index and given so far. Documents that are skipped
-    are counted on the progress bar.
-    """
+    """Yield `size` documents at a time, fewer if they are long, with ids that the index accepts."""
     chunk: Chunk = []
     characters = 0
     positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
@@ -134,10 +127,7 @@ def _next_number(ids: Iterable[Id]) -> int:
 
 
 class Pace:
-    """Rows of a transaction, so many that one takes some seconds, and the documents that were written so far.
-
-    Without `adapts`, transactions have `most` rows.
-    """
+    """Rows of a transaction, so many that one takes some seconds if it `adapts`, and the documents written so far."""
 
     def __init__(self, most: int, *, adapts: bool) -> None:
         self.most, self.rows, self._adapts = most, min(most, _FIRST_ROWS) if adapts else most, adapts
@@ -157,10 +147,7 @@ _FIRST_ROWS, _LEAST_ROWS, _SECONDS = 128, 16, 5.0
 
 
 class Rows(NamedTuple):
-    """What one transaction stores: one row per document, or per passage.
-
-    ``documents`` are the ids of the documents, and ``numbers`` those of them that the user has not given.
-    """
+    """What one transaction stores; `numbers` are those ids of documents that the user has not given."""
 
     ids: list[Id]
     texts: list[str]
@@ -179,10 +166,7 @@ def divide(
     *,
     skip_unchanged: bool,
 ) -> Iterator[Rows]:
-    """Cut documents into passages, and yield transactions of the pace's rows; a document is never in two.
-
-    With `skip_unchanged`, documents that are stored with the same text and metadata are left out, and all are counted.
-    """
+    """Cut documents into passages and yield transactions of the pace's rows; a document is never in two."""
     for chunk in chunks:
         rows = Rows([], [], [], [], [])
         for (id, document), forms in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
@@ -287,10 +271,7 @@ def _as_json(metadata: dict[str, Any], id: Id, ignored: set[str]) -> str:
 def encode(
     model: QueryModel, transactions: Iterable[Rows], size: int, bar: Any, **options: Any
 ) -> Iterator[tuple[Rows, Any]]:
-    """Yield each transaction with its vectors; those of a document of more than `size` passages come in parts.
-
-    `options` are those of `QueryModel.encode_documents`.
-    """
+    """Yield each transaction with its vectors; those of a document of more than `size` passages come in parts."""
     for rows in transactions:
         if len(rows.ids) <= size:
             yield rows, model.encode_documents(rows.texts, **options)
@@ -303,10 +284,7 @@ def encode(
 def encode_by_workers(
     workers: EncodingWorkers | int, model: QueryModel, transactions: Iterable[Rows], size: int, bar: Any, **options: Any
 ) -> Iterator[tuple[Rows, Any]]:
-    """Yield each transaction with its vectors, while workers, which are started if a number is given, encode the next.
-
-    Later documents are read before earlier ones are stored.
-    """
+    """Yield each transaction with its vectors, while workers, or so many new ones, encode the next."""
     from latelier.retrieve.workers import open_workers  # with Ray's, only if workers are asked for
 
     waiting: deque[Rows] = deque()

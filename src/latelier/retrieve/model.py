@@ -1,12 +1,8 @@
 """The model of an index: opening it, which model it is, and encoding with it.
 
-The weights behind a name can change, and queries encoded with other weights give plausible but wrong results. So an
-index stores the mean embedding of a fixed sentence as its model's fingerprint: equal weights give nearly equal
-fingerprints on any device and in any dtype, other weights do not.
-
-An index may come from an untrusted source. What it says about its model is accepted only if it is of known names, types
-and ranges, none of which can name code. And no encoder is read from its folder: an encoder that this user has exported
-from a model of the same name, options and fingerprint is found in the cache folder by a hash of these three.
+An index stores the mean embedding of a sentence as the fingerprint of its model's weights, which can change behind a
+name. It may come from an untrusted source, so nothing that it says can name code, and no encoder is read from its
+folder: one that this user has exported is found in the cache folder by name, options and fingerprint.
 """
 
 from __future__ import annotations
@@ -62,13 +58,17 @@ def open_with_model(
     make: Callable[[], Index] | None = None,
     check: Callable[[Index], None] | None = None,
 ) -> tuple[QueryModel, Index]:
-    """Open an index with the model that filled it, or with the one that the user names: what a `Retriever` is made of.
+    """Open an index with the model that filled it, or with the one that the user names, see `Retriever.open`.
 
-    Arguments are those of `Retriever.open`, and `computing`: the model's own ``backend`` and ``compute_dtype``. `check`
-    may refuse an existing index before its model is loaded. `make` makes an index where there is none, after the model
-    is loaded; with it, an empty index that names no model gets the default model.
+    `check` may refuse an index before a model is loaded; `make` makes one where there is none, after that.
     """
-    check_backend(backend, model)
+    check_choice("backend", backend, ["auto", "onnx", "torch"])
+    if model is not None and backend != "auto" and is_exported(model) != (backend == "onnx"):
+        kind = "" if is_exported(model) else "not "
+        raise InvalidArgumentError(
+            f"received backend={backend!r} for {short(str(model))}, which is {kind}the folder of an exported encoder "
+            "(Retriever.export_encoder() returns one); omit one of them."
+        )
     if trust_remote_code and model is None:
         raise InvalidArgumentError(
             "only a model that you name is trusted, not one that an index names.", advice="give-model"
@@ -98,11 +98,7 @@ def open_with_model(
 def find_index(
     place: PathLike | Index | None, *, read_only: bool = False, max_memory: int | str | None = None
 ) -> Index | None:
-    """Return the index at a place: an open one, or the one in a folder; None if there is none yet.
-
-    There is none yet while another process makes one: the classes of indexes expect that process, and open or make the
-    index as it comes.
-    """
+    """Return an open index, or the one in a folder; None if there is none yet, or another process is making one."""
     if isinstance(place, Index):
         if read_only or max_memory is not None:
             raise InvalidArgumentError(
@@ -121,32 +117,13 @@ def find_index(
         raise
 
 
-def check_backend(backend: Any, model: Any) -> None:
-    """Check what is to encode queries, and the model that the user names, before the index is opened."""
-    if not isinstance(model, (str, os.PathLike, type(None))):
-        raise InvalidArgumentError(
-            f"received {describe(model)} as the model to open an index with; expected its name or folder. With a "
-            "loaded model: Retriever(model, path)."
-        )
-    check_choice("backend", backend, ["auto", "onnx", "torch"])
-    if model is not None and backend != "auto" and is_exported(model) != (backend == "onnx"):
-        kind = "" if is_exported(model) else "not "
-        raise InvalidArgumentError(
-            f"received backend={backend!r} for {short(str(model))}, which is {kind}the folder of an exported encoder "
-            "(Retriever.export_encoder() returns one); omit one of them."
-        )
-
-
 def given_model(
     model: Any,
     device: str | None = None,
     options: Mapping[str, Any] | None = None,
     trust: Mapping[str, Any] | None = None,
 ) -> QueryModel:
-    """Return the model that a user gives: an object, a name or folder, an exported encoder, or None for the default.
-
-    `trust`: options to load it with that are no part of what an index stores.
-    """
+    """Return the model that a user gives; `trust` are options to load it with that no index stores."""
     if isinstance(model, QueryModel):
         return model
     if not isinstance(model, (str, os.PathLike, type(None))):
@@ -221,11 +198,7 @@ def _stored_model(
 
 
 class Computation(NamedTuple):
-    """The options of a model: those to load it with, what it computes in, and those that say which vectors it makes.
-
-    Float32 by torch and by ONNX Runtime are equal to 1e-5, and the half precisions nearly so, but int8 is not: an index
-    that was filled in int8 stores that, and its queries are encoded in int8 as well.
-    """
+    """A model's options: to load it with, to compute in, and those (int8) that say which vectors it makes."""
 
     loading_options: dict[str, Any]
     compute_dtype: str
@@ -260,10 +233,7 @@ _FORGET = (
 
 
 class ModelIdentity(NamedTuple):
-    """The name of a model, its options, its fingerprint, and the names of options that an index does not store.
-
-    The name is None for a model that was given as an object.
-    """
+    """What an index stores about its model; the name is None for a model that was given as an object."""
 
     name: str | None
     options: dict[str, Any]
@@ -272,10 +242,7 @@ class ModelIdentity(NamedTuple):
 
     @classmethod
     def stored_in(cls, index: Index) -> ModelIdentity | None:
-        """Return the identity of the model that filled an index; None if no retriever filled it.
-
-        Raises `IndexFormatError` if it is malformed, or has options that may not be stored.
-        """
+        """Return the identity of the model that filled an index; None if no retriever filled it."""
         stored = _read_identity(index)
         if stored is None:
             return None
@@ -295,10 +262,7 @@ class ModelIdentity(NamedTuple):
         index.settings[_SETTING] = self._asdict()
 
     def check(self, index: Index) -> None:
-        """Raise `InvalidArgumentError` if an index was filled by another model.
-
-        The options are not compared: users who pass a model have already chosen its options.
-        """
+        """Raise `InvalidArgumentError` if other weights filled an index; the options are the user's own choice."""
         if index.dim is None:
             return
         stored = _read_identity(index) or {"name": None, "fingerprint": None}
@@ -408,11 +372,7 @@ def _exported_encoder(identity: ModelIdentity) -> ExportedEncoder | None:
 
 
 class QueryModel:
-    """A model by name and options, its exported encoder, or both; the encoder encodes queries without torch.
-
-    `name`: None for a model that was given as an object. `load`: called once, when the model itself is first needed;
-    None if there is only an exported encoder.
-    """
+    """A model, loaded when it is first needed, its exported encoder, which needs no torch, or both."""
 
     def __init__(
         self,
@@ -424,6 +384,8 @@ class QueryModel:
     ) -> None:
         self.name, self.options, self.encoder, self.compute_dtype = name, dict(options), encoder, compute_dtype
         self._load, self._lock = load, threading.Lock()
+        # By default, sentence-transformers shows a bar if the program logs at the level INFO.
+        self._encoding: dict[str, Any] = {"compute_dtype": compute_dtype, "show_progress_bar": False}
         self._loaded: ColBERT | None = None
         self._identity: ModelIdentity | None = None
 
@@ -459,10 +421,7 @@ class QueryModel:
             _ = self.identity
 
     def check(self, index: Index) -> None:
-        """Raise `InvalidArgumentError` if an index was filled by another model.
-
-        An exported encoder in the cache folder needs no check: it is found by the identity that the index stores.
-        """
+        """Check the weights; an exported encoder of the cache is found by those that the index stores."""
         if self.encoder is None or self._load is None:
             self.identity.check(index)
 
@@ -493,9 +452,7 @@ class QueryModel:
         if self.encoder is not None:
             vectors = TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
         else:
-            # By default, sentence-transformers shows a bar if the program logs at the level INFO.
-            options: dict[str, Any] = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
-            packed: Any = self.loaded.encode_query(list(texts), packed=True, **options)
+            packed: Any = self.loaded.encode_query(list(texts), packed=True, **self._encoding)
             vectors = packed.to("numpy")
         if not self.is_mean:
             return vectors
@@ -503,10 +460,7 @@ class QueryModel:
         return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
 
     def own_vectors(self, texts: Sequence[str], queries: TokenEmbeddings) -> TokenEmbeddings:
-        """Return the vectors of the tokens that stand for characters of the texts, out of `encode_queries`.
-
-        Markers and added mask tokens stand for none. Of a query without such a token, all vectors are taken.
-        """
+        """Return the vectors of tokens that stand for characters of the texts, or of all if none does."""
         rows: list[int] = []
         lengths: list[int] = []
         for text, first, last in zip(texts, queries.offsets[:-1].tolist(), queries.offsets[1:].tolist(), strict=True):
@@ -552,8 +506,7 @@ class QueryModel:
         """Return the token vectors of documents as the model makes them."""
         if self.encoder is not None and self._load is None:
             return self.encoder.encode_documents(texts)
-        options: dict[str, Any] = {"compute_dtype": self.compute_dtype, "show_progress_bar": False}
-        return list(self.loaded.encode_document(list(texts), **options))
+        return list(self.loaded.encode_document(list(texts), **self._encoding))
 
     def limits(self, task: str) -> tuple[int, int | None]:
         """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""
@@ -605,9 +558,8 @@ class QueryModel:
 
     def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the first character of each token of each text."""
-        if self.encoder is not None:
-            return token_starts(self.encoder.text_offsets, texts)
-        return token_starts(tokenizer_offsets(self.loaded.tokenizer), texts)
+        offsets = self.encoder.text_offsets if self.encoder is not None else tokenizer_offsets(self.loaded.tokenizer)
+        return token_starts(offsets, texts)
 
     def tokens(self, text: str, *, is_query: bool) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for."""

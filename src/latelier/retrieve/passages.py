@@ -1,12 +1,7 @@
 """Passages: cutting texts, the ids of passages, the documents that an index stores whole or as passages, and results.
 
-A passage ends at the last paragraph in its second half; if there is none, at the last sentence; else at the last word.
-The next one begins some tokens earlier, at a sentence or a word, so that what stands at a cut is in one of the two as a
-whole.
-
-The id of a passage is JSON: ``["a",3,1200,2015]`` is passage 3 of the document ``"a"``, its characters 1,200 to 2,015.
-So ids keep their type (1 and "1" are two documents), any id is possible, offsets need no metadata key that could be a
-user's, and the passages of a document are those whose ids begin with ``["a",``.
+The id of a passage is JSON, which keeps the type of its document's id: ``["a",3,1200,2015]`` is passage 3 of the
+document ``"a"``, its characters 1,200 to 2,015. The passages of a document are those whose ids begin with ``["a",``.
 """
 
 from __future__ import annotations
@@ -102,26 +97,15 @@ class PassageRange(NamedTuple):
 
 def as_passages(value: Any) -> Passages | None:
     """Return what a user gives as passages: a `Passages`, a number of tokens, True, or False for None."""
-    if isinstance(value, Passages):
-        return value
     if isinstance(value, bool):
         return Passages() if value else None
-    if isinstance(value, (int, np.integer)):
-        return Passages(int(value))
-    raise InvalidArgumentError(
-        f"received {describe(value)} as passages; expected a number of tokens, Passages(max_tokens, overlap), True for "
-        "as many tokens as the model reads, or False for whole documents."
-    )
+    return value if isinstance(value, Passages) else Passages(value)
 
 
 def cut_texts(
     texts: Sequence[str], rooms: Sequence[int], overlap: int, starts: Callable[[Sequence[str]], list[np.ndarray]]
 ) -> list[list[PassageRange]]:
-    """Cut texts into passages of at most `rooms` tokens, which share at most `overlap` with the one before.
-
-    `starts` returns the first character of each token of some texts. There is at least one passage per text; each
-    begins and ends with a character that is not white space, and between them there is nothing but white space.
-    """
+    """Cut texts into passages of at most `rooms` tokens; `starts` returns the first character of each token."""
     cut = [_cut(text, tokens, room, overlap) for text, tokens, room in zip(texts, starts(texts), rooms, strict=True)]
     # A word that was cut has other tokens than before, and may have more of them.
     broken = [(i, part) for i, parts in enumerate(cut) for part in parts if _breaks_a_word(texts[i], part)]
@@ -225,10 +209,7 @@ _SETTING = "documents"
 
 
 class DocumentSettings(NamedTuple):
-    """How all documents of an index are prepared, since their scores would not be comparable otherwise.
-
-    The passages (None: whole documents) and the pooling of the first `Retriever.add` are stored in the index.
-    """
+    """How all documents of an index are prepared, so that scores are comparable; None: whole documents."""
 
     passages: Passages | None = None
     pool_factor: int = 1
@@ -254,10 +235,7 @@ class DocumentSettings(NamedTuple):
     def chosen(
         cls, index: Index, passages: Any, pool_factor: int | None, max_length: Callable[[], int | None]
     ) -> DocumentSettings:
-        """Return the settings of documents to add: those of the index, or for an empty index those that are given.
-
-        `max_length`, which returns how many tokens the model reads of a document, is called if there are passages.
-        """
+        """Return the settings of the index, or for an empty index those that are given."""
         given = None if passages is None else as_passages(passages)
         factor = check_count("pool_factor", pool_factor, optional=True)
         stored = cls.stored_in(index)
@@ -378,16 +356,13 @@ _PASSAGES = 4
 
 
 class StoredDocuments:
-    """The documents of an index by the ids that the user gave them.
-
-    In an index of passages, an id that is not that of a passage was not written by a retriever: a document of its own.
-    `has_passages`: None: as the settings of the index say.
-    """
+    """The documents of an index by the user's ids; an id that is not that of a passage is a whole document."""
 
     def __init__(self, index: Index, has_passages: bool | None = None) -> None:
         self.index = index
-        stored = DocumentSettings.stored_in(index).passages is not None if has_passages is None else has_passages
-        self.has_passages = stored
+        self.has_passages = (
+            DocumentSettings.stored_in(index).passages is not None if has_passages is None else has_passages
+        )
 
     def __contains__(self, id: Id | None) -> bool:
         return bool(id is not None and self.parts(id)) if self.has_passages else id in self.index
@@ -400,9 +375,9 @@ class StoredDocuments:
         stored = self.index.ids()
         return list(dict.fromkeys(map(self.document, stored))) if self.has_passages else stored
 
-    def field_values(self, most: int = 20) -> list[FieldValues]:
+    def field_values(self) -> list[FieldValues]:
         """Return the values that documents have in each field, see `Index.field_values`."""
-        return self.index.field_values(most, are_passages=self.has_passages)
+        return self.index.field_values(are_passages=self.has_passages)
 
     def parts(self, id: Id) -> list[Id]:
         """Return the ids under which the index stores a document, in the order of its passages; none if absent."""
@@ -410,17 +385,11 @@ class StoredDocuments:
         return found or ([id] if self._is_whole(id) else [])
 
     def get(self, ids: Id | Iterable[Id]) -> list[Record]:
-        """Return the texts and metadata of documents, in the order of `ids`; `UnknownIdError` if one is missing.
-
-        The text of a document that is stored as passages is put together from them: its title, its passages without
-        what overlaps, and spaces for the white space between two passages and before the first, which none of them
-        holds.
-        """
+        """Return the texts and metadata of documents; those of passages are put together, see `_joined`."""
         wanted = as_ids(ids)
         with self.index.snapshot():
             if not self.has_passages:
-                whole: list[Record] = self.index.get(wanted)
-                return whole
+                return list(self.index.get(wanted))
             parts = [self.parts(id) for id in wanted]
             check_known(wanted, [id for id, found in zip(wanted, parts, strict=True) if found])
             records = iter(self.index.get([part for found in parts for part in found]))
@@ -444,11 +413,7 @@ class StoredDocuments:
         options: SearchOptions,
         own: TokenEmbeddings | None = None,
     ) -> list[Results]:
-        """Return the best documents of each query, with what is stored of them.
-
-        `vectors`: of the queries; may be None for keywords. `texts`: the queries, which vectors alone do not need.
-        `own`: the vectors of the texts' own tokens, for mean scores; None: without.
-        """
+        """Return the best documents of each query; `own`: the vectors of the texts' own tokens, for means."""
         with self.index.snapshot():  # no document is removed between the search and the reading of its text
             return self.results(self.find(vectors, texts, k, options, own))
 
@@ -479,11 +444,7 @@ class StoredDocuments:
     def find_by_passages(
         self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions
     ) -> tuple[list[list[Hit]], int]:
-        """Return the hits of the best documents, and how many passages were searched for last.
-
-        More and more passages are searched until they belong to `k` documents, or there are no more. So the result is
-        that of grouping all passages, if the ranking does not depend on their number.
-        """
+        """Return the best documents' hits, and how many passages had to be searched for `k` documents."""
         waiting = list(range(len(texts) if vectors is None else len(vectors)))
         best: list[list[Hit]] = [[] for _ in waiting]
         most = max(k, len(self.index))
@@ -514,10 +475,8 @@ class StoredDocuments:
 
     def _result(self, hit: Found, record: Record) -> Result:
         passage = decode_passage_id(hit.id) if self.has_passages else None
-        if passage is None:
-            return Result(hit.id, hit.score, record.text, record.metadata, mean_score=hit.mean_score)
-        place = passage.start, passage.end
-        return Result(passage.document, hit.score, record.text, record.metadata, *place, hit.mean_score)
+        id, *place = (hit.id, None, None) if passage is None else (passage.document, passage.start, passage.end)
+        return Result(id, hit.score, record.text, record.metadata, *place, hit.mean_score)
 
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""
@@ -530,7 +489,7 @@ class StoredDocuments:
 
 
 def _joined(id: Id, records: Sequence[Record]) -> Record:
-    """Return a document from the records of its passages, in their order."""
+    """Return a document from its passages, with spaces for the white space between them, which none of them holds."""
     first = decode_passage_id(records[0].id)
     if first is None or records[0].text is None:
         return records[0]

@@ -47,10 +47,7 @@ class Part(NamedTuple):
 
 
 class InputDocument(NamedTuple):
-    """One document to store; ``id`` is None if the user gave none, ``title`` is put before the text.
-
-    `parts`: of a file, in order; what stands before the first one, such as front matter, is not indexed.
-    """
+    """One document to store; what stands before the first of its `parts`, such as front matter, is not indexed."""
 
     id: Id | None
     text: str
@@ -101,10 +98,7 @@ class FileDocuments:
 
 
 def parse_documents(documents: Any) -> Iterator[InputDocument]:
-    """Yield documents while the iterable is read, see `Retriever.add`; the error for an invalid one has its position.
-
-    Of a record, a dict under ``"metadata"`` is merged with the other keys.
-    """
+    """Yield documents while the iterable is read, see `Retriever.add`; errors name the position."""
     rows = _table_rows(documents)
     if isinstance(documents, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
         raise InvalidArgumentError(
@@ -186,10 +180,7 @@ def _as_record(item: Any) -> dict[str, Any]:
 
 
 def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record as dumps of other programs have it with its text, its id and its metadata at the top.
-
-    Elasticsearch has them under ``_source``, Vespa under ``fields``, LangChain under ``kwargs`` or ``page_content``.
-    """
+    """Return a record of Elasticsearch, Vespa, LangChain or Haystack with text, id and metadata at the top."""
     record = dict(item)
     if "text" in record:
         return record
@@ -391,10 +382,7 @@ class Reading(NamedTuple):
 def read_records(
     file: str | Path | BinaryIO, format: Literal["auto", RecordFormat], source: str, reading: Reading
 ) -> FileDocuments:
-    """Return the documents of a path, a pipe, a device, or a file opened for bytes, which messages call `source`.
-
-    A file that cannot be opened, or a table without the columns that are named, is an error before the first document.
-    """
+    """Return the documents of a path, a pipe, a device or an open file, which messages call `source`."""
     if format == "txt" and reading.fields.are_named:
         raise InvalidArgumentError(
             f"received names of fields for {source}, which is plain text; fields are those of jsonl, csv and parquet."
@@ -513,10 +501,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 
 def _csv_records(file: str | Path | BinaryIO, source: str, reading: Reading) -> Iterator[tuple[int, Any]]:
-    """Return an iterator over rows as dicts; the file is read twice, as the type of a column is that of all its cells.
-
-    Empty cells are left out. Metadata is a number only where each cell of its column is one that keeps its text.
-    """
+    """Return an iterator over rows as dicts; the file is read twice, as a column has the type of all its cells."""
     path = file if isinstance(file, (str, Path)) and is_file(Path(file)) else None
     contents = b"" if path else (open_binary(file) if isinstance(file, (str, Path)) else file).read()
 

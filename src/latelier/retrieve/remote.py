@@ -30,11 +30,7 @@ def is_address(name: str) -> bool:
 
 
 class RemoteEncoder:
-    """The encoder of a server: ``http://HOST:PORT`` is that of its first index, ``.../v1/indexes/NAME`` of another.
-
-    It sends the read token in the variable ``LATELIER_READ_TOKEN``, if that is set. It has no tokenizer, so it cannot
-    explain scores and cut passages.
-    """
+    """The encoder of a server, of its first index or of the one that the address names; it has no tokenizer."""
 
     similarity_fn_name = "maxsim"  # of a model whose scores are means, the server sends divided queries
     max_length_query = max_length_document = None
@@ -86,14 +82,12 @@ class RemoteEncoder:
         encoded: list[np.ndarray] = []
         for first in range(0, len(texts), _TEXTS):
             part = list(texts[first : first + _TEXTS])
-            answer = self._post({"texts": part, "input_type": input_type} | ({"model": self._index or None}))
+            answer = self._post({"texts": part, "input_type": input_type, "model": self._index or None})
             try:
                 arrays = load(answer)
                 matrices = TokenEmbeddings(arrays["vectors"], arrays["offsets"])
             except (SafetensorError, KeyError) as error:
                 raise EmbeddingsError(f"{self._url} answered with something else than vectors: {error}.") from error
-            if len(matrices) != len(part):
-                raise EmbeddingsError(f"{self._url} answered {len(part)} texts with {len(matrices)} matrices.")
             encoded += list(matrices)
         return encoded
 

@@ -1,8 +1,4 @@
-"""`Retriever`: text in, ranked documents out.
-
-A document gets in by `Retriever.add`: it is cut into passages, encoded, and stored in one transaction per chunk. A
-result comes out by `Retriever.search`: the query is encoded, the index searched, and the texts of the hits are read.
-"""
+"""`Retriever`: text in, ranked documents out."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ from latelier.retrieve.indexing import (
     store,
 )
 from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
-from latelier.retrieve.passages import DocumentSettings, Found, Passages, Result, Results, StoredDocuments
+from latelier.retrieve.passages import DocumentSettings, Found, Passages, Results, StoredDocuments
 from latelier.retrieve.records import FileDocuments
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, check_number
@@ -224,9 +220,8 @@ class Retriever(NotCopied):
         ...     retriever.search("fruit")[0].id
         'a'
         """
-        options: dict[str, Any] = {"device": device, "backend": backend, "read_only": read_only}
-        options["trust_remote_code"] = trust_remote_code
-        return cls(*open_with_model(path, model, max_memory=max_memory, **options))
+        options: dict[str, Any] = {"device": device, "backend": backend, "trust_remote_code": trust_remote_code}
+        return cls(*open_with_model(path, model, read_only=read_only, max_memory=max_memory, **options))
 
     @property
     def model(self) -> ColBERT:
@@ -422,10 +417,7 @@ class Retriever(NotCopied):
         precision: str | None = None,
         workers: EncodingWorkers | int | None = None,
     ) -> Pace:
-        """Read documents in chunks, give them ids, cut them into passages, encode them, and commit each transaction.
-
-        `numbers` gets the ids of stored documents that had none.
-        """
+        """Store documents, each transaction by itself; `numbers` gets the ids of those that had none."""
         if isinstance(documents, os.PathLike) or (isinstance(documents, str) and Path(documents).exists()):
             documents, on_existing, skip_unchanged = read_documents(documents), "synchronise", True
         check_count("batch_size", batch_size)
@@ -536,15 +528,11 @@ class Retriever(NotCopied):
         LatelierError
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
-        queries, chosen, k = checked_queries(texts), self.index.checked_options(options), check_count("k", k)
-        if not queries:
-            return []
-        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(queries)
-        own = None if vectors is None or chosen.min_mean_score is None else self._model.own_vectors(queries, vectors)
-        results = StoredDocuments(self.index).search(vectors, queries, k, chosen, own)
-        unread = [0] * len(queries) if vectors is None else self._model.unread(queries, "query")
-        for query, found, tokens in zip(queries, results, unread, strict=True):
-            found.unread = tokens
+        queries = checked_queries(texts)
+        [results] = search_batch(self, [Search(queries, k, options)])
+        if isinstance(results, LatelierError):
+            raise results
+        for query, found in zip(queries, results, strict=True):
             found.marked = partial(marked_snippets, self._model, self.index, query)
         return results[0] if isinstance(texts, str) else results
 
@@ -824,10 +812,7 @@ def search_settings(
 
 
 class Search(NamedTuple):
-    """One of several searches that are answered together: at least one query, and the options of `Retriever.search`.
-
-    The queries are texts, checked, or matrices of token vectors, ``(tokens, dim)``.
-    """
+    """One of several searches: texts, checked, or matrices ``(tokens, dim)``, and the options of `Retriever.search`."""
 
     queries: Sequence[Any]
     k: int
@@ -843,7 +828,7 @@ def search_batch(
     retriever: Retriever,
     searches: Sequence[Search],
     stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-) -> list[list[list[Result]] | LatelierError]:
+) -> list[list[Results] | LatelierError]:
     """Return the results of searches with different options, each what it gets alone, or the error that it raises.
 
     All texts are encoded in one call, and searches with equal options are one call of the index. `stage` is called with

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.options import Mode, SearchKeywords, SearchOptions
 from latelier.indexes.ranking import exact_scores
@@ -23,7 +23,7 @@ from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not
 from latelier.retrieve.explanation import best_part
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
-from latelier.utils.checks import check_count, describe, short
+from latelier.utils.checks import check_count, short
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,10 +33,8 @@ def explain_miss(
     model: QueryModel, index: Index, query: str, id: Id, k: int, **options: Unpack[SearchKeywords]
 ) -> WhyNotReport:
     """Return why a search does not find a document; see `latelier.retrieve.Retriever.why_not`."""
-    if not isinstance(query, str):
-        raise InvalidArgumentError(f"received {describe(query)} as the query; why_not is about one query, a text.")
     chosen, k, id = index.checked_options(options), check_count("k", k), as_id(id)
-    vectors = model.encode_queries(checked_queries(query))
+    vectors = model.encode_queries(checked_queries([query], "query"))
     own = None if chosen.min_mean_score is None else model.own_vectors([query], vectors)
 
     def is_found() -> bool:

@@ -234,11 +234,7 @@ class EncodingWorkers:
 
 @contextmanager
 def open_workers(workers: EncodingWorkers | int, model: QueryModel) -> Iterator[EncodingWorkers]:
-    """Return a context with workers that encode as a model does; those given by number end with it.
-
-    `workers`: the workers, or how many. A worker given by number has a CPU, and a GPU if the model is on one. Raises
-    `InvalidArgumentError` if `workers` is neither, or the workers have another model.
-    """
+    """Return a context with workers that encode as a model does; those given by number end with it."""
     if isinstance(workers, EncodingWorkers):
         workers.check(model)
         yield workers
@@ -250,11 +246,7 @@ def open_workers(workers: EncodingWorkers | int, model: QueryModel) -> Iterator[
 
 
 class _Worker:
-    """A process with a model.
-
-    `model`: the bytes of the model; `threads`: threads to compute with; `on_gpu`: whether to compute on the GPU that
-    Ray has reserved; `compute_dtype`: what to compute in.
-    """
+    """A process that computes in `threads` threads, or on the GPU that Ray has reserved."""
 
     def __init__(self, model: bytes, threads: int, on_gpu: bool, compute_dtype: str) -> None:
         import torch
@@ -274,10 +266,7 @@ class _Worker:
 
 
 def _as_bytes(model: QueryModel, pickle: Any) -> bytes:
-    """Return a model as bytes that `torch.load` reads on a machine without its files, its device and its script.
-
-    cloudpickle, which Ray brings, also takes modules that are defined in a script or a notebook.
-    """
+    """Return a model, and by cloudpickle the classes of its script, as bytes that `torch.load` reads."""
     import torch
 
     target, loaded = io.BytesIO(), model.loaded

@@ -123,10 +123,7 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
 
 
 def storage_problem(error: Exception) -> tuple[int, str]:
-    """Return the status and the message of a `StorageError` or `CorruptedIndexError`.
-
-    The log gets the error's own message, which is for who runs the server: it names folders, and calls in Python.
-    """
+    """Return the status and a message without names of folders, which the log gets."""
     if isinstance(error, ReadOnlyIndexError):
         return 403, "this index takes no changes: it is open for reading only, or the server may not write its files."
     _LOG.error("%s", error)
@@ -231,10 +228,7 @@ def _problems(errors: Sequence[Any]) -> str:
 
 
 def _alternatives(problems: Sequence[Any]) -> str:
-    """Return what is wrong with one part, which may have to be of one of several types.
-
-    If it is of one of the types, its problems with the others do not matter.
-    """
+    """Return what is wrong with a part: if it is of one of its types, its problems with others do not matter."""
     if not all(_is_of_type(problem) or problem["type"] == "literal_error" for problem in problems):
         problems = [problem for problem in problems if not _is_of_type(problem)]
     texts = list(dict.fromkeys(problem["msg"].removeprefix("Value error, ") for problem in problems))

@@ -107,10 +107,7 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:
-    """Serve tools over standard input and output, until standard input is closed.
-
-    Raises `KeyboardInterrupt` after SIGINT, while a thread of the server still waits for standard input.
-    """
+    """Serve tools over standard input and output; after SIGINT a thread still waits for input."""
     served: Future[None] = Future()
 
     def run() -> None:
@@ -128,11 +125,7 @@ def serve_stdio(server: MCPServer[Any]) -> None:
 
 
 def serve_mcp(server: MCPServer[Any], *, port: int, token: str | None = None) -> None:
-    """Serve tools on this machine, at ``http://127.0.0.1:PORT/mcp``, until the process is stopped.
-
-    A token is a secret of at least 16 characters that clients have to send as ``Authorization: Bearer TOKEN``. Raises
-    `KeyboardInterrupt` after SIGINT, and `SystemExit` after SIGTERM unless the program handles it itself.
-    """
+    """Serve tools at ``http://127.0.0.1:PORT/mcp`` until a signal; clients have to send the token, if there is one."""
     check_token("token", token)
     listening = listen("127.0.0.1", port)
     app = server.streamable_http_app(host="127.0.0.1")

@@ -370,11 +370,7 @@ def search_response(
     include: Sequence[str],
     snippets: Sequence[Mapping[Id, Any]] | None = None,
 ) -> Response:
-    """Return the response to a search, with the times of its stages also as the header ``Server-Timing``.
-
-    `schemas.SearchResponse` describes it. Making such a model for each result, checking it and turning it into a dict
-    again would take longer than writing the JSON.
-    """
+    """Return a `schemas.SearchResponse` as JSON; models of all results would take longer than writing it."""
     left_out = dict.fromkeys({"text", "metadata"} - set(include))
     rows = [[result._asdict() | left_out for result in found] for found in results]
     for position, row in ((i, row) for i, found in enumerate(rows) for row in found):

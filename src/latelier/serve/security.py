@@ -166,11 +166,7 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in _SAFE_HEADERS.ite
 
 
 class BodyLimit:
-    """Receives the body of a request, and answers 413 if it is too large, and 408 if it does not arrive in time.
-
-    The body of a request that may not even read is not received: the application gets an empty one. Addresses that are
-    open to everybody take no body, and the others refuse the request for its token.
-    """
+    """Answers 413 to a large body and 408 to a slow one; one of a request that may not even read is not received."""
 
     def __init__(self, app: Application, limits: Limits, access: Access) -> None:
         self._app, self._limits, self._access = app, limits, access
@@ -223,11 +219,7 @@ class BodyLimit:
 
 
 class LoopbackHost:
-    """Answers 400 to a request whose ``Host`` is another name than that of this machine.
-
-    A web page anywhere can let a name of its own point to 127.0.0.1, and would then be of the same origin as the server
-    (DNS rebinding).
-    """
+    """Answers 400 to another ``Host`` than this machine, as DNS rebinding makes browsers send."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -277,10 +269,7 @@ class SafeHeaders:
 
 
 class Observed:
-    """Counts each request, and writes a line of JSON about it to the log ``latelier.access``.
-
-    The line holds neither texts nor tokens: no query string, no body and no headers.
-    """
+    """Counts requests and logs a line of JSON about each, with neither texts nor tokens, to ``latelier.access``."""
 
     def __init__(self, app: Application, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from latelier.errors import CorruptedIndexError, LatelierError, StorageError
 from latelier.indexes import Hit
 from latelier.kernels.threads import limited_threads, thread_count
-from latelier.retrieve import Result, Retriever
+from latelier.retrieve import Results, Retriever
 from latelier.retrieve.retriever import Search, search_batch
 from latelier.serve.errors import FailedError, QueueFullError, RequestTimeoutError, StoppingError, TooLargeError
 from latelier.utils.checks import check_count, cut
@@ -100,7 +100,7 @@ _RANKED_TEXTS = 32
 class SearchAnswer:
     """The results of each query of a search, and the milliseconds that its stages took."""
 
-    results: list[list[Result]]
+    results: list[Results]
     milliseconds: dict[str, float]
 
 
@@ -115,11 +115,7 @@ class _Encoding(NamedTuple):
 
 
 class Service:
-    """One index behind a server, with a queue of reads and one of writes.
-
-    Searches that wait at the same time are encoded and searched together; each other read is a batch of its own. Writes
-    are encoded and committed one at a time, so an answered write is on disk.
-    """
+    """One index behind a server; searches that wait are answered together, writes are committed one by one."""
 
     def __init__(self, name: str, retriever: Retriever, limits: Limits, metrics: Metrics) -> None:
         self.name, self.retriever = name, retriever
@@ -156,11 +152,7 @@ class Service:
         await self._stack.__aexit__(kind, error, trace)
 
     async def search(self, search: Search) -> SearchAnswer:
-        """Search one or several queries with the same options, with those of others that wait.
-
-        The milliseconds are those of ``"queue"``, of the stages ``"encode"``, ``"search"`` and ``"read"`` of the batch,
-        and ``"total"``.
-        """
+        """Search one or several queries with those of others that wait; the times are those of its batch."""
         begin = perf_counter()
         answer: SearchAnswer = await self._within(self._reads.submit(_Call(search, begin), len(search.queries)))
         answer.milliseconds["total"] = _milliseconds(perf_counter() - begin)
