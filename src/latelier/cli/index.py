@@ -19,6 +19,7 @@ from latelier.cli.locations import (
     as_parquet,
     check_existing,
     discarded_if_unused,
+    make_index,
     open_index,
     open_target,
     parse_folder,
@@ -202,6 +203,8 @@ def index(
     quiet_loading()
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
     options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
+    new: Kind = _new_kind(documents) if kind == "auto" else kind
+    stored = {"dtype": "float16"} if new == "flat" else {}
     computing = {"backend": backend, "compute_dtype": None if compute_dtype == "auto" else compute_dtype}
 
     def open_or_make() -> Retriever:
@@ -215,7 +218,7 @@ def index(
                 trust_remote_code=trust_remote_code,
                 computing={name: value for name, value in computing.items() if value is not None},
                 max_memory=max_memory,
-                make=partial(_make_index, target, _new_kind(documents) if kind == "auto" else kind, shards, max_memory),
+                make=partial(make_index, target, new, shards, max_memory=max_memory, **stored),
                 check=partial(check_existing, folder=target, kind=None if kind == "auto" else kind, shards=shards),
             )
         )
@@ -366,15 +369,6 @@ def _export_encoder(retriever: Retriever) -> None:
         retriever.export_encoder()
     except LatelierError as error:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
-
-
-def _make_index(folder: Path, kind: Kind, shards: int | None, max_memory: str | None) -> Index:
-    if shards is not None:
-        dtype: Any = "float16" if kind == "flat" else None
-        return indexes.Sharded(folder, shards=shards, index=kind, dtype=dtype, max_memory=max_memory)
-    if kind == "ivf":
-        return indexes.IVF(folder, max_memory=max_memory)
-    return indexes.Flat(folder, dtype="float16", max_memory=max_memory)
 
 
 def remove(

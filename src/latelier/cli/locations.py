@@ -201,6 +201,11 @@ def _open_or_make(
         options["nbits"] = nbits or getattr(like, "nbits", None)
     elif getattr(like, "dtype", None) == "float16":
         options["dtype"] = "float16"
+    return make_index(folder, kind, shards, **options)
+
+
+def make_index(folder: Path, kind: Kind, shards: int | None, **options: Any) -> Index:
+    """Make an index of a kind, or of shards of that kind."""
     if shards is not None:
         return indexes.Sharded(folder, shards=shards, index=kind, **options)
     return indexes.IVF(folder, **options) if kind == "ivf" else indexes.Flat(folder, **options)

@@ -65,9 +65,9 @@ def search(
     if search.get("mode") == "keywords" and not explain:  # needs no model, which takes most of the time of others
         cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
         refuse_unused(context, ("model", "backend", "device"), cure)
-        with open_index(index, max_memory=max_memory) as opened:
-            chosen, count = opened.checked_options(search), check_count("k", k)
-            results = StoredDocuments(opened).search(None, checked_queries(text), count, chosen)[0]
+        with open_index(index, max_memory=max_memory) as opened, opened.snapshot():
+            stored, chosen, count = StoredDocuments(opened), opened.checked_options(search), check_count("k", k)
+            [results] = stored.results(stored.find(None, checked_queries(text), count, chosen))
             explanations: dict[Any, Any] = {}
     else:
         with open_retriever(

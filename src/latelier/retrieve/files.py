@@ -326,8 +326,7 @@ class _Page(HTMLParser):
         main = "".join(text for is_main, text in self.pieces if is_main)
         whole = main if len(main.split()) > 20 else "".join(text for _, text in self.pieces)
         lines = (line.rstrip() for line in re.sub(r"(?m)^ (?=\S)", "", whole).split("\n"))
-        whole = "\n".join(lines)
-        return re.sub(r"\n{3,}", "\n\n", whole).strip()
+        return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def _html(data: bytes | str) -> Iterator[Content]:
@@ -359,11 +358,12 @@ def _pdf(data: bytes) -> Iterator[Content]:
         title = str(file.get_metadata_dict().get("Title") or "").strip()
     except pypdfium2.PdfiumError as error:
         raise InvalidArgumentError(f"it is damaged, encrypted, or no PDF: {error}.") from error
-    starts, at = [], 0
-    for text in texts:
-        starts.append(at)
-        at += len(text) + 2
-    yield Content("\n\n".join(texts), title, {"pages": len(texts)}, tuple(starts))
+    yield _in_pages(texts)._replace(title=title, metadata={"pages": len(texts)})
+
+
+def _in_pages(texts: list[str]) -> Content:
+    starts = [sum(len(text) + 2 for text in texts[:i]) for i in range(len(texts))]
+    return Content("\n\n".join(texts), pages=tuple(starts))
 
 
 class _Archive:
@@ -429,8 +429,7 @@ def _pptx(data: bytes) -> Iterator[Content]:
     slides = []
     for name in archive.names(r"ppt/slides/slide\d+\.xml"):
         slides.append("\n".join(filter(None, (_run_text(each).strip() for each in _inside(archive.xml(name), "p")))))
-    starts = [sum(len(slide) + 2 for slide in slides[:i]) for i in range(len(slides))]
-    yield Content("\n\n".join(slides), pages=tuple(starts))
+    yield _in_pages(slides)
 
 
 def _xlsx(data: bytes) -> Iterator[Content]:
@@ -519,13 +518,14 @@ def _subtitles(data: bytes) -> Iterator[Content]:
 
 
 def _mail(data: bytes) -> Iterator[Content]:
+    yield _message(data)
+
+
+def _message(data: bytes, number: int | None = None) -> Content:
+    """Return the text of a mail, of a mailbox if it has a number, with sender, receivers, date and attachments."""
     from email import message_from_bytes, policy
 
-    yield _message(message_from_bytes(data, policy=policy.default))
-
-
-def _message(message: Any, own: str = "") -> Content:
-    """Return the text of a mail, with sender, receivers and date as metadata, and the names of attachments."""
+    message: Any = message_from_bytes(data, policy=policy.default)
     body = message.get_body(("plain", "html"))
     text = ""
     if body is not None:
@@ -541,15 +541,13 @@ def _message(message: Any, own: str = "") -> Content:
     metadata = {name: str(message[name]) for name in ("from", "to") if message[name]}
     if (date := getattr(message["date"], "datetime", None)) is not None:
         metadata["date"] = date.isoformat()
+    own = "" if number is None else str(message["message-id"] or number).strip("<> ")
     return Content(text.strip() and text, str(message["subject"] or ""), metadata, own=own)
 
 
 def _mailbox(data: bytes) -> Iterator[Content]:
-    from email import message_from_bytes, policy
-
     for number, part in enumerate(re.split(rb"^From [^\n]*\n", data, flags=re.MULTILINE)[1:]):
-        message = message_from_bytes(part, policy=policy.default)
-        yield _message(message, own=str(message["message-id"] or number).strip("<> "))
+        yield _message(part, number)
 
 
 _READERS: dict[str, Callable[[bytes], Iterable[Content]]] = {

@@ -221,15 +221,13 @@ class DocumentSettings(NamedTuple):
         if stored is None:
             return cls()
         try:
-            passages, factor = stored["passages"], check_count("pool_factor", stored["pool_factor"])
-            if passages is not None:
-                tokens, overlap = passages["max_tokens"], passages["overlap"]
-                passages = Passages(check_count("max_tokens", tokens), check_count("overlap", overlap, 0))
+            passages = stored["passages"]
+            factor = check_count("pool_factor", stored["pool_factor"])
+            return cls(None if passages is None else Passages(**passages).resolved(None), factor)
         except (InvalidArgumentError, KeyError, TypeError) as error:
             raise IndexFormatError(
                 f"the index describes its documents in a form that this library does not write: {describe(stored)}."
             ) from error
-        return cls(passages, factor)
 
     @classmethod
     def chosen(
@@ -405,18 +403,6 @@ class StoredDocuments:
         whole = [id for id in wanted if self._is_whole(id)]
         self.index.remove(whole, prefixes=map(passage_prefix, wanted))
 
-    def search(
-        self,
-        vectors: Any,
-        texts: Sequence[str],
-        k: int,
-        options: SearchOptions,
-        own: TokenEmbeddings | None = None,
-    ) -> list[Results]:
-        """Return the best documents of each query; `own`: the vectors of the texts' own tokens, for means."""
-        with self.index.snapshot():  # no document is removed between the search and the reading of its text
-            return self.results(self.find(vectors, texts, k, options, own))
-
     def find(
         self,
         vectors: Any,
@@ -425,7 +411,7 @@ class StoredDocuments:
         options: SearchOptions,
         own: TokenEmbeddings | None = None,
     ) -> list[list[Found]]:
-        """Return the hits of the best documents of each query, each with the id of its best passage; see `search`."""
+        """Return the best documents' hits; `vectors`: None for keywords; `own`: of the texts' own tokens, for means."""
         least = None if own is None else options.min_mean_score
         if least is not None:
             options = replace(options, min_mean_score=None)

@@ -107,10 +107,7 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
         )
     for position, item in enumerate(rows):
         try:
-            document = parse_document(item)
-            # The index makes the same check, but after the chunk is encoded; files are checked while they are read.
-            if document.metadata and document is not item:
-                encode_metadata(document.metadata, position if document.id is None else document.id)
+            document = parse_document(item, position)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"documents[{position}]: {error.fact}", advice=error.advice) from None
         yield document
@@ -138,8 +135,8 @@ def _is_missing(value: Any) -> bool:
     )
 
 
-def parse_document(item: Any) -> InputDocument:
-    """Return one document of any form; errors do not name its position."""
+def parse_document(item: Any, position: int | str) -> InputDocument:
+    """Return one document of any form; errors name its position only in place of an id."""
     if isinstance(item, InputDocument):
         return item
     if isinstance(item, str):
@@ -161,6 +158,8 @@ def parse_document(item: Any) -> InputDocument:
     rest = {name: value for name, value in record.items() if name not in ("id", "_id")}
     document = InputDocument(id_, text, _merged_metadata(rest), title or "")
     _checked_text(document.with_title() if isinstance(text, str) else text, id_)
+    # The index makes the same check, but after the chunk is encoded.
+    encode_metadata(document.metadata, position if id_ is None else id_)
     return document
 
 
@@ -322,16 +321,10 @@ class DocumentFields(NamedTuple):
         return itertools.chain(first, remaining)
 
 
-def _inner_fields(item: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields inside of other ones with their whole names: ``_source.body``."""
-    for name, value in item.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", each) for inner, each in _flat(value).items())
-
-
 def _flat(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the fields inside of its fields beside them."""
-    return {**item, **dict(_inner_fields(item))}
+    """Return a record with the fields inside of its fields beside them: ``_source.body``."""
+    nested = [(name, value) for name, value in item.items() if isinstance(value, Mapping)]
+    return {**item, **{f"{name}.{inner}": each for name, value in nested for inner, each in _flat(value).items()}}
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:
@@ -414,10 +407,7 @@ def _documents(
                 if not isinstance(item, dict):
                     raise InvalidArgumentError("it is not a record, but fields are named; expected a JSON object.")
                 item = reading.fields.select(item)
-            document = parse_document(item)
-            # The index makes the same check, but after the chunk is encoded, and its error does not name the line.
-            if document.metadata:
-                encode_metadata(document.metadata, number if document.id is None else document.id)
+            document = parse_document(item, number)
         except InvalidArgumentError as error:
             if reading.on_problem == "stop" and not isinstance(error, EmptyTextError):
                 fact = f"{source}:{number}: {cut(error.fact, _LONGEST_MESSAGE)}"

@@ -75,7 +75,8 @@ def create_app(
     """
     check_names(retrievers)
     access, limits, metrics = access or Access(), limits or Limits(), Metrics()
-    access.check_changes(any(map(_takes_changes, retrievers.values())))
+    # Not every kind of index can be read-only.
+    access.check_changes(any(not getattr(each.index, "read_only", False) for each in retrievers.values()))
     services = {name: Service(name, retriever, limits, metrics) for name, retriever in retrievers.items()}
 
     @asynccontextmanager
@@ -164,7 +165,3 @@ def _add_page(app: FastAPI, link_prefix: str) -> None:
         return HTMLResponse(shown)
 
     app.mount("/page", StaticFiles(directory=_PAGE), name="page")
-
-
-def _takes_changes(retriever: Retriever) -> bool:
-    return not getattr(retriever.index, "read_only", False)  # not every kind of index has this mode

@@ -38,7 +38,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _ServerError(LatelierError):
-    status: int
+    status = 503
 
 
 class UnauthorizedError(_ServerError):
@@ -80,19 +80,13 @@ class QueueFullError(_ServerError):
 class RequestTimeoutError(_ServerError):
     """The answer took too long."""
 
-    status = 503
-
 
 class StoppingError(_ServerError):
     """The server is stopping."""
 
-    status = 503
-
 
 class UnreadableError(_ServerError):
     """No index can be read."""
-
-    status = 503
 
 
 # What a client can do about an error.
@@ -108,8 +102,6 @@ _ADVICE: dict[Advice, str] = {
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every error in the form of `ErrorResponse`."""
     app.add_exception_handler(LatelierError, _of_library)
-    app.add_exception_handler(StorageError, _of_storage)
-    app.add_exception_handler(CorruptedIndexError, _of_storage)
     app.add_exception_handler(RequestValidationError, _of_request)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unexpected)
@@ -137,18 +129,14 @@ def storage_problem(error: Exception) -> tuple[int, str]:
     )
 
 
-async def _of_storage(request: Request, error: Exception) -> JSONResponse:
-    status, message = storage_problem(error)
-    return _answer(error, message, status)
-
-
 async def _of_library(request: Request, error: Any) -> JSONResponse:
-    status = 404 if isinstance(error, UnknownIdError) else 409 if isinstance(error, DuplicateIdError) else 422
-    status = getattr(error, "status", status)  # of an error of the server itself
-    return _answer(error, error.worded(_ADVICE), status)
-
-
-def _answer(error: Exception, message: str, status: int) -> JSONResponse:
+    status, message = 422, error.worded(_ADVICE)
+    if isinstance(error, (StorageError, CorruptedIndexError)):
+        status, message = storage_problem(error)
+    elif isinstance(error, _ServerError):
+        status = error.status
+    elif isinstance(error, (UnknownIdError, DuplicateIdError)):
+        status = 404 if isinstance(error, UnknownIdError) else 409
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}.get(status)
     return JSONResponse(error_body(type(error).__name__, message), status, headers)
 
@@ -204,27 +192,20 @@ def _json_problem(error: ValueError | RecursionError) -> str:
 
 
 def _problems(errors: Sequence[Any]) -> str:
-    """Return the first problems of a body in one line, without what was received, which may be long.
-
-    Where several types are accepted, pydantic has a problem for each, with the name of the type in the place: these
-    names are left out, and the problems of one place are alternatives. A place of which a part has a problem is of one
-    of its types; that it is not of the others does not matter.
-    """
+    """Return the first problems of a body in one line, without what was received, which may be long."""
+    # Where several types are accepted, pydantic has a problem for each, with the name of the type in the place. A place
+    # of which a part has a problem is of one of its types; that it is not of the others does not matter.
     found: dict[str, list[Any]] = {}
     for problem in errors:
         parts = [str(part) for part in problem["loc"] if isinstance(part, int) or part.isidentifier()]
         found.setdefault(".".join(part for part in parts if part not in _TYPES), []).append(problem)
-    wholes = [
-        place
+    lines = [
+        f"{place}: {_alternatives(problems)}"
         for place, problems in found.items()
-        if all(_is_of_type(problem) for problem in problems) and any(other.startswith(f"{place}.") for other in found)
+        if not (all(map(_is_of_type, problems)) and any(other.startswith(f"{place}.") for other in found))
     ]
-    for place in wholes:
-        del found[place]
-    lines = [f"{place}: {_alternatives(problems)}" for place, problems in list(found.items())[:_MOST_PROBLEMS]]
-    if len(found) > _MOST_PROBLEMS:
-        lines.append(f"and {len(found) - _MOST_PROBLEMS} more")
-    return "; ".join(lines) + "."
+    more = [f"and {len(lines) - _MOST_PROBLEMS} more"] if len(lines) > _MOST_PROBLEMS else []
+    return "; ".join([*lines[:_MOST_PROBLEMS], *more]) + "."
 
 
 def _alternatives(problems: Sequence[Any]) -> str:

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
-from latelier.retrieve import Explanation, Result, Retriever
+from latelier.retrieve import Explanation, Result, Retriever, Span
 from latelier.retrieve.explanation import explain_documents
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
@@ -283,11 +283,11 @@ class _Tools:
 
     def add(self, documents: list[NewDocument], index: IndexName = None) -> str:
         """Add documents; an id that is in the index already is an error, and then nothing is added."""
-        return self._write(index, "add", [_record(document) for document in documents])
+        return self._write(index, "add", [dict(document) for document in documents])
 
     def update(self, documents: list[NewDocument], index: IndexName = None) -> str:
         """Replace documents, and insert those that are new."""
-        return self._write(index, "update", [_record(document) for document in documents])
+        return self._write(index, "update", [dict(document) for document in documents])
 
     def remove(self, ids: Annotated[list[Id], Field(min_length=1)], index: IndexName = None) -> str:
         """Remove documents; an unknown id is an error, and then nothing is removed."""
@@ -305,10 +305,6 @@ class _Tools:
         with self._writing:
             getattr(retriever, method)(argument)
         return f"done; the index has {len(retriever):,} documents now"
-
-
-def _record(document: NewDocument) -> dict[str, Any]:
-    return {"id": document.id, "text": document.text, "metadata": document.metadata}
 
 
 def _explanations(retriever: Retriever, query: str, ids: Sequence[Id]) -> dict[Id, Explanation]:
@@ -334,16 +330,14 @@ def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
 
 def _citations(explanation: Explanation) -> list[Citation]:
     """Return the parts of the text that added most to the score, in their order in the text."""
-    parts: list[list[float]] = []  # first character, the one after the last, contribution
-    for start, end, contribution in sorted(explanation.spans):
-        if parts and start - parts[-1][1] <= _GAP:
-            parts[-1][1:] = [max(end, parts[-1][1]), parts[-1][2] + contribution]
-        else:
-            parts.append([start, end, contribution])
-    best = sorted(sorted(parts, key=lambda part: -part[2])[:_MOST_CITATIONS])
-    return [
-        Citation(start=int(start), end=int(end), text=explanation.text[int(start) : int(end)]) for start, end, _ in best
-    ]
+    parts: list[Span] = []
+    for span in explanation.spans:
+        if parts and span.start - parts[-1].end <= _GAP:
+            before = parts.pop()
+            span = Span(before.start, span.end, before.contribution + span.contribution)
+        parts.append(span)
+    best = sorted(sorted(parts, key=lambda part: -part.contribution)[:_MOST_CITATIONS])
+    return [Citation(start=start, end=end, text=explanation.text[start:end]) for start, end, _ in best]
 
 
 T = TypeVar("T", bound="Callable[..., Any]")

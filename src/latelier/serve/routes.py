@@ -112,15 +112,14 @@ async def search(request: Request, service: Index, body: schemas.SearchRequest) 
     limits = _limits(request)
     queries: list[Any] = [body.query] if isinstance(body.query, str) else list(body.query or ())
     queries = queries or await asyncio.to_thread(_matrices, body.vectors or [])
-    limits.check_batch(len(queries))
-    limits.check_texts([query for query in queries if isinstance(query, str)])
-    limits.check_hits(body.k, body.depth)
+    texts = [query for query in queries if isinstance(query, str)]
+    limits.check(batch=len(queries), texts=texts, k=body.k, depth=body.depth)
     if not queries:
         return search_response([], {}, body.include)
     found = await service.search(Search(queries, body.k, body.options()))
     if "snippet" not in body.include:
         return search_response(found.results, found.milliseconds, body.include)
-    limits.check_hits(len(queries) * body.k)
+    limits.check(k=len(queries) * body.k)
     snippets = await service.ask(
         lambda own: [_snippets(own, *each) for each in zip(queries, found.results, strict=True)]
     )
@@ -144,7 +143,7 @@ async def update_documents(request: Request, service: Index, body: schemas.Docum
 @router.post("/indexes/{index}/documents/delete", dependencies=[Writing])
 async def delete_documents(request: Request, service: Index, body: schemas.IdsRequest) -> schemas.ChangeResponse:
     """Remove documents, all or none."""
-    _limits(request).check_batch(len(body.ids))
+    _limits(request).check(batch=len(body.ids))
     ids = list(dict.fromkeys(body.ids))
     return await service.write(lambda retriever: _change(retriever, retriever.remove, ids))
 
@@ -152,7 +151,7 @@ async def delete_documents(request: Request, service: Index, body: schemas.IdsRe
 @router.post("/indexes/{index}/documents/get", dependencies=[Reading], response_model=list[schemas.RecordResponse])
 async def get_documents(request: Request, service: Index, body: schemas.IdsRequest) -> Response:
     """Return the texts and metadata of documents."""
-    _limits(request).check_batch(len(body.ids))
+    _limits(request).check(batch=len(body.ids))
     records = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
     return _json([record._asdict() for record in records])
 
@@ -173,9 +172,7 @@ async def delete_document(service: Index, id: str) -> schemas.ChangeResponse:
 @router.post("/indexes/{index}/explain", dependencies=[Reading])
 async def explain(request: Request, service: Index, body: schemas.ExplainRequest) -> list[schemas.ExplainResponse]:
     """Return the terms of documents' scores. An id given as a string that no document has is the integer."""
-    limits = _limits(request)
-    limits.check_texts([body.query])
-    limits.check_hits(len(body.ids))
+    _limits(request).check(texts=[body.query], k=len(body.ids))
 
     def explain_all(retriever: Retriever) -> list[schemas.ExplainResponse]:
         ids = [_spelled(retriever, id) for id in body.ids]
@@ -188,9 +185,7 @@ async def explain(request: Request, service: Index, body: schemas.ExplainRequest
 @router.post("/indexes/{index}/why-not", dependencies=[Reading])
 async def why_not(request: Request, service: Index, body: schemas.WhyNotRequest) -> schemas.WhyNotResponse:
     """Say why a search does not find a document, and which changes would find it."""
-    limits = _limits(request)
-    limits.check_texts([body.query])
-    limits.check_hits(body.k, body.depth)
+    _limits(request).check(texts=[body.query], k=body.k, depth=body.depth)
 
     def examine(retriever: Retriever) -> schemas.WhyNotResponse:
         report = retriever.why_not(body.query, _spelled(retriever, body.id), body.k, **body.options())
@@ -203,11 +198,9 @@ async def why_not(request: Request, service: Index, body: schemas.WhyNotRequest)
 @router.post("/rerank", dependencies=[Reading])
 async def rerank(request: Request, body: schemas.RerankRequest) -> schemas.RerankResponse:
     """Order documents that need not be in an index; the form is that of the common rerank interfaces."""
-    limits = _limits(request)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    limits.check_batch(len(texts))
-    limits.check_texts([body.query, *texts])
-    service = _service(request, body.model or next(iter(request.app.state.services)))
+    _limits(request).check(batch=len(texts), texts=[body.query, *texts])
+    service = _service(request, body.model)
     ranked = await service.rerank(body.query, texts, body.top_n)
     results = [schemas.RankedDocument(index=int(hit.id), relevance_score=hit.score) for hit in ranked]
     for result in results if body.return_documents else ():
@@ -233,10 +226,8 @@ async def encode(request: Request, body: schemas.EncodeRequest) -> Response:
     With the header ``Accept: application/octet-stream``, the answer is a safetensors file of two arrays: ``vectors``,
     all tokens of all texts one after the other, and ``offsets``, where each text begins and the last one ends.
     """
-    limits = _limits(request)
-    limits.check_batch(len(body.texts))
-    limits.check_texts(body.texts)
-    service = _service(request, body.model or next(iter(request.app.state.services)))
+    _limits(request).check(batch=len(body.texts), texts=body.texts)
+    service = _service(request, body.model)
     matrices = await service.encode(body.texts, is_query=body.input_type == "query")
     is_packed = request.headers.get("accept") == "application/octet-stream"
     return await asyncio.to_thread(_encoded, service.name, body, matrices, is_packed=is_packed)
@@ -270,8 +261,10 @@ def _limits(request: Request) -> Limits:
     return limits
 
 
-def _service(request: Request, name: str) -> Service:
+def _service(request: Request, name: str | None) -> Service:
+    """Return the service of an index, by default of the first one."""
     services: dict[str, Service] = request.app.state.services
+    name = name or next(iter(services))
     if name not in services:
         raise UnknownIndexError(f"there is no index {name!r}; there are: {', '.join(map(repr, services))}.")
     return services[name]
@@ -288,10 +281,9 @@ def _matrices(vectors: list[list[list[float]]]) -> list[np.ndarray]:
 
 
 def _documents(request: Request, body: schemas.DocumentsRequest) -> list[dict[str, Any]]:
-    limits = _limits(request)
-    limits.check_batch(len(body.documents))
     # The title is stored before the text.
-    limits.check_texts([f"{document.title or ''} {document.text}".lstrip() for document in body.documents])
+    texts = [f"{document.title or ''} {document.text}".lstrip() for document in body.documents]
+    _limits(request).check(batch=len(texts), texts=texts)
     # Unlike model_dump, this also takes metadata that is nested too deeply, which the index refuses with a message.
     return [{name: value for name, value in document if value is not None} for document in body.documents]
 

@@ -176,12 +176,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        seconds, body = self._limits.seconds, b""
+        seconds = self._limits.seconds
+        body: bytes | None = b""
         begin_request(seconds)
         headers = Headers(scope=scope)
         if self._access.allows(headers.get("authorization"), "read"):
             try:
-                received = await asyncio.wait_for(self._receive(scope, receive), seconds)
+                body = await asyncio.wait_for(self._receive(scope, receive), seconds)
             except TooLargeError as error:
                 await _reject(send, 413, "TooLargeError", str(error))
                 return
@@ -189,9 +190,8 @@ class BodyLimit:
                 message = f"the body did not arrive within {seconds} seconds; send less at once, or faster."
                 await _reject(send, 408, "RequestTimeoutError", message)
                 return
-            if received is None:
+            if body is None:
                 return
-            body = received
         elif headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             send = _closing(send)
         whole = iter([{"type": "http.request", "body": body, "more_body": False}])

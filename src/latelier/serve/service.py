@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -65,21 +64,15 @@ class Limits:
         for field in fields(self):
             check_count(field.name, getattr(self, field.name))
 
-    def check_batch(self, count: int) -> None:
-        """Raise `TooLargeError` for a request with too many queries, documents or ids."""
-        if count > self.batch:
-            raise TooLargeError(f"received {count:,} at once; this server takes at most {self.batch:,}: send less.")
-
-    def check_texts(self, texts: Sequence[str]) -> None:
-        """Raise `TooLargeError` for a text that is too long."""
+    def check(self, *, batch: int = 0, texts: Sequence[str] = (), k: int = 0, depth: int | None = None) -> None:
+        """Raise `TooLargeError` for too many queries, documents or ids, a text that is too long, or too many hits."""
+        if batch > self.batch:
+            raise TooLargeError(f"received {batch:,} at once; this server takes at most {self.batch:,}: send less.")
         longest = max(map(len, texts), default=0)
         if longest > self.characters:
             raise TooLargeError(
                 f"received a text of {longest:,} characters; this server takes at most {self.characters:,}."
             )
-
-    def check_hits(self, k: int, depth: int | None = None) -> None:
-        """Raise `TooLargeError` for too many documents per query."""
         if k > self.hits:
             raise TooLargeError(f"received k={k:,}; this server returns at most {self.hits:,} documents per query.")
         if depth is not None and depth > self.hits:
@@ -145,11 +138,9 @@ class Service:
         await self._stack.enter_async_context(self._writes)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         """Finish what has been accepted, unless an exception ends it."""
-        await self._stack.__aexit__(kind, error, trace)
+        await self._stack.__aexit__(*error)
 
     async def search(self, search: Search) -> SearchAnswer:
         """Search one or several queries with those of others that wait; the times are those of its batch."""
