@@ -600,14 +600,12 @@ _LEAST_MARKED = 0.4
 
 def marked_snippets(model: QueryModel, index: Index, query: str, results: Sequence[Result]) -> dict[Id, Markup]:
     """Return the snippet of each result's text as HTML, with the words that matched marked."""
-    known = [result for result in results if result.text is not None]
-    starts = [result.start for result in known]
 
     def shown(part: str) -> str:
         return escape(re.sub(r"\s+", " ", part))
 
     snippets = {}
-    for each in explain_documents(model, index, query, [result.id for result in known], starts=starts):
+    for each in explain_results(model, index, query, results).values():
         begin, end = each.snippet()
         least = _LEAST_MARKED * max((span.contribution for span in each.spans), default=0.0)
         pieces, at = ["… " if begin else ""], begin
@@ -617,6 +615,13 @@ def marked_snippets(model: QueryModel, index: Index, query: str, results: Sequen
                 at = span.end
         snippets[each.id] = Markup("".join([*pieces, shown(each.text[at:end]), " …" if end < len(each.text) else ""]))
     return snippets
+
+
+def explain_results(model: QueryModel, index: Index, query: str, results: Sequence[Result]) -> dict[Id, Explanation]:
+    """Explain the scores of those results that have a text, by id, in the passages that were found."""
+    known = [result for result in results if result.text is not None]
+    ids, starts = [result.id for result in known], [result.start for result in known]
+    return dict(zip(ids, explain_documents(model, index, query, ids, starts=starts), strict=True))
 
 
 def explain_documents(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,7 +24,7 @@ from starlette.responses import JSONResponse
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
 from latelier.retrieve import Explanation, Result, Retriever, Span
-from latelier.retrieve.explanation import explain_documents
+from latelier.retrieve.explanation import explain_results
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
 
@@ -257,9 +258,10 @@ class _Tools:
         """Find the documents that match a query best, with the passages that matched."""
         retriever = self._retriever(index)
         results = retriever.search(query, k, filter=filter, mode=mode, min_mean_score=min_mean_score)
-        if mode == "keywords":
-            return [_found(result, None) for result in results]
-        explanations = _explanations(retriever, query, [result.id for result in results if result.text is not None])
+        explanations: dict[Id, Explanation] = {}
+        if mode != "keywords":
+            with suppress(LatelierError):  # documents with pooled tokens cannot be explained
+                explanations = explain_results(retriever.query_model, retriever.index, query, results)
         return [_found(result, explanations.get(result.id)) for result in results]
 
     def get(
@@ -305,15 +307,6 @@ class _Tools:
         with self._writing:
             getattr(retriever, method)(argument)
         return f"done; the index has {len(retriever):,} documents now"
-
-
-def _explanations(retriever: Retriever, query: str, ids: Sequence[Id]) -> dict[Id, Explanation]:
-    """Return the explanations of some documents by id; none if they cannot be explained, as with pooled tokens."""
-    try:
-        explained = explain_documents(retriever.query_model, retriever.index, query, ids)
-    except LatelierError:
-        return {}
-    return dict(zip(ids, explained, strict=True))
 
 
 def _found(result: Result, explanation: Explanation | None) -> FoundDocument:

@@ -21,7 +21,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError, StorageError
 from latelier.indexes import FieldValues, Id
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.explanation import explain_documents
+from latelier.retrieve.explanation import explain_documents, explain_results
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
 from latelier.retrieve.records import HEADINGS
 from latelier.retrieve.retriever import Search
@@ -120,9 +120,13 @@ async def search(request: Request, service: Index, body: schemas.SearchRequest) 
     if "snippet" not in body.include:
         return search_response(found.results, found.milliseconds, body.include)
     limits.check(k=len(queries) * body.k)
-    snippets = await service.ask(
-        lambda own: [_snippets(own, *each) for each in zip(queries, found.results, strict=True)]
-    )
+
+    def explain_all(retriever: Retriever) -> list[dict[Id, Any]]:
+        model, pairs = retriever.query_model, zip(queries, found.results, strict=True)
+        explained = [explain_results(model, retriever.index, *each) for each in pairs]
+        return [{id: schemas.marks(each) for id, each in own.items()} for own in explained]
+
+    snippets = await service.ask(explain_all)
     return search_response(found.results, found.milliseconds, body.include, snippets)
 
 
@@ -377,14 +381,6 @@ def search_response(
     timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
     unread = [getattr(found, "unread", 0) for found in results]
     return _json({"results": rows, "unread": unread, "milliseconds": milliseconds}, {"server-timing": timing})
-
-
-def _snippets(retriever: Retriever, query: str, results: Sequence[Result]) -> dict[Id, Any]:
-    """Return by id the snippets of those results that have a text, and their spans that matched."""
-    known = [result for result in results if result.text is not None]
-    ids, starts = [result.id for result in known], [result.start for result in known]
-    found = explain_documents(retriever.query_model, retriever.index, query, ids, starts=starts)
-    return {each.id: schemas.marks(each) for each in found}
 
 
 def _json(value: object, headers: dict[str, str] | None = None) -> Response:
