@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from latelier.retrieve import Retriever
 
 FoldersArgument: TypeAlias = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."),
 ]
 
@@ -36,12 +36,7 @@ _DEMO = "python"  # the name of the demo's index
 
 
 def serve(
-    folders: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."
-        ),
-    ] = None,
+    folders: FoldersArgument = None,
     *,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the documentation of Python as well.")] = False,
     host: Annotated[str, typer.Option(help="Address; others than loopback need a read token.")] = "127.0.0.1",
@@ -159,7 +154,7 @@ def mcp(
         listen("127.0.0.1", port).close()  # a port in use is an error before models are loaded
     else:
         refuse_unused(context, ("token", "port"), "has no effect without --http")
-    locations = named_locations(folders)
+    locations = named_locations(folders or ())
     if watch is not None and len(locations) > 1:
         raise typer.BadParameter("a folder belongs to one index; give one.", param_hint="--watch")
     quiet_loading()

@@ -1,8 +1,4 @@
-"""How documents become transactions: read in chunks, given ids, cut into passages, encoded, stored.
-
-Ids are checked before texts are encoded, which takes a thousand times longer. Each transaction is stored by itself, so
-memory stays bounded, and an interrupted call keeps the finished ones. `Retriever` puts these steps together.
-"""
+"""How documents become transactions: read in chunks, given ids (checked first), cut into passages, encoded, stored."""
 
 from __future__ import annotations
 
@@ -47,11 +43,9 @@ _MOST_CHARACTERS = 1 << 26
 
 
 def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: int) -> tuple[int, int]:
-    """Lower the texts of a batch and of a transaction to the memory budget of the index, if it has one.
-
-    Half of its working memory is for the activations of a batch: about ``16 * hidden + heads * L`` numbers per token of
-    a text with L tokens, while one layer computes. A quarter is for the vectors of a transaction.
-    """
+    """Lower the texts of a batch and of a transaction to the memory budget of the index, if it has one."""
+    # Half of its working memory is for the activations of a batch: about 16 * hidden + heads * L numbers per token of a
+    # text with L tokens, while one layer computes. A quarter is for the vectors of a transaction.
     memory = getattr(index, "memory", None)
     if memory is None or memory.budget is None:
         return batch_size, chunk_size

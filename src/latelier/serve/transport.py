@@ -49,12 +49,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def exits_on_signals() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM, with the exit status of shells, 128 + 15; by default, SIGTERM closes nothing.
-
-    uvicorn stops its server on a signal and sends the signal again when the server has stopped. SIGINT then raises
-    KeyboardInterrupt, even where it was ignored, as in the background of a script. A handler that the program has set
-    itself stays. Python handles signals in the main thread only; others change nothing.
-    """
+    """Raise SystemExit on SIGTERM, which closes nothing by default, and KeyboardInterrupt on SIGINT even in scripts."""
+    # uvicorn sends the signal again when its server has stopped. A handler that the program has set itself stays.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
