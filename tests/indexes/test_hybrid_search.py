@@ -8,7 +8,7 @@ import pytest
 from index_helpers import expected_hits, matrices
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import LatelierError
 
 WORDS = ["wing", "shock", "layer", "heat", "flow", "jet", "plate", "cone", "drag", "lift", "wave", "pressure"]
 K1, B = 1.2, 0.75
@@ -118,22 +118,6 @@ def test_queries_of_several_texts_and_of_none(filled):
     found = filled.search(None, 3, mode="keywords", texts=["wing", "!?", "absent", "cone"])
     assert [len(hits) for hits in found] == [3, 0, 0, 3]
     assert filled.search([], mode="hybrid", texts=[]) == []
-
-
-def test_arguments_that_do_not_fit(filled):
-    query = matrices([2])
-    for arguments, message in [
-        ({"mode": "words"}, "received mode='words'; expected 'vectors'"),
-        ({"mode": "hybrid"}, "give the text of each query as texts"),
-        ({"mode": "hybrid", "texts": "a", "fusion": "max"}, "received fusion='max'"),
-        ({"mode": "hybrid", "texts": "a", "weights": (0, 0)}, "received weights="),
-        ({"mode": "hybrid", "texts": ["a", "b"]}, "received 1 queries and 2 texts"),
-        ({"mode": "rerank", "texts": "a", "depth": 0}, "received depth=0"),
-    ]:
-        with pytest.raises(InvalidArgumentError, match=message):
-            filled.search(query, **arguments)
-    with pytest.raises(InvalidArgumentError, match="mode='rerank' needs the vectors"):
-        filled.search(mode="rerank", texts="a")
 
 
 def test_an_index_without_keywords_or_texts_says_so():

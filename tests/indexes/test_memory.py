@@ -64,16 +64,6 @@ def test_texts_and_metadata_count_towards_the_budget(tmp_path, kind):
     assert run("texts", kind, tmp_path / "index", budget)["peak"] < budget + MARGIN
 
 
-@BOTH
-def test_an_index_in_memory_counts_texts_and_metadata(make):
-    index = make(max_memory=least() + 20 * MB)
-    with pytest.raises(InvalidArgumentError, match=r"an index in memory .* needs at least"):
-        index.add(range(40), [np.eye(4)] * 40, metadata=({"text": "word" * 250_000} for _ in range(40)))
-    index.add(range(5), [np.eye(4)] * 5, metadata=[{"text": "word" * 250_000}] * 5)
-    assert index.memory.tables > 5 * MB
-    assert len(index) == 5
-
-
 @pytest.fixture
 def early(monkeypatch):
     """Inverted lists of a thousand tokens, and of one document."""

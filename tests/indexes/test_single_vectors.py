@@ -164,12 +164,3 @@ def test_centered_encodings_see_through_a_cone():
     shifted = encodings.encode_documents([documents[0] - np.array(in_cone.center)])
     np.testing.assert_allclose(in_cone.encode_documents(documents[:1]), shifted, rtol=1e-3, atol=1e-3)
     assert single_vectors_from_dict(json.loads(json.dumps(in_cone.to_dict()))) == in_cone
-
-
-def test_a_center_that_does_not_fit_is_refused():
-    with pytest.raises(InvalidArgumentError, match="center"):
-        FixedDimensionalEncodings(center=(1.0, float("nan")))
-    with pytest.raises(EmbeddingsError, match="5 dims, but the center has 12"):
-        FixedDimensionalEncodings().centered(unit(3)).encode_documents(unit(3, dim=5))
-    with pytest.raises(EmbeddingsError, match="no finite mean"):
-        FixedDimensionalEncodings().centered([np.full((1, 2), np.inf)])

@@ -1,9 +1,6 @@
 """`HaystackRetriever` and `HaystackRanker` in pipelines of haystack-ai, and its filters under its own tests."""
 
 import asyncio
-import copy
-import pickle
-import sys
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
@@ -16,7 +13,6 @@ from haystack.components.builders import PromptBuilder
 from haystack.core.errors import DeserializationError
 from haystack.errors import FilterError
 from haystack.testing.document_store import FilterDocumentsTest
-from haystack.tools import ComponentTool
 from haystack.utils.filters import document_matches_filter
 
 from latelier import indexes
@@ -93,15 +89,6 @@ def test_a_pipeline_is_saved_as_yaml_and_loaded(folder, minilm):
         each.get_component("retriever").close()
 
 
-def test_wrong_arguments_are_errors(searcher, tmp_path):
-    with pytest.raises(InvalidArgumentError, match="are for a folder"):
-        HaystackRetriever(searcher, device="cpu")
-    with pytest.raises(InvalidArgumentError, match="top_k=0"):
-        HaystackRetriever(searcher, top_k=0)
-    with pytest.raises(LatelierError, match="no index"):
-        HaystackRetriever(tmp_path / "missing").warm_up()
-
-
 def test_who_opens_the_index_closes_it(folder, fruit, searcher):
     opened = HaystackRetriever(folder, device="cpu", top_k=1)
     opened.warm_up()
@@ -113,30 +100,6 @@ def test_who_opens_the_index_closes_it(folder, fruit, searcher):
         first.search("kings of Rome")
     fruit.close()
     assert len(searcher.search("kings of Rome", k=1)) == 1
-
-
-def copies(component):
-    return copy.deepcopy(component), pickle.loads(pickle.dumps(component))
-
-
-def test_copies_open_and_load_their_own(folder, minilm):
-    pipeline = Pipeline()
-    pipeline.add_component("retriever", HaystackRetriever(folder, device="cpu"))
-    pipeline.add_component("ranker", HaystackRanker(minilm, device="cpu", top_k=1))
-    pipeline.connect("retriever.documents", "ranker.documents")
-    inputs = {"retriever": {"query": "kings"}, "ranker": {"query": "kings"}}
-    assert ids(pipeline.run(inputs)["ranker"]) == ["7"]
-    for other in copies(pipeline):
-        assert other.to_dict() == pipeline.to_dict()
-        retriever = other.get_component("retriever")
-        assert retriever._searched._retriever is None
-        assert ids(other.run(inputs)["ranker"]) == ["7"]
-        retriever.close()
-    assert pipeline.get_component("retriever")._searched._retriever is not None  # closing a copy leaves it open
-    pipeline.get_component("retriever").close()
-    tool = copy.deepcopy(ComponentTool(HaystackRetriever(folder, device="cpu", top_k=1), name="search"))
-    assert ids(tool.invoke(query="kings of Rome")) == ["7"]
-    tool._component.close()
 
 
 def test_ranked_documents_are_copies_with_new_scores(searcher):
@@ -192,19 +155,14 @@ COMPARISONS = [
     *[("meta.number", operator, 2) for operator in ("==", "!=")],
     *[("meta.date", operator, "2024-05-01") for operator in ("==", "!=")],
     ("meta.date", "in", ["2024-05-01", None]),
-    ("meta.date", "not in", ["2024-05-01T00:00"]),
     ("meta.name", "in", ["a", "2020", "2024-05-01T00:00:00"]),
     ("meta.author.name", "==", "Ada"),
-    ("meta.author.name", "!=", "Ada"),
     ("meta.author.born", ">", 1800),
-    ("meta.tags", "==", ["x"]),
     ("meta.tags", "in", [["x"], []]),
     ("meta.open", "==", True),
     ("meta.id", "==", "inner"),
-    ("meta.text", "==", "own"),
     ("content", "==", "Text 2"),
     ("id", "in", ["0", "3"]),
-    ("name", "==", "b"),
     ("meta.number", ">", None),
 ]
 
@@ -228,19 +186,6 @@ def test_filters_select_what_haystack_selects(store, given):
         assert {document.id for document in store.filter_documents(filters)} == expected, filters
 
 
-@pytest.mark.parametrize(
-    ("operator", "value", "expected"),
-    [
-        (">", 0, {"0"}),  # haystack itself has no answer for documents of another type: here they do not match
-        ("<=", 2, {"0", "1"}),
-        (">", "2024-01-01", set()),
-    ],
-)
-def test_values_of_another_type_do_not_match(store, operator, value, expected):
-    found = store.filter_documents({"field": "meta.number", "operator": operator, "value": value})
-    assert {document.id for document in found} == expected
-
-
 TIMES = {
     "z": "2024-05-01T10:00:00Z",
     "space": "2024-05-01 10:00",
@@ -258,7 +203,6 @@ TIMES = {
     "no day": "2024-02-31",
 }
 TEN = {"z", "space", "zone", "micro"}
-NEW = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not read it")
 
 
 @pytest.fixture(scope="module")
@@ -273,11 +217,7 @@ def times():
     [
         ("2024-05-01T10:00:00Z", set()),
         ("2024-05-01T10", {"hour"}),
-        pytest.param("2024-05-01T10:00:00+0000", {"basic"}, marks=NEW),
-        pytest.param("2024-W18-3T10:00", set(), marks=NEW),
         ("2024-05-02T06:00:30+20:00:30", set()),
-        ("2024-05-01T10:00:00.000100", set()),
-        (datetime(2024, 5, 1, 10), set()),
         (datetime(2024, 5, 1, 6, tzinfo=timezone(timedelta(hours=-4))), set()),
     ],
     ids=str,
@@ -299,9 +239,7 @@ def test_every_form_of_a_date_is_a_point_in_time(times, value, same_texts):
     ("operator", "value", "expected"),
     [
         ("==", "7", {"7"}),
-        ("!=", "7", {"fruit", "moon", "pasta", "train"}),
         ("in", ["7", "moon"], {"7", "moon"}),
-        ("not in", ["7", "moon", "pasta"], {"fruit", "train"}),
         ("==", "07", set()),
         ("==", "9" * 5000, set()),
     ],
@@ -325,12 +263,8 @@ def test_an_id_of_an_index_of_passages_is_that_of_the_document(passages):
     ("filters", "message"),
     [
         ({"field": "meta.x", "operator": "~", "value": 1}, "expected one of ==, !="),
-        ({"operator": "XOR", "conditions": [{}]}, "expected 'AND', 'OR' or 'NOT'"),
         ({"operator": "AND", "conditions": []}, "a list that is not empty"),
-        ({"operator": "AND", "conditions": ["a"]}, "'operator' key missing in 'a'"),
         ({"field": "meta.date", "operator": "<", "value": "2024"}, "a number or an ISO 8601 date"),
-        ({"field": "meta.date", "operator": "<", "value": [1]}, "a number or an ISO 8601 date"),
-        ({"field": "meta.date", "operator": "<", "value": "0001-01-01T00:00+01:00"}, "a number or an ISO 8601 date"),
     ],
 )
 def test_malformed_filters_are_errors(store, filters, message):

@@ -71,15 +71,6 @@ def test_a_call_replaces_the_options(searcher, options, ids):
     assert {document.id for document in adapter.bind(**options).invoke("kings of Rome")} == ids
 
 
-def test_unknown_options_and_fields_are_errors(fruit):
-    with pytest.raises(InvalidArgumentError, match="no option 'efort'"):
-        fruit.invoke("fruit", efort=2)
-    with pytest.raises(ValidationError, match="search_type"):
-        LangChainRetriever(retriever=fruit.retriever, search_type="mmr")
-    with pytest.raises(ValidationError, match="instance of Retriever"):
-        LangChainRetriever(retriever="my-index")
-
-
 def test_a_document_without_a_text_is_an_error(searcher):
     with Retriever(searcher.model) as bare:
         bare.index.add(["a"], [searcher.model.encode_document("Bananas.")])

@@ -186,17 +186,3 @@ def test_the_document_with_the_id_of_its_query_is_left_out(folder, model, top_ra
     (first, second), kept = list(found[False]), list(found[True])
     assert (first, kept[0], len(kept)) == ("moon", second, 2)
     assert "moon" not in kept
-
-
-def test_results_of_each_index_are_kept_apart(model):
-    metas = [
-        MTEBSearch(model, make, search_options=options).mteb_model_meta
-        for make, options in ((IVF, None), (partial(IVF, nbits=4), None), (IVF, {"effort": "fast"}))
-    ]
-    assert [meta.experiment_kwargs for meta in metas] == [
-        {"index": "IVF"},
-        {"index": "IVF", "nbits": 4},
-        {"index": "IVF", "effort": "fast"},
-    ]
-    assert len({meta.experiment_name for meta in metas}) == 3
-    assert MTEBSearch(model, name="me/tokens").mteb_model_meta.name == "me/tokens"

@@ -1,6 +1,5 @@
 """`Distillation` against a loop over single candidates, and what it refuses and warns of."""
 
-import contextlib
 import warnings
 
 import numpy as np
@@ -10,7 +9,7 @@ from naive_losses import Lexicon, embed, features, naive_distillation, score_eac
 from sentence_transformers.multi_vector_encoder.losses import MultiVectorMarginMSELoss
 from torch import nn
 
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import InvalidArgumentError
 from latelier.losses import Distillation, MarginMSE
 from latelier.losses.distillation import relative_rounding, row_weights
 
@@ -153,14 +152,6 @@ def test_a_loss_without_gradient_says_so_once_per_object(n, normalize, expected)
         assert len(messages) == len(expected)
 
 
-def test_features_of_unknown_side_stop_training(colbert):
-    batch = [dict(colbert.tokenize(QUERIES)), dict(colbert.tokenize(DOCUMENTS[0][:2], is_query=False))]
-    for column in batch:
-        del column["task"]
-    with pytest.raises(LatelierError, match="do not say whether they are queries"):
-        Distillation(colbert.train())(batch, torch.ones(2, 1))
-
-
 def naive(scores, labels, mean):
     terms = []
     for row, teacher in zip(scores, labels, strict=True):
@@ -296,70 +287,3 @@ def test_scores_without_a_number_are_not_passed_over(bad):
     value, _ = of_scores(torch.tensor([[1.0, 2.0, bad, 3.0]]))
     assert not value.isfinite()
     assert row_weights(torch.tensor([[bad, bad], [1.0, 2.0]]), 1e-3).isnan().tolist() == [True, False]
-
-
-REAL_LABELS = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.5], [0.3, 0.6, 0.1]]
-
-
-REAL_QUERIES = ["are fruits healthy?", "how do planes fly?", "where does sand come from?"]
-
-
-REAL_DOCUMENTS = [
-    ["Fruits are good (very good!) for health.", "Fruits...", "Fruits are sold by weight, or by the piece."],
-    ["Sand is what is left of rocks."] * 3,
-    ["Rivers grind stone.", "Shells, broken by the waves.", "Sand."],
-]
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16 autocast"])
-def test_identical_documents_of_a_real_model_contribute_nothing(colbert, precision, training):
-    dtype, *autocast = precision.split()
-    context = torch.autocast("cpu", getattr(torch, dtype)) if autocast else contextlib.nullcontext()
-    colbert.train(training).to(torch.float32 if autocast else getattr(torch, dtype))
-
-    def gradients(rows):
-        colbert.zero_grad()
-        torch.manual_seed(0)  # of dropout
-        documents = [text for i in rows for text in REAL_DOCUMENTS[i]]
-        with context:
-            value = Distillation(colbert)(
-                [
-                    colbert.tokenize([REAL_QUERIES[i] for i in rows], is_query=True),
-                    colbert.tokenize(documents, is_query=False),
-                ],
-                torch.tensor([REAL_LABELS[i] for i in rows]),
-            )
-        value.backward()
-        return value.item(), {name: p.grad for name, p in colbert.named_parameters() if p.grad is not None}
-
-    value, found = gradients([1])
-    assert value == 0
-    assert found
-    assert not any(gradient.any() for gradient in found.values())
-    value, found = gradients([0, 1, 2])
-    assert value > 1e-3
-    assert all(gradient.isfinite().all() for gradient in found.values())
-    norm = torch.stack([gradient.float().norm() for gradient in found.values()]).norm()
-    assert 1e-3 < norm < 100
-    if not training:  # dropout draws other numbers for a batch of another shape
-        fewer, expected = gradients([0, 2])
-        tolerance = 20 * torch.finfo(getattr(torch, dtype)).eps
-        assert value * 3 == pytest.approx(fewer * 2, rel=tolerance)
-        if dtype == "float32":
-            weight = "1.linear.weight"
-            torch.testing.assert_close(found[weight] * 3, expected[weight] * 2, rtol=1e-3, atol=1e-4)
-
-
-def test_candidates_of_one_text_still_serve_the_other_queries_as_negatives():
-    model = Lexicon(dim=DIM)
-    same = [features([[5, 6], [7, 8]], "document")] * 3
-    batch, labels = [features([[9, 10], [11, 12]], "query"), *same], torch.rand(2, 3)
-    assert Distillation(model)(batch, labels).item() == 0
-    both = Distillation(model, in_batch_weight=1.0)(batch, labels)
-    one, two = ([model.one(text, "document") for text in texts] for texts in ([[5, 6], [7, 8]], [[7, 8], [5, 6]]))
-    own = [score_each(model.one([9, 10], "query"), one), score_each(model.one([11, 12], "query"), two)]
-    # Each candidate of the other query is a negative, the second and third copies too.
-    rows = [torch.stack([positive, *[negative] * 3]) for positive, negative in own]
-    expected = sum(nn.functional.cross_entropy(row, torch.tensor(0)) for row in rows) / 2
-    assert both.item() == pytest.approx(expected.item(), rel=1e-5)

@@ -78,13 +78,3 @@ def test_gradients_reach_the_parameters_and_zero_grad_clears_them(case):
     assert {name.split(".")[-3] for name in unused} <= {"pooler", "self"}  # no pooling; a key's bias has no effect
     case.module.zero_grad()
     assert all(parameter.grad is None for parameter in case.module.parameters())
-
-
-@pytest.mark.slow
-def test_compile_gives_the_same_numbers(originals):
-    case = Case(copy.deepcopy(originals["ColBERT"].module).eval(), call_model)
-    expected = value(case)
-    case.module.compile(backend="eager")
-    assert value(case) == pytest.approx(expected, rel=1e-4)
-    case.call(case.module).backward()
-    assert any(parameter.grad is not None for parameter in case.module.parameters())

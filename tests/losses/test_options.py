@@ -72,12 +72,6 @@ def test_several_dimensions_are_the_mean_of_their_losses(name, dims):
     assert gradient(loss, model).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("dims", [(0,), (2.0,), "128", (True,)], ids=repr)
-def test_dimensions_that_are_none_are_refused(dims):
-    with pytest.raises(InvalidArgumentError, match="received dims="):
-        Contrastive(Lexicon(), dims=dims)
-
-
 @pytest.mark.parametrize("name", ["contrastive", "distillation", "margin"])
 @pytest.mark.parametrize("tokens", [1, 5, 17, 100000])
 def test_mini_batches_change_nothing(name, tokens):
@@ -209,15 +203,9 @@ def maxsim(queries, documents):
     return [score_each(query, documents) for query in queries]
 
 
-def mean_maxsim(queries, documents):
-    return [[value / len(q) for value in row] for q, row in zip(queries, maxsim(queries, documents), strict=True)]
-
-
 SCORERS = {
     "ours": (ours.colbert_scores, ours.colbert_kd_scores, maxsim),
-    "ours-torch": (*(partial(f, backend="torch") for f in (ours.colbert_scores, ours.colbert_kd_scores)), maxsim),
     "theirs": (theirs.colbert_scores, theirs.colbert_kd_scores, maxsim),
-    "theirs-mean": (theirs.mean_colbert_scores, theirs.mean_colbert_kd_scores, mean_maxsim),
     "ours-xtr": (*(partial(f, top_k=5) for f in (ours.xtr_scores, ours.xtr_kd_scores)), partial(xtr, top_k=5)),
     "xtr": (theirs.XTRScores(top_k=5), theirs.XTRKDScores(top_k=5), partial(xtr, top_k=5)),
 }
@@ -240,21 +228,6 @@ def test_value_and_gradient_with_every_scorer(all_pairs, grouped, loop):
         gradient, wanted = (torch.autograd.grad(x, model.table.weight, retain_graph=True)[0] for x in (loss, expected))
         assert wanted.abs().max() > 1e-3
         torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-5)
-
-
-def test_a_scorer_with_parameters_is_trained_along():
-    class Weighted(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(()))
-
-        def forward(self, queries, documents, *, queries_mask, documents_mask):
-            return self.weight * ours.colbert_scores(queries, documents, queries_mask, documents_mask)
-
-    loss = Contrastive(Lexicon(), Weighted())
-    loss(small_batch(loss.model)[0]).backward()
-    assert loss.score_metric.weight.grad.abs() > 1e-4
-    assert [name for name, _ in loss.named_parameters()] == ["model.table.weight", "score_metric.weight"]
 
 
 @pytest.mark.parametrize("kind", ["autocast", "model"])
@@ -287,8 +260,6 @@ def test_half_precision_embeddings_are_scored_in_float32(colbert, kind, scorer):
             "shape (2, 3)",
             "expected shape (2, 6), as latelier.scores.colbert_scor",
         ),
-        (Distillation, ours.colbert_scores, "shape (2, 6)", "expected shape (2, 3), as latelier.scores.colbert_kd_"),
-        (Distillation, lambda q, d, **masks: 3.0, "a float", "expected shape (2, 3), as latelier.scores.colbert_kd_"),
     ],
 )
 def test_scores_of_another_shape_are_refused(loss, scorer, received, expected):

@@ -165,18 +165,12 @@ def test_queries_are_expanded_to_a_least_length_and_longer_ones_read_whole(tiny,
 
 CALLS = {
     "query": lambda model: model.encode_query(TEXTS),
-    "documents by position": lambda model: model.encode_document(TEXTS, None, None, 1, False, "token_embeddings"),
     "encode by position": lambda model: model.encode(
         TEXTS, "document", None, 1, False, "token_embeddings", False, None, False, None, None, None, "document"
     ),
-    "inputs": lambda model: model.encode(inputs=TEXTS, task="query", prompt_name="query"),
-    "pairs": lambda model: model.encode([("a fig", "a pear"), ("a", "b")], task="document", prompt=""),
-    "tuple": lambda model: model.encode_document(tuple(TEXTS)),
     "processing": lambda model: model.encode_document(TEXTS, processing_kwargs={"text": {"max_length": 5}}),
-    "normalised": lambda model: model.encode_query(TEXTS, normalize_embeddings=True),
     "similarity": lambda model: model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS)),
     "pairwise": lambda model: model.similarity_pairwise(model.encode_query(TEXTS), model.encode_document(TEXTS)),
-    "max_length": lambda model: model.preprocess(TEXTS, prompt="[D] ", task="document", max_length=5)["input_ids"],
     "forward": lambda model: model(model.preprocess(TEXTS, prompt="[Q] ", task="query"), task="query")[
         "token_embeddings"
     ].detach(),
@@ -218,14 +212,6 @@ def test_groups_come_back_as_groups(fresh, options):
     flat = fresh.encode([text for group in GROUPS for text in group], is_query=False, **options)
     assert all((a == b).all() for a, b in zip([m for group in encoded for m in group], flat, strict=True))
     assert type(encoded[0][0]) is type(flat[0])
-
-
-def test_groups_in_other_forms(fresh):
-    packed = fresh.encode(GROUPS, is_query=False, packed=True)
-    assert [(type(group), len(group)) for group in packed] == [(TokenEmbeddings, n) for n in (2, 0, 3)]
-    assert_same(list(packed[2]), fresh.encode_document(GROUPS[2]))
-    assert fresh.encode([[], []]) == [[], []]
-    assert_same(fresh.encode_query([["a pear"]]), [[fresh.encode_query("a pear")]])
 
 
 def test_the_calls_of_neural_cherche(tiny, tmp_path):

@@ -9,7 +9,6 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.losses import Contrastive
 from latelier.models import ColBERT, pool_tokens
 from latelier.modules import AttentionPooling
@@ -107,13 +106,3 @@ def test_a_loss_trains_the_pooling(tiny):
     features = [model.tokenize(QUERIES, is_query=True), model.tokenize([DOCUMENTS[0], DOCUMENTS[4]], is_query=False)]
     Contrastive(model)(features, None).backward()
     assert all(parameter.grad.any() for parameter in pooling_of(model).parameters())
-
-
-def test_what_a_pooled_document_cannot_do_is_said(compressed, tmp_path):
-    assert compressed.tokens("old maps") == ["[CLS]", "old", "maps", "[SEP]"]
-    with pytest.raises(LatelierError, match="this model pools the tokens of a document"):
-        compressed.tokens("old maps", is_query=False)
-    with pytest.raises(InvalidArgumentError, match="PyLate's layout"):
-        compressed.save(tmp_path, layout="pylate")
-    with pytest.raises(InvalidArgumentError, match="pools its documents already"):
-        compressed.compress_documents(8)

@@ -40,15 +40,6 @@ def test_precision_of_lists_packed_and_arrays(fresh, precision):
         assert all(isinstance(a, np.ndarray) and np.array_equal(a, r) for a, r in zip(arrays, rows, strict=True))
 
 
-def test_int8_keeps_a_scale_per_token(fresh):
-    packed = fresh.encode_document(TEXTS, precision="int8", packed=True)
-    exact = TokenEmbeddings.from_list(fresh.encode_document(TEXTS))
-    assert packed == exact.to("int8")
-    assert (packed.to("float32").vectors - exact.vectors).abs().max() <= packed.scales.max() / 2 + 1e-7
-    pooled = fresh.encode_document(TEXTS, precision="int8", packed=True, pool_factor=2)
-    assert pooled == fresh.encode_document(TEXTS, packed=True, pool_factor=2).to("int8")
-
-
 def test_bfloat16_stays_close_and_of_length_one(fresh, dense):
     for model in (fresh, dense):
         rows, exact = (torch.cat(model.encode_document(TEXTS, compute_dtype=d)) for d in ("bfloat16", "float32"))
@@ -147,23 +138,6 @@ def test_the_autocast_that_a_trainer_leaves_on_a_model_decides_nothing(tiny, dty
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.slow
-def test_worker_processes_need_no_open_file_per_text(tiny):
-    resource = pytest.importorskip("resource", reason="limits on open files are POSIX")
-    model = ColBERT.from_dense(tiny, "orthogonal", 8, device="cpu")
-    texts = [f"pear {i}" for i in range(1100)]
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    pool = model.start_multi_process_pool(["cpu"])
-    try:
-        encoded = model.encode_document(texts, pool=pool, packed=True)
-    finally:
-        model.stop_multi_process_pool(pool)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert len(encoded) == len(texts)
-    assert_close([encoded[i] for i in (0, 555, 1099)], [model.encode_document(texts[i]) for i in (0, 555, 1099)])
-
-
 # Devices.
 
 AVAILABLE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -179,10 +153,3 @@ def test_scores_and_embeddings_on(device, shallow):
     assert (model.device.type, scores.device.type) == (device, device)
     expected = ColBERT(shallow, device="cpu").scores(TEXTS[:2], TEXTS[1:3], tqdm_bar=False)
     torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-2)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("device", ["cuda", ["cpu", "cuda"]])
-def test_a_device_that_is_not_there_is_named(fresh, device):
-    with pytest.raises(InvalidArgumentError, match="device 'cuda' was asked for"):
-        fresh.encode_document(TEXTS, device=device)

@@ -119,16 +119,6 @@ def test_neither_torch_nor_transformers_is_imported(exported):
     assert (done.stdout, done.returncode) == ("(14, 16)\n", 0), done.stderr
 
 
-def test_no_texts_and_other_inputs(exported):
-    assert exported["dense"].encode_queries([]) == []
-    assert len(exported["dense"].encode_queries(text for text in ("pear", "fig"))) == 2
-    for texts in ("pear", ["pear", 3]):
-        with pytest.raises(InvalidArgumentError, match="give a list of str"):
-            exported["dense"].encode_queries(texts)
-    with pytest.raises(InvalidArgumentError, match=r"texts\[0\] is not valid Unicode"):
-        exported["dense"].encode_queries(["\ud800"])
-
-
 def test_an_export_is_replaced_and_other_folders_are_not(models, exported, tmp_path):
     folder = tmp_path / "exported"
     models["dense"].export(folder)
@@ -156,11 +146,8 @@ def change_description(change):
 
 DAMAGES = {
     "description": lambda folder: (folder / "export.json").write_text("{"),
-    "a setting": change_description(lambda described: described["query"].pop("prompt")),
     "a file elsewhere": change_description(lambda d: d["files"].update({"../elsewhere": {"bytes": 1, "sha256": ""}})),
     "graph": lambda folder: (folder / "encoder.onnx").write_bytes(bytes((folder / "encoder.onnx").stat().st_size)),
-    "weights": lambda folder: (folder / "encoder.onnx.data").write_bytes(b"short"),
-    "no heads": lambda folder: (folder / "heads.safetensors").unlink(),
     "no description": lambda folder: (folder / "export.json").unlink(),
 }
 

@@ -144,11 +144,6 @@ def test_a_damaged_export_is_made_again(tiny, torch_model, model, tmp_path, monk
     assert [path.name for path in (tmp_path / "onnx").iterdir() if "unfinished" in path.name] == []
 
 
-def test_it_computes_on_the_cpu(tiny):
-    with pytest.raises(InvalidArgumentError, match="backend='onnx' with device='cuda'"):
-        ColBERT(tiny, device="cuda", backend="onnx")
-
-
 def test_auto_is_onnx_runtime_where_the_model_exports(tiny, torch_model, runs, monkeypatch):
     auto = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto")
     assert_same(auto, torch_model)

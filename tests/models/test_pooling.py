@@ -79,33 +79,6 @@ def test_ties_end_and_make_as_many_clusters_as_wanted(rows, factor):
     assert np.all((lengths == 0) | (np.abs(lengths - 1) < 1e-6))
 
 
-@pytest.mark.parametrize("factor", [2, 7])
-@pytest.mark.parametrize("protected", [0, 1, 3])
-@pytest.mark.parametrize("dim", [3, 16, 33])
-def test_documents_of_all_lengths(factor, protected, dim):
-    rng = np.random.default_rng(dim)
-    rows = [unit_rows(rng, tokens, dim) for tokens in [*range(13), 40, 0, 21]]
-    pooled = pool_tokens(TokenEmbeddings.from_list(rows), factor, protected_tokens=protected)
-    assert len(pooled) == len(rows)
-    for document, ours in zip(rows, pooled, strict=True):
-        expected = naive_pool(document, (len(document) - protected) // factor, protected)
-        np.testing.assert_allclose(ours, expected, atol=1e-6)
-
-
-def test_rows_are_those_of_sentence_transformers():
-    modules = pytest.importorskip("sentence_transformers.multi_vector_encoder.modules")
-    rng = np.random.default_rng(0)
-    rows = [torch.from_numpy(unit_rows(rng, int(n), 24)) for n in rng.integers(1, 90, 30)]
-    for factor, protected in ((2, 1), (3, 0), (5, 4)):
-        pooled = pool_tokens(TokenEmbeddings.from_list(rows), factor, protected_tokens=protected)
-        expected = modules.HierarchicalTokenPooling(factor, num_protected_tokens=protected).pool(rows)
-        for ours, theirs in zip(pooled, expected, strict=True):
-            assert ours.shape == theirs.shape
-            torch.testing.assert_close(ours[:protected], theirs[:protected])
-            # The order of clusters is another one: sort both by the first number of each row.
-            torch.testing.assert_close(ours[ours[:, 0].argsort()], theirs[theirs[:, 0].argsort()])
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_dtype_and_kind_are_kept(dtype, kind):

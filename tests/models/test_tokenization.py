@@ -57,15 +57,6 @@ def test_features_equal_those_of_preprocess(fresh, plain, task, prompt):
             check_features(model, texts, task, prompt)
 
 
-def test_features_with_other_padding(tiny):
-    model = ColBERT(tiny, 16, "cpu")
-    model.tokenizer.padding_side = "left"
-    check_features(model, WINDOW, "document")
-    model.tokenizer.padding_side = "right"
-    model[0].processing_kwargs = {"text": {"pad_to_multiple_of": 7}}
-    check_features(model, WINDOW, "document")
-
-
 def test_one_text_after_calls_that_leave_other_settings(plain):
     calls = [
         {"truncation": True, "max_length": 4},
@@ -81,19 +72,6 @@ def test_one_text_after_calls_that_leave_other_settings(plain):
             found = tokenize_window(plain, [text], None, "query")
             assert torch.equal(found["input_ids"], expected[text]), (options, text)
             assert found["attention_mask"].all()
-
-
-def test_a_tokenizer_that_changes_the_tokens_is_called(tiny):
-    """What transformers adds to the tokens of its own tokenizer is not lost."""
-    model = ColBERT.from_dense(tiny, "orthogonal", 16, "cpu")
-
-    class Marked(type(model.tokenizer)):
-        def __call__(self, texts, **options):
-            return super().__call__([f"marked {text}" for text in texts], **options)
-
-    model.tokenizer.__class__ = Marked
-    assert model.tokens("a pear") == ["[CLS]", "marked", "a", "pear", "[SEP]"]
-    check_features(model, ["two pears"], "query")
 
 
 def test_a_panic_of_the_tokenizer_is_an_error(tiny):

@@ -12,7 +12,6 @@ import torch
 from folders import PUNCTUATION, append, bare, by_hand, dense_with_head, head, write, write_dense
 from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder
-from transformers import AutoTokenizer
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import UNTRAINED, ColBERT
@@ -183,20 +182,6 @@ def assert_is_refused(folder, reason):
         ColBERT(folder, device="cpu")
 
 
-MISSING = {
-    "1_Dense/config.json": "TypeError: .*'in_features' and 'out_features'",
-    "1_Dense/model.safetensors": "ValueError: Could not find 'model.safetensors'",
-    "config.json": "ValueError: Unrecognized model in",
-    "tokenizer.json": "its tokenizer knows 7 tokens for 30,524 embeddings",
-}
-
-
-@pytest.mark.parametrize(("file", "reason"), MISSING.items(), ids=MISSING)
-def test_missing_files(copy, file, reason):
-    (copy / file).unlink()
-    assert_is_refused(copy, reason)
-
-
 @pytest.mark.parametrize(
     "file", ["1_Dense/model.safetensors", "2_MultiVectorMask/config.json", "modules.json", "tokenizer.json"]
 )
@@ -212,12 +197,3 @@ def test_other_contents(copy):
     assert_is_refused(copy, "RuntimeError: ")
     (copy / "modules.json").write_text("[]")
     assert_is_refused(copy, r"its modules\.json lists no modules\.")
-
-
-def test_a_vocabulary_in_another_format_is_enough(copy):
-    tokenizer = AutoTokenizer.from_pretrained(copy)
-    expected = ColBERT(copy, device="cpu").tokens("a pear, a fig")
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    (copy / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocabulary))
-    (copy / "tokenizer.json").unlink()
-    assert ColBERT(copy, device="cpu").tokens("a pear, a fig") == expected

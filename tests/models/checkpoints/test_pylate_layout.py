@@ -37,18 +37,11 @@ TEXTS = [
 ]
 MODELS = {
     "from_dense": lambda tiny, folder: ColBERT.from_dense(tiny, device="cpu"),
-    "from_dense, rotated": lambda tiny, folder: ColBERT.from_dense(tiny, "orthogonal", 32, device="cpu"),
     "recipe": lambda tiny, folder: ColBERT(tiny, device="cpu"),
-    "attends to expansion": lambda tiny, folder: ColBERT(
-        tiny, 64, "cpu", 20, 40, recipe=Recipe(attend_to_expansion=True)
-    ),
     "no expansion": lambda tiny, folder: ColBERT(tiny, 32, "cpu", 12, 100, recipe=Recipe(query_expansion=False)),
     "own skiplist": lambda tiny, folder: ColBERT(tiny, 32, "cpu", recipe=Recipe(skiplist=("a", ".", "pear tree"))),
     "one marker": lambda tiny, folder: ColBERT(
         tiny, 32, "cpu", recipe=Recipe(query_marker="", document_marker="[DOC] ", skiplist=())
-    ),
-    "marker of the vocabulary": lambda tiny, folder: ColBERT(
-        tiny, 32, "cpu", recipe=Recipe(query_marker="[unused0]", document_marker="[unused0]")
     ),
     "trained heads": lambda tiny, folder: ColBERT(
         dense_with_head(tiny, folder / "dense", 48, activation="activation.Tanh", bias=True),
@@ -57,7 +50,6 @@ MODELS = {
     "marker and prompt": lambda tiny, folder: ColBERT(
         tiny, 16, "cpu", prompts={"query": "[Q] find: ", "document": "[D] "}
     ),
-    "prompt alone": lambda tiny, folder: ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", prompts={"query": "find: "}),
 }
 
 
