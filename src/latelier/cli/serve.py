@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from itertools import chain
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -106,7 +106,7 @@ def serve(
             from latelier.demo import Session
 
             retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=show_progress())).retriever
-        options = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
+        options: dict[str, Any] = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
         serve(retrievers, on_start=_announce, **options)
 
 

@@ -461,8 +461,8 @@ class StoredDocuments:
 
     def _result(self, hit: Found, record: Record) -> Result:
         passage = decode_passage_id(hit.id) if self.has_passages else None
-        id, *place = (hit.id, None, None) if passage is None else (passage.document, passage.start, passage.end)
-        return Result(id, hit.score, record.text, record.metadata, *place, hit.mean_score)
+        id, start, end = (hit.id, None, None) if passage is None else (passage.document, passage.start, passage.end)
+        return Result(id, hit.score, record.text, record.metadata, start, end, hit.mean_score)
 
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""
