@@ -175,39 +175,17 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TokenEmbeddings.from_list([[[1.0]]]).to(b"\xff"), "cannot convert embeddings to b"),
         (lambda: TokenEmbeddings(torch.zeros(3), [0, 3]), r"type Tensor and shape torch.Size\(\[3\]\); expected a 2-D"),
         (lambda: TokenEmbeddings(torch.zeros(3, 2), [0, 2]), "offsets from 0 to 2 for 3 tokens"),
         (lambda: TokenEmbeddings(torch.zeros(3, 2), [0, 2, 1, 3]), "expected non-decreasing offsets"),
-        (lambda: TokenEmbeddings(torch.zeros(3, 2), [0.0, 3.0]), "offsets of dtype float64"),
-        (
-            lambda: TokenEmbeddings(torch.zeros(3, 2, dtype=torch.int64), [0, 3]),
-            "dtype torch.int64 and dim 2; expected one of",
-        ),
         (lambda: TokenEmbeddings(torch.zeros(3, 2, dtype=torch.int8), [0, 3]), "int8 vectors need one float32 scale"),
         (
             lambda: TokenEmbeddings(torch.zeros(1, 2, dtype=torch.int8), [0, 1], torch.ones(2)),
             r"scales of shape \(2,\)",
         ),
-        (lambda: TokenEmbeddings.from_list([torch.zeros(1, 2), torch.zeros(2)]), r"text 1 has .* shape \(2,\)"),
-        (
-            lambda: TokenEmbeddings.from_list([torch.zeros(1, 2), torch.zeros(1, 3)]),
-            "text 1 is torch float32 with dim",
-        ),
         (
             lambda: TokenEmbeddings.from_padded(torch.zeros(2, 3, 4), torch.ones(2, 4)),
             r"a mask of shape \(2, 4\)",
-        ),
-        (
-            lambda: TokenEmbeddings.concatenate(
-                [TokenEmbeddings(torch.zeros(1, 2), [0, 1]), TokenEmbeddings(torch.zeros(1, 2).half(), [0, 1])]
-            ),
-            "and of torch float16",
-        ),
-        (lambda: TokenEmbeddings(torch.zeros(1, 2), [0, 1]).to("float8"), "cannot convert embeddings to 'float8'"),
-        (
-            lambda: TokenEmbeddings(torch.zeros(1, 2), [0, 1]).to("float64"),
-            "'float64': .* A dtype is one of float32",
         ),
     ],
 )
@@ -224,9 +202,7 @@ LARGEST = 2**63 - 1
     [
         ([0, LARGEST, -2, 5], f"from {LARGEST} to -2 at text 1; expected non-decreasing"),  # differences overflow
         (np.array([0, 2**64 - 3, 5], dtype="uint64"), "from 18446744073709551613 to 5 at text 1"),
-        (np.array([0, 200, 5], dtype="uint8"), "from 200 to 5 at text 1"),
         ([-5, 0, 5], "offsets from -5 to 5"),
-        (torch.tensor([0, 5], dtype=torch.bfloat16), "offsets of dtype float64"),
     ],
 )
 def test_offsets_that_would_lead_elsewhere_are_rejected(offsets, message):
@@ -313,14 +289,6 @@ def test_vectors_are_scored_however_they_lie_in_memory(monkeypatch, tmp_path, ke
             assert colbert_scores(packed[:1], TokenEmbeddings(form, packed.offsets)).tolist() == wanted
 
 
-def test_positions_outside_are_index_errors():
-    packed = TokenEmbeddings(torch.zeros(1, 2), [0, 1])
-    for outside in ([0, -3], [0, 5], 1, -2, [0.5]):
-        with pytest.raises(IndexError):
-            packed[outside]
-    assert [len(packed[mask]) for mask in ([True], [False])] == [1, 0]
-
-
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
@@ -369,9 +337,6 @@ VECTORS, OFFSETS = torch.ones(5, 8), torch.tensor([0, 5])
     [
         ({"vectors": VECTORS}, "is damaged: 'offsets'"),
         ({"vectors": VECTORS[0], "offsets": OFFSETS}, "is damaged: received vectors of type Tensor and shape"),
-        ({"vectors": VECTORS.to(torch.complex64), "offsets": OFFSETS}, "vectors of dtype torch.complex64"),
-        ({"vectors": VECTORS, "offsets": OFFSETS.bfloat16()}, "is damaged: received offsets of dtype float64"),
-        ({"vectors": VECTORS, "offsets": torch.tensor(5)}, r"received offsets of dtype int64 and shape \(\)"),
         ({"vectors": VECTORS, "offsets": OFFSETS, "scales": torch.ones(5)}, "no other dtype takes scales"),
         ({"vectors": VECTORS.to(torch.int8), "offsets": OFFSETS}, "int8 vectors need one float32 scale"),
         ({"vectors": VECTORS.to(torch.int8), "offsets": OFFSETS, "scales": torch.tensor(1.0)}, r"scales of shape \(\)"),
@@ -397,11 +362,8 @@ def described(shape):
     [
         (b"", None),
         (b"{", 2**63),
-        (b"{", 2**40),
-        (b"{" * 1000, None),
         (b"[" * 100_000, None),
         (described([0, 2**62]), None),
-        (described([0, 2**64 - 1]), None),
         (described([2**62, 0]), None),
         (described([2**33, 2**33]), None),
     ],

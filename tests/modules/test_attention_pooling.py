@@ -133,14 +133,6 @@ def test_short_and_empty_documents_have_no_vectors_to_spare(make):
     torch.testing.assert_close(rows(untrained)[2], F.normalize(rows(features)[2], dim=-1))
 
 
-def test_a_document_does_not_depend_on_its_batch():
-    pooling, features = trained(), batch(9, 30, 2)
-    together = pooling(dict(features))["token_embeddings"]
-    for i in range(3):
-        alone = pooling({name: value[i : i + 1] for name, value in features.items()})["token_embeddings"]
-        torch.testing.assert_close(alone, together[i : i + 1])
-
-
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_token_that_is_not_finite_spoils_its_own_document_alone(wrong):
     pooling, features = trained(), batch(20, 9)
@@ -149,16 +141,6 @@ def test_a_token_that_is_not_finite_spoils_its_own_document_alone(wrong):
     spoilt, other = rows(pooling(dict(features)))
     assert spoilt.isnan().any()
     torch.testing.assert_close(other, expected[1])
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.0, -1.0])
-def test_weights_that_are_not_positive_count_as_1(wrong):
-    unit, mask = F.normalize(batch(20)["token_embeddings"], dim=-1), torch.ones(1, 20, dtype=torch.bool)
-    weights = torch.linspace(0.1, 3, 20)[None]
-    weights[0, 5] = 1
-    expected = ward_clusters(unit, mask, weights, 4)
-    weights[0, 5] = wrong
-    assert torch.equal(ward_clusters(unit, mask, weights, 4), expected)
 
 
 def test_gradients_pass_by_empty_documents():
@@ -178,12 +160,3 @@ def test_pool_takes_a_list_as_other_poolings_do():
         pooled = pooling(dict(features))
     for one, vectors in zip(listed, rows(pooled), strict=True):
         torch.testing.assert_close(one, F.normalize(vectors, dim=-1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_pool_takes_vectors_of_any_dtype_and_returns_it(dtype):
-    document = rows(batch(9))[0].to(dtype)
-    (found,) = trained().pool([document])
-    (expected,) = trained().pool([document.float()])
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, expected.to(dtype))

@@ -1,7 +1,6 @@
 """What every exported module fulfils: a new one joins by an entry in `CASES`, and in `DROPOUT` if it has dropout."""
 
 import inspect
-import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -128,12 +127,6 @@ def case(request) -> Case:
     return CASES[request.param]
 
 
-@pytest.fixture(params=[name for name, case in CASES.items() if build(case).state_dict()])
-def weighted(request) -> Case:
-    """A case of a module with weights."""
-    return CASES[request.param]
-
-
 def leaves(values: Any) -> list[Tensor]:
     """A tensor, or all tensors in a tuple or a dict and those inside it."""
     inner = values.values() if isinstance(values, dict) else values
@@ -220,23 +213,6 @@ def test_gradients_are_those_of_finite_differences(case):
     # of the inputs; of the parameters where the inputs have none
     varied = [tensor.requires_grad_() for tensor in floating(inputs)] or list(module.parameters())
     assert torch.autograd.gradcheck(lambda *_: flat(module(*inputs)), varied)
-
-
-def test_pickle_keeps_module_and_repr(case):
-    module = build(case)
-    other = pickle.loads(pickle.dumps(module))
-    assert repr(other) == repr(module)
-    assert torch.equal(call(other, case), call(module, case))
-
-
-def test_compile_gives_the_same_numbers_without_graph_breaks(case):
-    module = build(case)
-    expected = call(module, case)
-    compiled = torch.compile(module, backend="eager", fullgraph=True)
-    torch.testing.assert_close(call(compiled, case), expected)
-    if parameters := list(module.parameters()):
-        call(compiled, case).sum().backward()
-        assert all(parameter.grad is not None for parameter in parameters)
 
 
 def test_export_gives_the_same_numbers(case):

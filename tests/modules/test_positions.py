@@ -8,7 +8,6 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from latelier.errors import InvalidArgumentError
 from latelier.modules import Attention, RotaryPositions, SinusoidalPositions
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -106,21 +105,3 @@ def test_attention_rotates_queries_and_keys():
     torch.testing.assert_close(later, expected, rtol=1e-4, atol=1e-4)
     each = tuple(part.expand(2, 1, 5, 4) for part in table)  # positions of each sequence
     torch.testing.assert_close(attention(hidden_states, image_rotary_emb=each), expected)
-
-
-def test_rotations_of_a_context_raise():
-    hidden_states, table = torch.zeros(1, 5, 8), RotaryPositions(4).table(5)
-    with pytest.raises(InvalidArgumentError, match="received image_rotary_emb with keys of a context, whose positions"):
-        Attention(8, heads=2, dim_head=4)(hidden_states, hidden_states, image_rotary_emb=table)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RotaryPositions(5), "received dim=5; expected an even number"),
-        (lambda: RotaryPositions(4, scale=0), "received scale=0; expected a positive number"),
-    ],
-)
-def test_wrong_arguments_raise(make, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        make()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from latelier.errors import InvalidArgumentError
-from latelier.modules import FeedForward, RotaryPositions, TiedOutput, TransformerBlock, TransformerEncoder
+from latelier.modules import RotaryPositions, TiedOutput, TransformerBlock, TransformerEncoder
 
 IDS = torch.tensor([[0, 1, 2]])
 
@@ -86,9 +86,6 @@ def test_resizing_keeps_the_rows_and_shows_the_new_size():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TransformerBlock(10, heads=4), "received dim=10 for 4 heads; expected a multiple of 4"),
-        (lambda: FeedForward(4, activation="tanh"), "received activation='tanh'; expected 'gelu' or 'relu'"),
-        (lambda: TransformerEncoder(9, 12, heads=4), "received dim=3; expected an even number"),
         (lambda: TransformerEncoder(9)(torch.zeros(3, dtype=int)), r"input_ids of shape \(3,\); expected \(batch, le"),
         (
             lambda: TransformerEncoder(9)(IDS + 7),
@@ -99,15 +96,6 @@ def test_resizing_keeps_the_rows_and_shows_the_new_size():
 def test_wrong_arguments_raise(make, message):
     with pytest.raises(InvalidArgumentError, match=message):
         make()
-
-
-def test_a_causal_encoder_does_not_see_what_follows():
-    encoder = TransformerEncoder(20, 8, heads=2, is_causal=True)
-    ids = torch.randint(20, (1, 6))
-    changed = ids.clone()
-    changed[:, 4:] = (changed[:, 4:] + 1) % 20
-    torch.testing.assert_close(encoder(changed)[:, :4], encoder(ids)[:, :4])
-    assert not torch.allclose(encoder(changed)[:, 4:], encoder(ids)[:, 4:], atol=1e-3)
 
 
 def test_the_tied_output_trains_the_embeddings():

@@ -71,19 +71,6 @@ def test_ties_keep_the_given_order_and_k_cuts():
     assert [hit.id for hit in rerank([many], [query], [[same, better] * 50])[0]] == many[1::2] + many[::2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([["a"]], ragged([2, 2]), [[], []]), "1 lists of ids, 2 queries and 2 lists"),
-        (([["a"]], ragged([2]), [ragged([1])], 0), "received k=0"),
-        (([["a", "b"]], ragged([2]), [ragged([2])]), "query 0 has 2 candidate ids and 1 document"),
-    ],
-)
-def test_lengths_that_do_not_fit(arguments, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        rerank(*arguments)
-
-
 def test_documents_that_cannot_be_scored():
     with pytest.raises(EmbeddingsError, match="candidate 'empty' of query 0 has no token"):
         rerank([["a", "empty"]], ragged([2]), [ragged([1, 0])])

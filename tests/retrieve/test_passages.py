@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.errors import InvalidArgumentError, UnknownIdError
+from latelier.errors import UnknownIdError
 from latelier.models.exported import token_starts, tokenizer_offsets
 from latelier.retrieve import Passages, Retriever
 from latelier.retrieve.passages import (
@@ -99,21 +99,6 @@ def test_a_text_longer_than_a_piece_has_the_tokens_of_the_whole(starts):
     assert np.array_equal(found, (45 * np.arange(4000)[:, None] + once).ravel())
     [parts] = cut_texts([text], [100], 10, starts)
     check(text, parts, 100, 12, lambda texts: starts(texts))
-
-
-@pytest.mark.parametrize(
-    ("passages", "message"),
-    [
-        (15, "received max_tokens=15"),
-        (5000, "5000 tokens, but the model reads at most"),
-        ("200", "received max_tokens='200'"),
-    ],
-)
-def test_passages_that_cannot_be(small, passages, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        Retriever(small).add(["text"], passages=passages)
-    with pytest.raises(InvalidArgumentError, match="received overlap=10 with max_tokens=20"):
-        Passages(20, 10)
 
 
 HOSTILE = ["a", 'a",', "a#1", '["a",0,0,1]', "[", '"', "\\", "é\x00\n", 7, -7, 70, "7", 2**62]

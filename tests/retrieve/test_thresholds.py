@@ -50,13 +50,6 @@ def test_what_is_below_a_threshold_is_left_out(retriever, name, passages):
     assert retriever.why_not("healthy fruit", wanted[0], **option).is_found
 
 
-def test_thresholds_that_mean_nothing_are_refused(retriever):
-    with pytest.raises(InvalidArgumentError, match="min_score='high'"):
-        retriever.search("fruit", min_score="high")
-    with pytest.raises(InvalidArgumentError, match="min_mean_score needs vectors"):
-        retriever.search("fruit", mode="keywords", min_mean_score=0.5)
-
-
 def test_a_model_of_means_has_them_everywhere():
     model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu", similarity_fn_name="meanmaxsim")
     retriever = Retriever(model)

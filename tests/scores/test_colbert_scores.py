@@ -242,14 +242,6 @@ def test_gradients_of_a_training_batch_equal_those_of_plain_torch():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_double_precision_gradients_are_those_of_torch():
-    queries = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    colbert_scores(queries, torch.randn(2, 5, 4, dtype=torch.float64)).sum().backward()
-    assert queries.grad.dtype == torch.float64
-    with torch.no_grad():
-        assert not colbert_scores(queries, torch.randn(1, 3, 4)).requires_grad
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6),
@@ -292,18 +284,6 @@ def test_unknown_or_unfit_backends_are_named():
         colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4), backend="fused")
 
 
-def test_stock_sentence_transformers_scores_agree():
-    from sentence_transformers.multi_vector_encoder.scoring import colbert_kd_scores as st_kd
-    from sentence_transformers.multi_vector_encoder.scoring import colbert_scores as st_all
-
-    queries, documents = torch.randn(2, 3, 8), torch.randn(2, 4, 5, 8)
-    mask = torch.rand(2, 4, 5) > 0.3
-    mask[..., 0] = True
-    masks = {"queries_mask": torch.ones(2, 3).bool(), "documents_mask": mask}
-    torch.testing.assert_close(colbert_scores(queries, documents, **masks), st_all(queries, documents, **masks))
-    torch.testing.assert_close(colbert_kd_scores(queries, documents, **masks), st_kd(queries, documents, **masks))
-
-
 @pytest.mark.slow
 def test_indexes_and_scores_import_neither_transformers_nor_the_compiler_of_torch():
     program = """
@@ -316,17 +296,6 @@ print(sorted(unwanted & sys.modules.keys()), rows.grad.tolist())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[] [[2.0, 0.0], [0.0, 2.0]]\n"
-
-
-@pytest.mark.slow
-def test_inside_a_compiled_function_scores_and_gradients_are_the_same():
-    queries, documents = torch.eye(3)[None, :2], torch.eye(3)[None].requires_grad_()
-
-    def score(documents):
-        return colbert_scores(queries * 2, documents).sum() * 3
-
-    torch.compile(score, backend="eager")(documents).backward()
-    assert documents.grad[0].tolist() == [[6.0, 0.0, 0.0], [0.0, 6.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="system libraries elsewhere forbid forks")

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError
 from latelier.scores import colbert_scores, top_k
 from latelier.scores.maxsim import align
 from naive import naive_matrix, naive_maxsim, ragged
@@ -36,12 +35,6 @@ def test_masks_int8_and_gradients_are_handled_as_in_colbert_scores():
     small = TokenEmbeddings.from_list(list(documents)).to("int8")
     scores, _ = top_k(queries.detach(), small, 1)
     assert scores[:, 0].tolist() == colbert_scores(queries.detach(), small).amax(1).tolist()
-
-
-def test_no_documents_and_no_queries():
-    some, none = ragged([2]), TokenEmbeddings.from_list([], dim=8)
-    assert [tuple(t.shape) for t in top_k(some, none, 3)] == [(1, 0), (1, 0)]
-    assert [tuple(t.shape) for t in top_k(none, some, 3)] == [(0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
@@ -76,8 +69,3 @@ def test_positions_and_similarities_are_those_of_a_loop(queries, tokens):
         assert positions[i] == row.index(max(row))
         assert similarities[i] == pytest.approx(max(row), abs=1e-5)
     assert similarities.sum() == pytest.approx(naive_maxsim(query, document), abs=1e-4)
-
-
-def test_matrices_that_cannot_be_aligned():
-    with pytest.raises(EmbeddingsError, match="the document has no token"):
-        align(np.ones((1, 2)), np.ones((0, 2)))

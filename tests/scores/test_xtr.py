@@ -7,7 +7,6 @@ from sentence_transformers.multi_vector_encoder import scoring as theirs
 
 from latelier import scores as ours
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, InvalidArgumentError
 
 pytestmark = pytest.mark.processor
 
@@ -72,14 +71,3 @@ def test_sides_of_two_dtypes_and_no_documents_at_all():
     assert ours.xtr_kd_scores([query], []).shape == (1, 0)
     assert ours.xtr_scores([], [document]).shape == (0, 1)
     assert ours.xtr_scores([query], TokenEmbeddings(document[:0], [0, 0])).tolist() == [[-torch.inf]]
-
-
-def test_what_does_not_fit_together_is_refused():
-    with pytest.raises(InvalidArgumentError, match="top_k=0; expected an integer of at least 1"):
-        ours.xtr_scores([[[1.0]]], [[[1.0]]], top_k=0)
-    with pytest.raises(EmbeddingsError, match="2 queries and 3 documents; expected pairs"):
-        ours.xtr_scores_pairwise(torch.ones(2, 1, 2), torch.ones(3, 1, 2))
-    with pytest.raises(EmbeddingsError, match="2 queries and 12 documents in groups of 3"):
-        ours.xtr_kd_scores(torch.ones(2, 1, 2), torch.ones(4, 3, 1, 2))
-    with pytest.raises(EmbeddingsError, match="the queries have dim 2, the documents 3"):
-        ours.xtr_scores(torch.ones(2, 1, 2), torch.ones(3, 1, 3))

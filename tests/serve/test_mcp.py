@@ -75,13 +75,10 @@ def test_documents_are_added_replaced_and_removed(retriever):
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("search", {"query": " "}, "expected a text that is not empty"),
         ("search", {"query": "a", "filter": "yera > 1"}, "unknown field 'yera'. Did you mean 'year'?"),
         ("search", {"query": "a", "index": "other"}, "there are: 'records'"),
-        ("search", {"query": "a", "k": 0}, "greater than or equal to 1"),
         ("get", {"ids": ["nothing"]}, "no document has the id 'nothing'. search returns the ids of what it finds"),
         ("add", {"documents": [{"id": "moon", "text": "A moon."}]}, "'moon' is in the index already. update replaces"),
-        ("explain", {"query": "a", "id": "nothing"}, "'nothing'"),
         ("remove", {"ids": ["moon", "nothing"]}, "'nothing'"),
     ],
 )
@@ -98,7 +95,6 @@ def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, 
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("list_indexes", {"limit": 1}, "received 'limit'; expected no arguments"),
         (
             "search",
             {"query": "a", "limit": 3, "filters": "year > 1"},
@@ -109,14 +105,9 @@ def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, 
             {"documents": [{"id": "d", "text": "dog", "metadata": {}, "title": "x", "year": 2024}]},
             "received 'title', 'year'; expected no other names than 'id', 'text', 'metadata'",
         ),
-        ("update", {"documents": [{"id": "d", "text": "dog", "year": 2024}]}, "received 'year'"),
-        ("add", {"documents": [{"id": "d", "text": None}]}, "a valid string"),
         ("add", {"documents": [{"id": True, "text": "dog"}]}, "a valid integer"),
         ("remove", {"ids": [True]}, "a valid integer"),
-        ("get", {"ids": [True]}, "a valid integer"),
-        ("get", {"ids": [1.0]}, "a valid string"),
         ("explain", {"query": "dog", "id": True}, "a valid integer"),
-        ("why_not", {"query": "dog", "id": 1.0}, "a valid string"),
     ],
 )
 def test_unknown_names_and_other_types_of_ids_are_refused(retriever, tool, arguments, message):

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.scores import colbert_scores
 from latelier.training import distill_pooling
@@ -95,23 +94,3 @@ def test_loss_is_that_of_the_formula(distilled, whole):
                 matched.append(relevance[row, d] * -weights[(document @ token).argmax()])
     expected = 3 * divergence + torch.stack(matched).sum() / queries.num_tokens
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_what_cannot_be_distilled_is_said(shallow):
-    model = ColBERT.from_dense(shallow, device="cpu")
-    with pytest.raises(InvalidArgumentError, match=r"call model\.compress_documents"):
-        distill_pooling(model, ["a"])
-    model.compress_documents(2)
-    with pytest.raises(InvalidArgumentError, match="received 0 documents and 0 queries"):
-        distill_pooling(model, [])
-    with pytest.raises(InvalidArgumentError, match="sentences are drawn from texts only"):
-        distill_pooling(model, TokenEmbeddings.from_list([[[1.0, 0.0]]]))
-    with pytest.raises(InvalidArgumentError, match=r"received 'one text' \(str\) as texts"):
-        distill_pooling(model, "one text")
-    with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is None; expected str"):
-        distill_pooling(model, ["a", None])
-    with pytest.raises(InvalidArgumentError, match="expected 384"):
-        distill_pooling(model, ["a"], TokenEmbeddings.from_list([[[1.0, 0.0]]]))
-    for name, value in (("steps", 0), ("batch_size", 0), ("learning_rate", 0), ("seed", -1)):
-        with pytest.raises(InvalidArgumentError, match=f"received {name}={value}"):
-            distill_pooling(model, ["a"], **{name: value})

@@ -5,17 +5,15 @@ import threading
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
 from latelier import indexes
-from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
-from latelier.utils import batch_by_tokens, resolve_device
+from latelier.utils import batch_by_tokens
 from latelier.utils.batching import (
     lengths_to_offsets,
     positions_within,
@@ -54,12 +52,6 @@ def test_a_batch_ends_only_where_one_text_more_would_exceed_a_limit(lengths, max
         rows = [lengths[i] for i in [*batch, following[0]]]
         padded = len(rows) * rows[0]
         assert padded > 200 or padded - sum(rows) > max_padding
-
-
-@pytest.mark.parametrize("device", ["gpu", 1j, object()])
-def test_what_is_no_device_is_refused(device):
-    with pytest.raises(InvalidArgumentError, match="unknown device"):
-        resolve_device(device)
 
 
 LENGTHS = st.lists(st.integers(0, 5), max_size=12)
@@ -116,11 +108,6 @@ def test_query_expansion_is_used():
     expansion = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
     features = {"input_ids": IDS, "attention_mask": IDS > 0, "query_expansion_positions": expansion}
     assert select_rows(features, used_positions(features), np.array([0]))["input_ids"].tolist() == [[5, 6, 0]]
-
-
-def test_rows_without_a_token_keep_their_width():
-    features = {"attention_mask": torch.zeros(2, 3)}
-    assert select_rows(features, used_positions(features), np.array([1]))["attention_mask"].shape == (1, 3)
 
 
 def test_nothing_waits_for_the_lock_of_bars_that_are_not_shown(tiny):

@@ -42,18 +42,6 @@ def test_what_is_no_positive_number(value):
         check_number("temperature", value)
 
 
-def test_zero_where_it_is_accepted():
-    check_number("weight", 0.0, zero=True)
-    with pytest.raises(InvalidArgumentError, match=r"expected a positive number, such as 1\.0, or 0"):
-        check_number("weight", -1, zero=True)
-
-
-def test_the_largest_number():
-    check_number("epochs", 1e6, most=1e6)
-    with pytest.raises(InvalidArgumentError, match=r"epochs=2000000\.0"):
-        check_number("epochs", 2e6, most=1e6)
-
-
 def test_entries():
     assert [count_entries(each, "ids") for each in (["a"], ("a", "b"), np.ones((3, 2)), torch.ones(4))] == [1, 2, 3, 4]
 
@@ -68,12 +56,9 @@ def test_what_has_no_entries(value):
     ("given", "size"),
     [
         (1, 1),
-        (np.int64(5000), 5000),
         ("512MB", 512_000_000),
         ("1gb", 10**9),
-        (" 1.5 GiB ", 3 << 29),
         ("2KiB", 2048),
-        ("7b", 7),
         ("1TB", 10**12),
         (None, None),
     ],
