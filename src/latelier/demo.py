@@ -205,7 +205,7 @@ def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, 
     try:
         index = indexes.Flat(unfinished, dtype="float16")
         with Retriever(DEFAULT_MODEL, index, device=device, model_options=MODEL_OPTIONS) as retriever:
-            retriever.add(documents, show_progress=show_progress)
+            retriever.add(documents, passages=False, show_progress=show_progress)
         unfinished.rename(folder)
     except OSError as error:
         # The folder exists if another process finished the same index first.

@@ -32,7 +32,7 @@ def notes(tmp_path):
 def test_a_folder(run, notes, tmp_path, tiny):
     index = tmp_path / "index"
     command = ["index", notes, "--index", index, "--model", tiny, "--device", "cpu"]
-    with pytest.warns(UserWarning, match="empty.txt: is empty"):
+    with pytest.warns(UserWarning, match="empty.txt: it is empty"):
         result = run(*command, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
@@ -150,6 +150,7 @@ def test_passages_of_files(run, notes, tmp_path, tiny):
     assert (result.exit_code, json.loads(result.stdout)["documents"]) == (0, 3), result.output
     facts = json.loads(run("info", index, "--json").stdout)
     assert (facts["documents"], facts["passages"] > 5) == (3, True)
+    assert facts["bytes_per_document"] == round(facts["bytes"] / 3)
     found = json.loads(run("search", index, "plums", "-k", 3, "--json", "--device", "cpu").stdout)["results"]
     assert len({each["id"] for each in found}) == 3
     [plums] = [each for each in found if each["id"] == "long.txt"]

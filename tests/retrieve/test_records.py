@@ -283,7 +283,7 @@ def test_files_of_a_folder_that_cannot_be_read_are_skipped_and_named(tmp_path):
     (tmp_path / "empty.txt").write_text(" \n\n")
     (tmp_path / "long.txt").write_text("x" * (2**24 + 1))
     (tmp_path / "zip.txt.gz").write_bytes(gzip.compress(b"text" * 1000)[:20])
-    with pytest.warns(UserWarning, match=r"skipped 3 files of .*\n  empty.txt: is empty") as caught:
+    with pytest.warns(UserWarning, match=r"skipped 3 files of .*\n  empty.txt: it is empty") as caught:
         found, skipped = read_folder(tmp_path, glob=["*.txt", "*.gz"])
     assert [each.filename for each in caught] == [__file__]
     assert [*found] == ["good.gz", "good.txt", "latin.txt"]
@@ -307,7 +307,7 @@ def test_links_pipes_and_odd_names(tmp_path):
     with open(os.fsencode(folder) + b"/caf\xe9.txt", "w") as file:  # noqa: PTH123 (a name that is not Unicode)
         file.write("text")
     (folder / "two\nlines.txt").write_text(" ")
-    with pytest.warns(UserWarning, match="lines.txt': is empty"):
+    with pytest.warns(UserWarning, match="lines.txt': it is empty"):
         found, skipped = read_folder(folder)
     assert [*found] == ["inside.txt", "sub/real.txt"]
     assert "is empty" in skipped.pop("two\nlines.txt")

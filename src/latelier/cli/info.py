@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,7 +73,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     if isinstance(index, Sharded):
         facts["shards"] = index.shards
     if isinstance(index, (StoredIndex, Sharded, Qdrant)):
-        held = index.statistics()
+        held = replace(index.statistics(), documents=facts["documents"])  # not passages
         facts |= {"cut": held.cut, "bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
         ratios = {"bytes_per_document": held.bytes_per_document, "bytes_per_token": held.bytes_per_token}
         facts |= {name: None if ratio is None else round(ratio) for name, ratio in ratios.items()}

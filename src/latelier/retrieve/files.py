@@ -60,7 +60,7 @@ def is_readable(path: Path) -> bool:
 def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputDocument]:
     """Return the document that a file is, or those in it (the messages of a mailbox); ids begin with `name`."""
     if not is_unicode(name):
-        raise InvalidArgumentError(f"the name of {str(path)!r} is not valid Unicode, so it cannot be an id; rename it.")
+        raise InvalidArgumentError("its name is not valid Unicode, so it cannot be an id; rename it.")
     plain = PurePosixPath(name.removesuffix(".gz"))
     suffix = plain.suffix.lower()
     data = _contents(path)
@@ -79,9 +79,9 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
         if not content.text.strip():
             if len(contents) > 1:
                 continue
-            is_pdf = suffix == ".pdf"
+            is_scan = suffix == ".pdf"
             raise InvalidArgumentError(
-                "it holds pictures of pages, and no text." if is_pdf else f"{path} is empty: nothing to index."
+                "it holds pictures of pages, and no text; recognise it first." if is_scan else "it is empty."
             )
         matter, begin = _front_matter(content.text) if suffix in _MARKDOWN else ({}, 0)
         heading, parts = _outline(content.text, begin) if is_markdown else ("", (Part(0),))
@@ -112,7 +112,7 @@ def _contents(path: Path) -> bytes:
         except OSError as error:
             raise StorageError(f"cannot read {path}: {error}.") from error
     if len(data) > _MOST_BYTES:
-        raise InvalidArgumentError(f"{path} is longer than {_MOST_BYTES:,} bytes; split it.")
+        raise InvalidArgumentError(f"it is longer than {_MOST_BYTES:,} bytes; split it.")
     return data
 
 
@@ -357,7 +357,7 @@ def _pdf(data: bytes) -> Iterator[Content]:
         texts = [page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip() for page in file]
         title = str(file.get_metadata_dict().get("Title") or "").strip()
     except pypdfium2.PdfiumError as error:
-        raise InvalidArgumentError(f"it is damaged, encrypted, or no PDF: {error}.") from error
+        raise InvalidArgumentError(f"it is damaged, encrypted, or no PDF: {error}") from error
     yield _in_pages(texts)._replace(title=title, metadata={"pages": len(texts)})
 
 

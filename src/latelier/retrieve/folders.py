@@ -139,7 +139,11 @@ def read_document_file(
         raise InvalidArgumentError(
             f"received names of fields for {source}, which is one text; fields are those of jsonl, csv and parquet."
         )
-    return FileDocuments(iter(read_file(path, path.name, reading.encoding)), [], path, are_texts=True)
+    try:
+        documents = read_file(path, path.name, reading.encoding)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error}") from error
+    return FileDocuments(iter(documents), [], path, are_texts=True)
 
 
 def _suffix(name: str) -> str:
