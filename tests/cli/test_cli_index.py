@@ -17,6 +17,7 @@ from latelier.errors import LatelierError
 from latelier.indexes import Flat
 from latelier.models import load
 from latelier.retrieve import Retriever
+from latelier.utils import misc
 
 
 @pytest.fixture
@@ -29,12 +30,15 @@ def notes(tmp_path):
     return folder
 
 
-def test_a_folder(run, notes, tmp_path, tiny):
+def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(misc, "INTERVAL", 0.0)  # in seconds
     index = tmp_path / "index"
     command = ["index", notes, "--index", index, "--model", tiny, "--device", "cpu"]
     with pytest.warns(UserWarning, match="empty.txt: it is empty"):
         result = run(*command, "--json")
     assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("Loading the model ...\n")
+    assert "\nIndexing: 2 documents so far.\n" in result.stderr
     report = json.loads(result.stdout)
     assert (report["new"], [each["path"] for each in report["skipped"]]) == (2, ["empty.txt"])
     found = json.loads(run("search", index, "ripen", "in", "September", "--json", "--device", "cpu").stdout)["results"]

@@ -24,7 +24,7 @@ from latelier.cli.options import (
     refuse_unused_split,
     takes_search_options,
 )
-from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import LatelierError
 from latelier.evaluation.files import OnProblem, check_run_file
 from latelier.retrieve.passages import StoredDocuments
@@ -130,7 +130,7 @@ def evaluate(
             k = _enough(context, k, widest, len(ids))
             with _retriever(index, searched, model, device, trust_remote_code) as retriever:
                 if index is None:
-                    retriever.add(collection.texts().items(), show_progress=show_progress())
+                    retriever.add(collection.texts().items(), show_progress=True)
                 found, qrels = retriever.run(collection.queries, k, **search), collection.qrels
                 _check_found(found, collection, len(retriever), found.settings["mode"])
     if output is not None:

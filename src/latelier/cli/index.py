@@ -35,7 +35,7 @@ from latelier.cli.options import (
     document_id,
     refuse_unused,
 )
-from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
 from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
 from latelier.retrieve.passages import DocumentSettings, Passages, StoredDocuments
@@ -201,15 +201,14 @@ def index(
     documents, changes = read(), changes_of(source) if watch else ()
     _check_not_empty(documents)
     quiet_loading()
-    options: dict[str, Any] = {"batch_size": batch_size, "show_progress": show_progress(), "workers": workers}
+    options: dict[str, Any] = {"batch_size": batch_size, "show_progress": True, "workers": workers}
     options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
     new: Kind = _new_kind(documents) if kind == "auto" else kind
     stored = {"dtype": "float16"} if new == "flat" else {}
     computing = {"backend": backend, "compute_dtype": None if compute_dtype == "auto" else compute_dtype}
 
     def open_or_make() -> Retriever:
-        if show_progress():
-            typer.echo("Loading the model ...", err=True)
+        typer.echo("Loading the model ...", err=True)
         return Retriever(
             *open_with_model(
                 target,
@@ -442,7 +441,7 @@ def copy(
         if new is not None and (kind, nbits, shards) != (None, None, None):
             raise typer.BadParameter("a file has no --kind, --nbits and --shards; leave them out.", param_hint="TARGET")
         filled = new or stack.enter_context(open_target(target, kind, nbits, shards, like=given))
-        report = indexes.copy_documents(file or given, filled, settings=settings, show_progress=show_progress())
+        report = indexes.copy_documents(file or given, filled, settings=settings, show_progress=True)
     if json_output:
         print_json({**asdict(report), "kept": report.kept})
     else:

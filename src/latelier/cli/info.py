@@ -22,7 +22,6 @@ from latelier.cli.output import (
     quiet_loading,
     result_lines,
     results_json,
-    show_progress,
 )
 from latelier.errors import CorruptedIndexError, IndexFormatError
 from latelier.retrieve.passages import StoredDocuments
@@ -219,7 +218,7 @@ def demo(
     from latelier.demo import QUESTIONS, Session
 
     quiet_loading()
-    with Session(device, on_first_run=_announce, show_progress=show_progress()) as session:
+    with Session(device, on_first_run=_announce, show_progress=True) as session:
         answers = []
         for question in QUESTIONS if query is None else (query,):
             results, explanations = session.answer(question, k)

@@ -86,11 +86,6 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def show_progress() -> bool:
-    """Whether standard error is a terminal, where a progress bar can be drawn."""
-    return is_terminal(sys.stderr)
-
-
 def quiet_loading() -> None:
     """Turn off the progress bars of transformers, which appear even for a small model, without importing it."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers reads it when it is imported

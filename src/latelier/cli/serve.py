@@ -19,7 +19,7 @@ from latelier.cli.options import (
     given_secret,
     refuse_unused,
 )
-from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading, show_progress
+from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.retrieve.folders import read_documents
 
@@ -105,7 +105,7 @@ def serve(
         if demo:
             from latelier.demo import Session
 
-            retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=show_progress())).retriever
+            retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=True)).retriever
         options: dict[str, Any] = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
         serve(retrievers, on_start=_announce, **options)
 

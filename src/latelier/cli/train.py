@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from latelier.cli.options import DeviceOption, TrustOption, is_given, refuse_unused
-from latelier.cli.output import print_json, printable, quiet_loading, show_progress
+from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.utils.files import is_file, is_folder, open_binary, text_lines
 
 Start: TypeAlias = Literal["dense", "colbert"]
@@ -99,7 +99,7 @@ def train(
             model,
             options=options,
             on_progress=lambda line: typer.echo(line, err=True),
-            show_progress=show_progress(),
+            show_progress=True,
         )
     if json_output:
         print_json({**asdict(report), "model": str(report.model)})

@@ -76,7 +76,7 @@ def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, sh
     model.eval()
     check_count("batch_size", batch_size)
     remaining = checked_stream([texts] if isinstance(texts, str) else texts)
-    with torch.inference_mode(), progress_bar(shown=show_progress_bar, desc="Fitting projection", unit="text") as bar:
+    with torch.inference_mode(), progress_bar(shown=show_progress_bar, desc="Fitting projection", unit=" texts") as bar:
         while batch := list(islice(remaining, batch_size)):
             features = move_features(model.preprocess(batch, task="document"), model.device)
             for module in list(model)[:position]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import numbers
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,10 +25,33 @@ class Silent:
         """Do nothing."""
 
 
+INTERVAL = 30.0  # seconds between the lines of a log
+
+
+class Lines:
+    """Progress in a log, where a bar would be one endless line."""
+
+    def __init__(self, desc: str = "Progress", total: int | None = None, unit: str = "") -> None:
+        self._form = f"{desc}: {{:,}}{'' if total is None else f' of {total:,}'}{unit} so far.\n"
+        self._count, self._told = 0, time.monotonic()
+
+    def update(self, count: int = 1) -> None:
+        """Count, and print a line if it is time."""
+        self._count += count
+        if time.monotonic() - self._told >= INTERVAL:
+            self._told = time.monotonic()
+            sys.stderr.write(self._form.format(self._count))
+
+
 def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
-    """Return a progress bar of tqdm, or one that does nothing: even a disabled one takes a lock that forks share."""
-    if not shown:
+    """Return a progress bar of tqdm; lines, if standard error is neither a terminal nor in a notebook; or nothing.
+
+    Even a disabled bar takes a lock that forks share.
+    """
+    if not shown or sys.stderr is None:
         return nullcontext(Silent())
+    if not sys.stderr.isatty() and "ipykernel" not in sys.modules:
+        return nullcontext(Lines(**options))
     from tqdm import TqdmWarning
 
     with warnings.catch_warnings():
