@@ -285,7 +285,7 @@ class Retriever(NotCopied):
             Documents, or passages, per transaction, and in memory at once; None: so many that a commit comes every
             few seconds.
         show_progress
-            Show a progress bar on standard error.
+            Show a progress bar on standard error; in a log, a line every half minute.
         passages
             Cut long texts into overlapping passages: their maximum number of tokens, `Passages(max_tokens, overlap)`,
             or True for as many tokens as the model reads. False: whole documents, of which the model reads the
