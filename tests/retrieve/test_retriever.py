@@ -319,13 +319,12 @@ def test_what_is_no_query(shared_retriever, texts, message):
         shared_retriever.search(texts)
 
 
-def test_arguments_that_cannot_be(shared_retriever, model, tmp_path):
+def test_arguments_that_cannot_be(shared_retriever, model):
     for call, message in (
         (lambda: shared_retriever.search("fruit", 0), "received k=0"),
         (lambda: shared_retriever.search("fruit", effort=2.0), "has no option 'effort'; its options are mode"),
         (lambda: Retriever(5), "as the model; expected a ColBERT or a name"),
         (lambda: Retriever(model, device="cpu"), "a loaded model takes no device"),
-        (lambda: Retriever.open(tmp_path, model=model), r"Retriever\(model, path\)"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             call()
