@@ -272,8 +272,6 @@ def test_folders_and_patterns_without_files(tmp_path):
         found, skipped = read_folder(tmp_path)
     assert (found, "--glob '*.xyz' reads it as text" in skipped["a.xyz"]) == ({}, True)
     assert [*read_folder(tmp_path, glob="*.xyz")[0]] == ["a.xyz"]
-    with pytest.raises(InvalidArgumentError, match="as glob; expected patterns"):
-        read_documents(tmp_path, glob=5)
 
 
 def test_files_of_a_folder_that_cannot_be_read_are_skipped_and_named(tmp_path):
