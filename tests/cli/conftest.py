@@ -1,6 +1,8 @@
 """An index on disk that the commands search, made once, and a way to run them in this process."""
 
 import json
+import sys
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
@@ -14,12 +16,23 @@ RECORDS = [
 ]
 
 
+class Runner(CliRunner):
+    """Holds the streams, which are closed once nothing does: code that replaces sys.stdout for a moment would do it."""
+
+    @contextmanager
+    def isolation(self, *arguments, **options):
+        with super().isolation(*arguments, **options) as captured:
+            held = sys.stdin, sys.stdout, sys.stderr
+            yield captured
+            del held
+
+
 @pytest.fixture(scope="session")
 def run():
     """Run a command line in this process."""
 
     def run(*arguments, input=None):
-        return CliRunner().invoke(app, [str(argument) for argument in arguments], input=input, prog_name="latelier")
+        return Runner().invoke(app, [str(argument) for argument in arguments], input=input, prog_name="latelier")
 
     return run
 
