@@ -38,9 +38,9 @@ from latelier.cli.options import (
 from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
 from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
-from latelier.retrieve.passages import DocumentSettings, Passages, StoredDocuments
+from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages, StoredDocuments
 from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Reading
-from latelier.utils.checks import short
+from latelier.utils.checks import is_count, short
 from latelier.utils.files import number_or_text
 
 if TYPE_CHECKING:
@@ -342,10 +342,10 @@ def _passages(given: str | None, overlap: int | None) -> Passages | Literal[Fals
     if given is None or given == "none":
         return None if given is None else False
     tokens: Any = None if given == "auto" else number_or_text(given)
-    try:
-        return Passages(tokens, overlap)
-    except InvalidArgumentError as error:
-        raise typer.BadParameter(f"{error} Others: auto, none.", param_hint="--passages") from error
+    if tokens is not None and not is_count(tokens, LEAST_TOKENS):
+        expected = f"a number of tokens from {LEAST_TOKENS} on, auto or none"
+        raise typer.BadParameter(f"received {given!r}; expected {expected}.", param_hint="--passages")
+    return Passages(tokens, overlap)
 
 
 def _names(listed: str | None) -> list[str] | None:
