@@ -149,15 +149,18 @@ def test_compare_prints_the_table_of_the_library(beir, run, run_file, tmp_path):
 
 
 def test_reports_are_compared_without_qrels_and_their_settings_too(beir, run, tmp_path, run_file):
-    for name, options in (("flat", ()), ("ivf", ("--kind", "ivf", "--effort", "fast"))):
+    for name, options in (("flat", ()), ("ivf", ("--kind", "ivf", "--effort", "fast", "--max-length-query", "4"))):
         result = run("evaluate", beir, "--device", "cpu", "--json", *options)
         (tmp_path / f"{name}.json").write_text(result.stdout)
     reports = tmp_path / "flat.json", tmp_path / "ivf.json"
     lines = run("compare", *reports).stdout.splitlines()
-    assert lines[-1] == "settings that differ: index Flat / IVF, bits 32 / 8, effort None / fast"
+    assert lines[-1] == (
+        "settings that differ: query_length 512 / 4, index Flat / IVF, bits 32 / 8, queries_cut 0.0 / 0.6667, effort "
+        "None / fast"
+    )
     assert lines[-3].endswith("100,000 trials)")
     facts = json.loads(run("compare", *reports, "--measure", "RR@10", "--json").stdout)
-    assert facts["settings"] == {"index": ["Flat", "IVF"], "bits": [32, 8], "effort": [None, "fast"]}
+    assert facts["settings"]["effort"] == [None, "fast"]
     measured = json.loads(reports[0].read_text())["measures"]
     assert {name: found["a"] for name, found in facts["measures"].items()} == {"RR@10": measured["RR@10"]}
     result = run("compare", reports[0], run_file)
@@ -177,6 +180,7 @@ def test_reports_are_compared_without_qrels_and_their_settings_too(beir, run, tm
             "--split: it has no effect on {run}, which is a",
         ),
         (("evaluate", "{tmp}"), 1, "has no corpus.jsonl"),
+        (("evaluate", "{beir}", "--index", "i", "--max-length-query", "9"), 2, "--max-length-query: it has no effect"),
         (("evaluate", "{beir}", "--run", "{run}", "--measure", "nDGC"), 1, "did you mean 'nDCG'"),
         (("evaluate", "{beir}", "--device", "banana", "--output", "{tmp}/none/x.trec"), 1, "there is no folder"),
         (("compare", "{run}", "{run}"), 2, "--qrels"),

@@ -52,7 +52,11 @@ _OF_A_SEARCH = (
     "on_problem",
     "device",
     "trust_remote_code",
+    "max_length_query",
+    "max_length_document",
 )
+# What an index that exists has already.
+_OF_A_NEW_INDEX = ("kind", "max_length_query", "max_length_document")
 
 
 @takes_search_options("mode", "fusion", "weights", "effort")
@@ -75,6 +79,12 @@ def evaluate(
     kind: Annotated[
         Kind, typer.Option(help="Without --index: kind of the temporary index that the documents are put into.")
     ] = "flat",
+    max_length_query: Annotated[
+        int | None, typer.Option(min=1, help="Without --index: most tokens that the model reads of a query.")
+    ] = None,
+    max_length_document: Annotated[
+        int | None, typer.Option(min=1, help="Without --index: most tokens that it reads of a document.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Which qrels of the folder: test, dev, train, ...")] = "test",
     measure: Annotated[
         list[str] | None,
@@ -119,7 +129,7 @@ def evaluate(
         qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
     else:
         if index is not None:
-            refuse_unused(context, ("kind",), "has no effect beside --index, which has a kind already")
+            refuse_unused(context, _OF_A_NEW_INDEX, "has no effect beside --index, which has its own")
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem)
         with _searched_index(index, kind) as searched:
@@ -128,7 +138,8 @@ def evaluate(
             if output is not None:
                 check_run_file(output, collection.queries, map(str, ids))
             k = _enough(context, k, widest, len(ids))
-            with _retriever(index, searched, model, device, trust_remote_code) as retriever:
+            lengths = {"max_length_query": max_length_query, "max_length_document": max_length_document}
+            with _retriever(index, searched, model, device, trust_remote_code, lengths) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=True)
                 found, qrels = retriever.run(collection.queries, k, **search), collection.qrels
@@ -187,13 +198,18 @@ def _searched_index(index: str | None, kind: Kind) -> Iterator[Index]:
         yield made
 
 
-def _retriever(given: str | None, index: Index, model: str | None, device: str | None, trust: bool) -> Retriever:
+def _retriever(
+    given: str | None, index: Index, model: str | None, device: str | None, trust: bool, lengths: dict[str, int | None]
+) -> Retriever:
     """Return a retriever over an index with the model that it names, or over a new one with the default model."""
     from latelier.retrieve import Retriever
 
     if given is not None:
         return Retriever.open(index, model=model, device=device, trust_remote_code=trust)
-    return Retriever(model, index, device=device, model_options={"trust_remote_code": True} if trust else None)
+    options: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
+    return Retriever(
+        model, index, device=device, model_options=options | ({"trust_remote_code": True} if trust else {})
+    )
 
 
 def compare(
