@@ -111,7 +111,7 @@ def test_what_cannot_be_explained(retriever, model):
     retriever.index.add("pooled", model.encode_document("Bananas are healthy.")[:3], texts="Bananas are healthy.")
     with pytest.raises(LatelierError, match=r"'pooled' has 3 rows, but its text has 6 tokens"):
         retriever.explain("fruit", "pooled")
-    with pytest.raises(InvalidArgumentError, match="one query, a text"):
+    with pytest.raises(InvalidArgumentError, match="expected a text"):
         retriever.explain(["fruit"], "fruit")
 
 

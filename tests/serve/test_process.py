@@ -206,7 +206,7 @@ def test_a_second_ctrl_c_ends_a_server_at_once_while_a_request_runs(own_folder, 
         assert server.process.wait(1) == -signal.SIGINT
         writing.result()
     with indexes.open(own_folder) as index:
-        assert len(index) == 3
+        assert 3 <= len(index) < 503  # whole transactions of it
         assert index.verify().is_whole
 
 

@@ -436,9 +436,13 @@ class FileStore:
 
     def commits(self) -> dict[str, int]:
         """Return the generation of the commit that has referenced a folder, by the name of the folder."""
-        with looking_into(self.folder):
-            found = [(path, _COMMIT.fullmatch(path.name)) for path in sorted(self.folder.glob("*/commit-*"))]
-        return {path.parent.name: int(match[1]) for path, match in found if match}
+        found = {}
+        for name in self.names():
+            # Another process may delete a folder meanwhile.
+            with looking_into(self.folder), suppress(FileNotFoundError):
+                matches = [_COMMIT.fullmatch(path.name) for path in (self.folder / name).iterdir()]
+                found |= {name: max(int(match[1]) for match in matches if match)} if any(matches) else {}
+        return found
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete segments that no reader will open any more; `compact` deletes later what cannot be deleted now."""
