@@ -436,7 +436,7 @@ class FileStore:
 
     def commits(self) -> dict[str, int]:
         """Return the generation of the commit that has referenced a folder, by the name of the folder."""
-        found = {}
+        found: dict[str, int] = {}
         for name in self.names():
             # Another process may delete a folder meanwhile.
             with looking_into(self.folder), suppress(FileNotFoundError):
