@@ -37,7 +37,7 @@ def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
     with pytest.warns(UserWarning, match="empty.txt: it is empty"):
         result = run(*command, "--json")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("Loading the model ...\n")
+    assert result.stderr.startswith("Opening the index and its model ...\n")
     assert "\nIndexing: 2 documents so far.\n" in result.stderr
     report = json.loads(result.stdout)
     assert (report["new"], [each["path"] for each in report["skipped"]]) == (2, ["empty.txt"])

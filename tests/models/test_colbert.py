@@ -159,6 +159,8 @@ def test_queries_are_expanded_to_a_least_length_and_longer_ones_read_whole(tiny,
         assert [len(vectors) for vectors in each.encode_query(["pear", "pear " * 37, "pear " * 90])] == [32, 40, 48]
         assert each.max_length_query == 48
     assert ColBERT(str(tmp_path), device="cpu", max_length_query=64).encode_query("pear " * 90).shape == (64, 128)
+    with pytest.raises(InvalidArgumentError, match="query_expansion='least'"):
+        Recipe(query_expansion="least")
 
 
 # Calls written for other libraries.

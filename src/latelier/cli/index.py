@@ -208,7 +208,7 @@ def index(
     computing = {"backend": backend, "compute_dtype": None if compute_dtype == "auto" else compute_dtype}
 
     def open_or_make() -> Retriever:
-        typer.echo("Loading the model ...", err=True)
+        typer.echo("Opening the index and its model ...", err=True)
         return Retriever(
             *open_with_model(
                 target,

@@ -66,6 +66,8 @@ class Recipe:
         if isinstance(self.skiplist, str):
             raise InvalidArgumentError(f"received skiplist={short(self.skiplist)}; expected a tuple of str.")
         object.__setattr__(self, "skiplist", tuple(self.skiplist))  # an iterator is read once, a list could be changed
+        if not isinstance(self.query_expansion, bool):
+            check_choice("query_expansion", self.query_expansion, ["min"])
         check_choice("projection", self.projection, _PROJECTIONS, optional=True)
 
 
