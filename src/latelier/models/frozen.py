@@ -229,6 +229,7 @@ class _LaidOutLinear(nn.Module):
     def __init__(self, *linears: Any, dtype: torch.dtype = torch.float32, gelu: bool = False) -> None:
         super().__init__()
         self._dtype = dtype
+        self.weight = linears[0].weight  # for its dtype, which encoders of pictures ask for
         with torch.no_grad():
             weight = torch.cat([linear.weight for linear in linears]).to(dtype)
             biases = [linear.bias for linear in linears if linear.bias is not None]
