@@ -24,8 +24,8 @@ import numpy as np
 from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation import load_beir
-from latelier.utils.checks import check_count, short
-from latelier.utils.files import as_path, check_unicode, is_folder, open_binary, parse_json, text_lines
+from latelier.utils.checks import check_count, check_unicode, short
+from latelier.utils.files import as_path, is_folder, open_binary, parse_json, text_lines
 
 if TYPE_CHECKING:
     from datasets import Dataset

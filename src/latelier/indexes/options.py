@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.results import is_unicode
-from latelier.utils.checks import check_choice, check_count, describe, short
+from latelier.utils.checks import check_choice, check_count, describe, is_unicode, short
 
 Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]
 Fusion: TypeAlias = Literal["relative", "rrf"]

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import Advice, DuplicateIdError, IndexDamageWarning, InvalidArgumentError, UnknownIdError
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import describe, is_unicode, short
 from latelier.utils.misc import bar, escape, fragment, table, warn_caller
 
 Id: TypeAlias = "str | int"
@@ -625,15 +625,6 @@ def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
 def _name_some(ids: list[Id]) -> str:
     rest = f" and {len(ids) - _MOST_NAMED:,} more" if len(ids) > _MOST_NAMED else ""
     return ", ".join(map(repr, ids[:_MOST_NAMED])) + rest
-
-
-def is_unicode(text: str) -> bool:
-    """Whether SQLite can hold a text: a lone surrogate, as in a file name that is not UTF-8, cannot be encoded."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def plain_str(text: str) -> str:

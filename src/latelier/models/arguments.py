@@ -16,8 +16,7 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.checks import check_choice, check_count, describe, short
-from latelier.utils.files import check_unicode
+from latelier.utils.checks import check_choice, check_count, check_unicode, describe, short
 
 # Maximum numbers of tokens, markers and special tokens included, unless a checkpoint or the user says otherwise.
 DEFAULT_QUERY_LENGTH = 32

@@ -26,8 +26,8 @@ import numpy as np
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, ModelLoadError, StorageError
 from latelier.kernels.threads import allowed_threads, for_each, limited_threads
 from latelier.utils import batch_by_tokens, tokens_per_batch
-from latelier.utils.checks import check_count, describe
-from latelier.utils.files import as_path, check_unicode, parse_json
+from latelier.utils.checks import check_count, check_unicode, describe
+from latelier.utils.files import as_path, parse_json
 
 
 def text_ranges(offsets: Iterable[tuple[int, int]], prompt: str, text: str) -> list[tuple[int, int] | None]:

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
-from latelier.indexes.results import is_unicode
 from latelier.retrieve.records import HEADINGS, InputDocument, Part
-from latelier.utils.checks import cut
+from latelier.utils.checks import cut, is_unicode
 from latelier.utils.files import LONGEST_LINE, open_binary, parse_json
 
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst")

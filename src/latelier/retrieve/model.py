@@ -38,8 +38,8 @@ from latelier.models.location import DEFAULT_MODEL
 from latelier.models.untrusted import load, load_untrusted
 from latelier.retrieve.remote import RemoteEncoder, is_address
 from latelier.utils.batching import lengths_to_offsets
-from latelier.utils.checks import check_choice, cut, describe, is_count, short
-from latelier.utils.files import cache_folder, check_unicode, is_folder
+from latelier.utils.checks import check_choice, check_unicode, cut, describe, is_count, short
+from latelier.utils.files import cache_folder, is_folder
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT

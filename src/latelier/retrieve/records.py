@@ -24,10 +24,9 @@ from latelier.errors import InvalidArgumentError, MissingExtraError, StorageErro
 from latelier.indexes import Id
 from latelier.indexes.results import as_id
 from latelier.indexes.store.rows import encode_metadata
-from latelier.utils.checks import cut, describe, short
+from latelier.utils.checks import check_unicode, cut, describe, short
 from latelier.utils.files import (
     LONGEST_LINE,
-    check_unicode,
     is_file,
     number_or_text,
     open_binary,

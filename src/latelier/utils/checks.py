@@ -140,6 +140,26 @@ def escape_json(text: str) -> str:
     return _CONTROL_BUT_NEWLINE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether SQLite can hold a text: a lone surrogate, as in a file name that is not UTF-8, cannot be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_unicode(text: str, name: str) -> None:
+    """Check that a text has a UTF-8 form, which tokenizers and SQLite need: a lone surrogate has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"{name} is not valid Unicode: {text[error.start]!r} at position {error.start} is half of a surrogate "
+            "pair. It comes from a text that was cut in UTF-16, or from bytes that are not UTF-8."
+        ) from error
+
+
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?b)", re.IGNORECASE)

@@ -134,17 +134,6 @@ def number_or_text(text: str) -> int | float | str:
     return value if is_number and not (isinstance(value, float) and math.isinf(value)) else text
 
 
-def check_unicode(text: str, name: str) -> None:
-    """Check that a text has a UTF-8 form, which tokenizers and SQLite need: a lone surrogate has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(
-            f"{name} is not valid Unicode: {text[error.start]!r} at position {error.start} is half of a surrogate "
-            "pair. It comes from a text that was cut in UTF-16, or from bytes that are not UTF-8."
-        ) from error
-
-
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
     """Write a file; an existing one is replaced, and keeps its permissions.
 
