@@ -1,0 +1,260 @@
+"""Pictures: files, pages of PDF and images of PIL as RGB, within bounds, whoever made them.
+
+The header of a file says how many pixels it has, so that a bomb is refused before it is decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.utils.checks import cut, describe, is_count, short
+from latelier.utils.files import as_path, open_binary
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".gif", ".bmp"})
+_FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP")
+_MOST_BYTES = 1 << 28  # of a file
+_MOST_PIXELS = (1 << 28) // 3  # 256 MB as RGB: a page at 600 dpi has 35 million
+_LEAST_SIDE, _LARGEST_RATIO = 8, 100  # models refuse, or squeeze to nothing, what is narrower
+# A page of A4 is 1240 x 1754: more than models of page images read.
+_DPI, _LONGEST_SIDE = 150, 3000
+_MOST_PAGES = 10_000
+# What PIL raises for damaged files.
+_FAULTS = (
+    OSError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    SyntaxError,
+    TypeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+_PDFIUM = Lock()  # which keeps its state in globals
+
+
+class Picture(NamedTuple):
+    """A picture to encode: its source, a path, bytes or an image of PIL; the metadata to store; a text beside it."""
+
+    source: Any
+    metadata: dict[str, Any]
+    text: str = ""
+
+    @classmethod
+    def of(cls, source: Any, page: int | None = None) -> Picture:
+        """Look at a picture once, so that a faulty one is known before anything is encoded; pages are not rendered."""
+        if isinstance(source, str) and source.startswith(("http://", "https://", "data:")):
+            raise InvalidArgumentError(f"{short(source)} is an address; give a file of this machine, or its bytes.")
+        if not isinstance(source, (str, os.PathLike)):
+            image = _decoded(source) if isinstance(source, bytes) else _from_pil(source)
+            checksum = hashlib.sha256(source if isinstance(source, bytes) else image.tobytes()).hexdigest()[:32]
+            size = {"width": image.width, "height": image.height}
+            return cls(source if isinstance(source, bytes) else image, size | {"checksum": checksum})
+        path = as_path(source, "the image").absolute()
+        with _naming(path):
+            if is_pdf(path):
+                with _open_page(path, page) as found:
+                    width, height = _pixels(found)
+            else:
+                width, height = _decoded(_contents(path)).size
+            checksum = _checksum(path)
+        paged = {"page": page} if is_pdf(path) else {}
+        return cls(path, {"image": str(path), **paged, "width": width, "height": height, "checksum": checksum})
+
+    def load(self) -> Any:
+        """Return the picture in RGB, as it was when it was looked at."""
+        if isinstance(self.source, Path):
+            return load_image(self.metadata)
+        return _decoded(self.source) if isinstance(self.source, bytes) else self.source
+
+
+def load_image(source: Any, page: int | None = None) -> Any:
+    """Return a file, or a page of a PDF from 1 on, as an RGB image of PIL; a stored record's, if it is still the same.
+
+    `source`: a path; or a record, a result or its metadata, of which the file has to have the stored checksum.
+    """
+    metadata = getattr(source, "metadata", source)
+    if isinstance(metadata, Mapping):
+        path, page = _stored_path(metadata), metadata.get("page") if page is None else page
+    else:
+        path = as_path(source, "the image")
+    with _naming(path):
+        if not is_pdf(path):
+            return _decoded(_contents(path))
+        with _open_page(path, page) as found:
+            _pixels(found)
+            return found.render(scale=_scale(found)).to_pil().convert("RGB")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error.fact}") from error
+
+
+def is_pdf(path: Path) -> bool:
+    """Whether a path has the name of a PDF."""
+    return path.suffix.lower() == ".pdf"
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file is a picture or has pages that can be rendered, by its name."""
+    return PurePosixPath(name).suffix.lower() in SUFFIXES | {".pdf"}
+
+
+def page_count(path: Path) -> int:
+    """Return the number of pages of a PDF."""
+    with _naming(path), _open_pdf(path) as pdf:
+        return len(pdf)
+
+
+def _stored_path(metadata: Mapping[str, Any]) -> Path:
+    """Return the path of a stored picture, once it is known to be the one that was stored."""
+    name, checksum = metadata.get("image"), metadata.get("checksum")
+    if not (isinstance(name, str) and name and isinstance(checksum, str) and checksum):
+        raise LatelierError("this document was stored without the file of a picture.")
+    path = Path(name)
+    if not os.path.isfile(path):  # noqa: PTH113 (Path.is_file raises for a name that is too long)
+        raise LatelierError(f"the picture {short(name)} is not there any more: it was moved or removed since.")
+    if _checksum(path) != checksum:
+        raise LatelierError(f"the picture {short(name)} has changed since it was stored; index it again.")
+    return path
+
+
+def _checksum(path: Path) -> str:
+    status = path.stat()
+    return _hashed(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=256)
+def _hashed(path: Path, modified: int, size: int) -> str:
+    return hashlib.sha256(_contents(path)).hexdigest()[:32]
+
+
+def _contents(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise InvalidArgumentError(f"{str(path)!r} is not a regular file.")
+    with open_binary(path) as file:
+        try:
+            data = file.read(_MOST_BYTES + 1)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error}.") from error
+    if len(data) > _MOST_BYTES:
+        raise InvalidArgumentError(f"it is longer than {_MOST_BYTES:,} bytes.")
+    return data
+
+
+def _pil() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("Reading pictures", "images") from error
+    return Image
+
+
+def _decoded(data: bytes) -> Any:
+    """Return the first frame of a file's content in RGB, turned as its EXIF says."""
+    pil = _pil()
+    from PIL import ImageOps
+
+    try:
+        with pil.open(io.BytesIO(data), formats=_FORMATS) as opened:
+            _check_size(*opened.size)
+            return _as_rgb(ImageOps.exif_transpose(opened))
+    except LatelierError:
+        raise
+    except pil.UnidentifiedImageError as error:
+        raise InvalidArgumentError(f"it is no picture in {', '.join(_FORMATS)}.") from error
+    except pil.DecompressionBombError as error:
+        raise InvalidArgumentError(f"it has more than {_MOST_PIXELS:,} pixels; reduce it.") from error
+    except _FAULTS as error:
+        raise InvalidArgumentError(f"it is damaged: {cut(str(error) or type(error).__name__, 200)}.") from error
+
+
+def _from_pil(image: Any) -> Any:
+    if not isinstance(image, _pil().Image):
+        raise InvalidArgumentError(f"received {describe(image)} as image; expected a path, bytes or an image of PIL.")
+    _check_size(*image.size)
+    try:
+        return _as_rgb(image)
+    except _FAULTS as error:
+        raise InvalidArgumentError(f"it is damaged: {cut(str(error) or type(error).__name__, 200)}.") from error
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > _MOST_PIXELS:
+        raise InvalidArgumentError(
+            f"it has {width:,} x {height:,} pixels; expected at most {_MOST_PIXELS:,}: reduce it."
+        )
+    if min(width, height) < _LEAST_SIDE:
+        raise InvalidArgumentError(f"it has {width:,} x {height:,} pixels; expected {_LEAST_SIDE} a side at least.")
+    if max(width, height) > _LARGEST_RATIO * min(width, height):
+        raise InvalidArgumentError(
+            f"it has {width:,} x {height:,} pixels; expected at most {_LARGEST_RATIO} times as long as wide: cut it."
+        )
+
+
+def _as_rgb(image: Any) -> Any:
+    """Convert any mode of PIL: numbers of 16 or 32 bits are scaled, and what is transparent becomes white."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        values = np.nan_to_num(np.asarray(image, dtype="float32"))
+        most = 65_535.0 if image.mode != "F" else 1.0 if values.max() <= 1 else 255.0
+        return _pil().fromarray(np.clip(values * (255.0 / most), 0, 255).astype("uint8")).convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return _pil().alpha_composite(_pil().new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+@contextmanager
+def _open_pdf(path: Path) -> Iterator[Any]:
+    try:
+        import pypdfium2
+    except ImportError as error:
+        raise MissingExtraError("Reading PDF", "files") from error
+    if not path.is_file():
+        raise InvalidArgumentError("there is no such file.")
+    try:
+        with _PDFIUM, closing(pypdfium2.PdfDocument(path)) as pdf:
+            if len(pdf) > _MOST_PAGES:
+                raise InvalidArgumentError(f"it has {len(pdf):,} pages; expected at most {_MOST_PAGES:,}: split it.")
+            yield pdf
+    except (pypdfium2.PdfiumError, OSError) as error:
+        raise InvalidArgumentError(f"it is damaged, encrypted, or no PDF: {error}") from error
+
+
+@contextmanager
+def _open_page(path: Path, page: Any) -> Iterator[Any]:
+    with _open_pdf(path) as pdf:
+        if not is_count(page, 1, most=len(pdf)):
+            given = "no page" if page is None else f"page={short(page)}"
+            raise InvalidArgumentError(f"received {given}; expected 1 to {len(pdf):,}.")
+        with closing(pdf[page - 1]) as found:
+            yield found
+
+
+def _scale(page: Any) -> float:
+    return min(_DPI / 72, _LONGEST_SIDE / max(*page.get_size(), 1e-9))  # from points
+
+
+def _pixels(page: Any) -> tuple[int, int]:
+    """Return the width and height of a page as it is rendered."""
+    width, height = (math.ceil(side * _scale(page)) for side in page.get_size())
+    _check_size(width, height)
+    return width, height

@@ -1,0 +1,141 @@
+import io
+import re
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.retrieve.images import Picture, load_image
+
+GRADIENT = Image.fromarray(np.linspace(0, 255, 64 * 96 * 3).reshape(64, 96, 3).astype("uint8"))
+
+
+def encoded(format, image=GRADIENT, **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def png_of(width, height, megabytes=0):
+    """A PNG that says this size, with so many megabytes of zeros, packed."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    zeros = b"".join([packer.compress(bytes(1 << 20)) for _ in range(megabytes)]) + packer.flush()
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zeros) + chunk(b"IEND", b"")
+
+
+def pdf_of(*sizes, pages=0, extra=b""):
+    """A PDF with pages of these sizes in points; or so many pages, which are one object."""
+    sizes = sizes or ((100, 100),)
+    kids = b"3 0 R " * pages or b" ".join(b"%d 0 R" % (3 + i) for i in range(len(sizes)))
+    objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Count %d/Kids[%s]>>" % (pages or len(sizes), kids)]
+    objects += [b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 %d %d]>>" % size for size in sizes]
+    data, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, start=1):
+        places.append(len(data))
+        data += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    count = len(objects) + 1
+    end = b"trailer<</Size %d/Root 1 0 R%s>>\nstartxref\n%d\n%%%%EOF" % (count, extra, len(data))
+    return data + b"xref\n0 %d\n0000000000 65535 f \n%s" % (count, table) + end
+
+
+ENCRYPTED = b"/Encrypt<</Filter/Standard/V 1/R 2/P -4/O(%s)/U(%s)>>/ID[(a)(a)]" % (b"o" * 32, b"u" * 32)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(
+    ("name", "data", "page", "fact"),
+    [
+        ("bomb.png", png_of(20_000, 20_000, 20), None, "has more than 89,478,485 pixels"),
+        ("large.png", png_of(10_000, 9_000), None, "has 10,000 x 9,000 pixels; expected at most 89,478,485"),
+        ("dot.png", encoded("PNG", Image.new("RGB", (1, 1))), None, "has 1 x 1 pixels; expected 8 a side"),
+        (
+            "thin.png",
+            encoded("PNG", Image.new("L", (9, 2000))),
+            None,
+            "has 9 x 2,000 pixels; expected at most 100 times as long as wide",
+        ),
+        ("cut.png", encoded("PNG")[:300], None, "is damaged: image file is truncated"),
+        ("cut.jpg", encoded("JPEG")[:800], None, "is damaged: image file is truncated"),
+        ("missing.png", png_of(100, 100), None, "is damaged: image file is truncated"),
+        ("text.png", b"no picture", None, "is no picture in PNG"),
+        ("vector.pdf.eps", b"%!PS-Adobe-3.0 EPSF-3.0", None, "is no picture in PNG"),
+        ("many.pdf", pdf_of(pages=100_000), 1, "has 100,000 pages; expected at most 10,000"),
+        ("locked.pdf", pdf_of(extra=ENCRYPTED), 1, "is damaged, encrypted, or no PDF"),
+        ("text.pdf", b"no PDF", 1, "is damaged, encrypted, or no PDF"),
+        ("strip.pdf", pdf_of((14_400, 10)), 1, "has 3,000 x 3 pixels; expected 8 a side"),
+        ("pages.pdf", pdf_of(), 2, "received page=2; expected 1 to 1"),
+        ("pages.pdf", pdf_of(), None, "received no page; expected 1 to 1"),
+    ],
+)
+def test_what_cannot_be_shown_to_a_model_is_an_error_that_names_the_file(tmp_path, name, data, page, fact):
+    path = tmp_path / name
+    path.write_bytes(data)
+    for read in (Picture.of, load_image):
+        with pytest.raises(
+            InvalidArgumentError, match=re.escape(f"{path}: it {fact}".replace("it received", "received"))
+        ):
+            read(path, page)
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "corner"),
+    [
+        (png_of(16, 16, 50), (16, 16), (0, 0, 0)),  # more packed data than pixels
+        (encoded("JPEG", Image.new("CMYK", (20, 10), (0, 255, 255, 0))), (20, 10), (254, 0, 0)),
+        (encoded("PNG", Image.new("I;16", (20, 10), 51 * 257)), (20, 10), (51, 51, 51)),
+        (encoded("TIFF", Image.new("F", (20, 10), 0.2)), (20, 10), (51, 51, 51)),
+        (encoded("PNG", Image.new("RGB", (20, 10), (9, 9, 9)).quantize(2), transparency=0), (20, 10), (255, 255, 255)),
+        (encoded("WEBP", Image.new("RGBA", (20, 10), (0, 0, 0, 0))), (20, 10), (255, 255, 255)),
+        (encoded("TIFF", Image.new("1", (20, 10), 1)), (20, 10), (255, 255, 255)),
+        (encoded("GIF", Image.new("L", (20, 10), 9), save_all=True, append_images=[GRADIENT]), (20, 10), (9, 9, 9)),
+    ],
+)
+def test_pictures_of_every_mode_become_rgb(data, size, corner):
+    image = Picture.of(data).load()
+    assert (image.mode, image.size) == ("RGB", size)
+    assert np.abs(np.subtract(image.getpixel((0, 0)), corner)).max() <= 1
+
+
+def test_pictures_are_turned_as_their_camera_says():
+    exif = Image.Exif()
+    exif[0x112] = 6
+    picture = Picture.of(encoded("PNG", exif=exif))
+    assert (picture.metadata["width"], picture.metadata["height"]) == (64, 96)
+    assert picture.load().getpixel((63, 0)) == GRADIENT.getpixel((0, 0))
+
+
+def test_a_page_is_rendered_in_bounds(tmp_path):
+    (tmp_path / "a.pdf").write_bytes(pdf_of((595, 842), (14_400, 7_200)))
+    pages = [Picture.of(tmp_path / "a.pdf", page) for page in (1, 2)]
+    assert [page.load().size for page in pages] == [(1240, 1755), (3000, 1500)]
+    assert {**pages[1].metadata, "checksum": ""} == {
+        "image": str(tmp_path / "a.pdf"),
+        "page": 2,
+        "width": 3000,
+        "height": 1500,
+        "checksum": "",
+    }
+
+
+def test_a_stored_picture_is_read_only_if_it_is_the_same(tmp_path):
+    path = tmp_path / "a.png"
+    GRADIENT.save(path)
+    stored = Picture.of(path).metadata
+    assert load_image(stored).tobytes() == GRADIENT.tobytes()
+    GRADIENT.rotate(180).save(path)
+    with pytest.raises(LatelierError, match=r"a\.png' has changed since it was stored"):
+        load_image(stored)
+    path.unlink()
+    with pytest.raises(LatelierError, match=r"a\.png' is not there any more"):
+        load_image(stored)
+    with pytest.raises(LatelierError, match="stored without the file"):
+        load_image(Picture.of(GRADIENT).metadata)
