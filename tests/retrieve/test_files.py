@@ -188,9 +188,10 @@ def test_passages_of_source_code_begin_at_functions(tmp_path, tiny):
 
 def test_pages_of_a_pdf_are_named_in_results(tmp_path, tiny):
     pdfium = pytest.importorskip("pypdfium2", reason="needs the extra files")
-    (tmp_path / "a.pdf").write_bytes(minimal_pdf("Pears ripen.", "The moon is far."))
+    (tmp_path / "a.pdf").write_bytes(minimal_pdf("# Pears ripen.", "The moon is far."))
     document = read_one(tmp_path / "a.pdf")
-    assert document.text == "Pears ripen.\n\nThe moon is far."
+    assert document.text == "# Pears ripen.\n\nThe moon is far."
+    assert document.title == "a"  # what begins with # on a page is no heading
     retriever = Retriever(tiny, device="cpu")
     retriever.add(tmp_path / "a.pdf")
     found = {result.text: result.metadata["page"] for result in retriever.search("moon", mode="keywords")}
@@ -244,6 +245,8 @@ def test_ignored_files(tmp_path):
         "src/d.log",
         "src/keep.log",
         "node_modules/e.js",
+        "env/pyvenv.cfg",
+        "env/lib/f.py",
         ".git/f.md",
         "x/y/z.md",
     ):
@@ -251,7 +254,9 @@ def test_ignored_files(tmp_path):
         (tmp_path / name).write_text("text")
     (tmp_path / ".gitignore").write_text("# comment\n/build/\n*.log\n!keep.log\n")
     (tmp_path / "x" / ".latelierignore").write_text("y/**\n")
-    assert [document.id for document in read_documents(tmp_path)] == ["a.py", "src/build/c.py", "src/keep.log"]
+    (tmp_path / "page.js").write_text("f(1);" * 100)
+    with pytest.warns(UserWarning, match="page.js: it is minified or generated"):
+        assert [document.id for document in read_documents(tmp_path)] == ["a.py", "src/build/c.py", "src/keep.log"]
 
 
 def test_records_in_a_folder(tmp_path):

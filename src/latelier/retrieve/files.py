@@ -83,16 +83,15 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
                 "it holds pictures of pages, and no text; recognise it first." if is_scan else "it is empty."
             )
         matter, begin = _front_matter(content.text) if suffix in _MARKDOWN else ({}, 0)
-        heading, parts = _outline(content.text, begin) if is_markdown else ("", (Part(0),))
+        # What begins with # on a page of a PDF is a remark of some program, no heading.
+        is_outlined = is_markdown and not content.pages
+        heading, parts = _outline(content.text, begin) if is_outlined else ("", (Part(0),))
         if suffix in _CODE:
             parts = _definitions(content.text)
         own = content.title or str(matter.get("title") or "") or heading
         parts = tuple(part._replace(headings=_without(own, part.headings)) for part in parts)
         if content.pages:
-            parts = tuple(
-                Part(start, _headings_at(parts, start), page + 1, is_apart=True)
-                for page, start in enumerate(content.pages)
-            )
+            parts = tuple(Part(start, page=page, is_apart=True) for page, start in enumerate(content.pages, start=1))
         metadata = {**matter, **content.metadata, "path": name, "modified": modified}
         title = own or (name if suffix in _CODE else plain.stem)
         id = f"{name}#{content.own}" if content.own else name
@@ -201,10 +200,6 @@ def _is_paragraph(line: str) -> bool:
 def _without(title: str, headings: str) -> str:
     """Return the headings above a part without the title, which is put before them."""
     return headings.removeprefix(title).removeprefix(HEADINGS) if title else headings
-
-
-def _headings_at(parts: tuple[Part, ...], position: int) -> str:
-    return next((part.headings for part in reversed(parts) if part.start <= position), "")
 
 
 # A definition by its keyword, by a function as its value, or by parameters and a brace; or other code at the margin.

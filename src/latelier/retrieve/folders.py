@@ -59,9 +59,9 @@ def read_documents(
         heading, else its name. Metadata are ``path``, ``title``, ``modified`` (UTC, ISO 8601) and the front matter.
         JSONL and Parquet files, and CSV files with a column ``text``, hold a document in each record.
 
-        Hidden files, ``node_modules``, what ``.gitignore`` and ``.latelierignore`` name, and links to folders or out of
-        the folder are left out. Files that cannot be read are skipped; a warning at the end, and the attribute
-        `skipped`, name them.
+        Hidden files, ``node_modules``, virtual environments, Sphinx's ``_sources``, what ``.gitignore`` and
+        ``.latelierignore`` name, and links to folders or out of the folder are left out. Files that cannot be read are
+        skipped; a warning at the end, and the attribute `skipped`, name them.
     format
         ``"jsonl"``: a record per line, with ``text``, optionally ``id`` and ``title``, and metadata under any other
         key; also one JSON array, and the dumps of Elasticsearch, Vespa, LangChain and Haystack. ``"csv"``,
@@ -163,7 +163,9 @@ def _has_records(path: Path) -> bool:
 _MOST_NAMED = 10  # skipped files in a warning
 _FOLDERS = re.compile(r"(?:^|(?<=/))(?:\*\*/)+")
 _IGNORING = (".gitignore", ".latelierignore")
-_IGNORED = frozenset({"node_modules", "__pycache__", "__MACOSX"})
+_IGNORED = frozenset({"node_modules", "__pycache__", "__MACOSX", "_sources"})  # the last: Sphinx's, beside its HTML
+_OTHERS = frozenset({CATALOG, "pyvenv.cfg"})  # what an index and a virtual environment hold
+_SCRIPTS, _MOST_IN_LINES = (".js", ".mjs", ".cjs"), 400  # of people, lines have fewer characters in the mean
 
 
 class DocumentFolder(FileDocuments):
@@ -210,7 +212,11 @@ class DocumentFolder(FileDocuments):
         records: Any = self._format if self._format not in ("auto", "whole") else kind
         try:
             if self._format == "whole" or records == "txt" or (records == "csv" and not self._has_text(path)):
-                yield from read_file(path, name, self._reading.encoding)
+                documents = read_file(path, name, self._reading.encoding)
+                text = documents[0].text
+                if not self.glob and _suffix(name) in _SCRIPTS and len(text) > _MOST_IN_LINES * (text.count("\n") + 1):
+                    raise InvalidArgumentError("it is minified or generated; --glob reads it all the same")
+                yield from documents
                 return
             reading = self._reading._replace(on_problem="skip")
             found = read_records(path, records, name, reading)
@@ -272,7 +278,7 @@ class DocumentFolder(FileDocuments):
                     continue
                 if is_inner:
                     inner = self._inner_entries(path)
-                    if not any(each.name == CATALOG for each in inner):  # an index
+                    if not any(each.name in _OTHERS for each in inner):
                         waiting.append((path, inner, rules))
                 elif (reason := self._why_not(path, entry.is_symlink())) is None:
                     self.files.append(path)
