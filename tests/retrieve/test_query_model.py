@@ -14,6 +14,7 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 TEXTS = ["pears grow on trees", "the moon is far", "a word", "un-hyphenated words, many of them", "trees and moons"]
+LENGTHS = {"max_length_document": 12, "max_length_query": 8}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def exported(tiny, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(home / "cache"))
         model = shutil.copytree(tiny, home / "model")
-        with Retriever(model, home / "index", device="cpu", model_options={"max_length_document": 12}) as retriever:
+        with Retriever(model, home / "index", device="cpu", model_options=LENGTHS) as retriever:
             retriever.add(TEXTS)
             folder = retriever.export_encoder()
             assert list((home / "cache" / "encoders").iterdir()) == [folder]
@@ -40,8 +41,9 @@ def home(exported, tmp_path, monkeypatch):
 
 def test_results_are_those_of_the_model(exported):
     with Retriever.open(exported / "index") as quick, Retriever.open(exported / "index", backend="torch") as slow:
-        for query in ("pears", "far trees", "word " * 40):
-            found, expected = quick.search(query), slow.search(query)
+        for query, whole in (("pears", True), ("far trees", False), ("word " * 40, False), ("a word " * 20, True)):
+            found, expected = (each.search(query, whole_query=whole) for each in (quick, slow))
+            assert found.unread == (0 if whole or query == "far trees" else 34)
             assert [result.id for result in found] == [result.id for result in expected]
             np.testing.assert_allclose([r.score for r in found], [r.score for r in expected], rtol=0, atol=1e-4)
         for id_ in range(len(TEXTS)):

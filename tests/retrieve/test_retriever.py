@@ -291,6 +291,45 @@ def test_texts_that_are_longer_than_the_model_reads_are_told(model):
     assert retriever.rerank("pear", ["pear " * 349, "pear"]).cut == [0]
 
 
+def test_a_query_is_read_whole_on_demand(minilm, model):
+    short, usual = Retriever(minilm, device="cpu", model_options={"max_length_query": 8}), Retriever(model)
+    for retriever in (short, usual):
+        retriever.add(["Bananas are healthy.", "The moon is far away.", "Seven kings."])
+    query = "a question that says only at its very end that it is about the moon"
+    assert short.search(query)[0].score < usual.search(query)[0].score - 1
+    queries = [query, "kings"]
+    for whole, every in zip(
+        *(each.search(queries, whole_query=True, min_mean_score=0) for each in (short, usual)), strict=True
+    ):
+        assert [hit.id for hit in whole] == [hit.id for hit in every]
+        for name in ("score", "mean_score"):
+            np.testing.assert_allclose(
+                [getattr(hit, name) for hit in whole], [getattr(hit, name) for hit in every], atol=1e-5
+            )
+    run = short.run({"q": query, "k": "kings"}, whole_query=True)
+    assert [run["q"]["1"], run["k"]["2"]] == pytest.approx([usual.search(each)[0].score for each in queries], abs=1e-5)
+    assert (run.settings["whole_query"], run.settings["queries_cut"]) == (True, 0.0)
+    explanation = short.explain(query, 1, whole_query=True)
+    assert explanation.score == pytest.approx(run["q"]["1"], abs=1e-5)
+    assert "moon" in [match.token for match in explanation.tokens]
+    assert short.why_not(query, 1, whole_query=True).is_found
+    with pytest.raises(InvalidArgumentError, match="90 tokens longer than the model can read at all, 512"):
+        short.search("pear " * 600, whole_query=True)
+    with pytest.raises(InvalidArgumentError, match="whole_query=True for vectors"):
+        short.index.search(model.encode_query("moon"), whole_query=True)
+
+
+def test_a_whole_query_that_is_longer_than_its_expansion_is_not_expanded(tiny):
+    model = ColBERT(tiny, device="cpu", max_length_query=8)
+    retriever = Retriever(model)
+    retriever.add(["The moon."])
+    short, long = "moon", "a word " * 10
+    found = retriever.search([short, long], whole_query=True)
+    assert found[0][0].score == pytest.approx(retriever.search(short)[0].score, abs=1e-5)
+    tokens = [match.token for match in retriever.explain(long, 0, whole_query=True).tokens]
+    assert tokens == ["[CLS]", "[Q] ", *["a", "word"] * 10, "[SEP]"]
+
+
 def test_a_memory_budget_bounds_what_is_encoded_and_changes_no_result(model, tmp_path, monkeypatch):
     texts = [f"Document {i} is about {i % 7} pears and the moon." for i in range(60)]
     batches: list = []

@@ -68,9 +68,11 @@ def many(shallow, tmp_path_factory):
         "pooled": moon,
         "long": [("long", LONG)],
         "places": PLACES,
+        "cut": moon,
     }
     for name, documents in contents.items():
-        with Retriever(shallow, folder / name, device="cpu") as retriever:
+        lengths = {"max_length_query": 6} if name == "cut" else {}
+        with Retriever(shallow, folder / name, device="cpu", model_options=lengths) as retriever:
             passages = 64 if name == "long" else None
             retriever.add(documents, pool_factor=2 if name == "pooled" else 1, passages=passages)
     options = ("--model", shallow, "--device", "cpu", "--no-log", "--link-prefix", "https://example.org/of?me=1&at=")
@@ -308,6 +310,18 @@ def test_everything_is_reached_by_keyboard(page):
     page.keyboard.press("Enter")
     expect(page.locator(".heat")).to_be_visible()
     assert page.locator(".heat tbody th").all_inner_texts() == ["[CLS]", "healthy", "fruit", "[SEP]"]
+
+
+def test_a_query_that_is_cut_can_be_read_whole(browser, many):
+    page = browser.new_page()
+    page.goto(f"{many}/?index=cut&q=what+is+it+that+is+far+from+the+earth")
+    expect(page.locator("#status")).to_contain_text("its last 5 tokens were not read", timeout=60_000)
+    page.get_by_label("Read the whole query").check()
+    expect(page.locator("#status")).to_have_text(re.compile(r"^1 document in \d+ ms$"), timeout=60_000)
+    expect(page.locator("#results mark", has_text="earth")).to_be_visible(timeout=60_000)
+    page.reload()
+    expect(page.get_by_label("Read the whole query")).to_be_checked()
+    page.close()
 
 
 def test_an_error_says_what_is_wrong(page):

@@ -224,6 +224,8 @@ def test_texts_that_are_longer_than_the_model_reads_are_told(client):
     """Each word is a token, and two more are special; queries are read up to 512 of them, documents up to 350."""
     assert post(client, "/search", {"query": ["pear " * 600, "pear"]})["unread"] == [90, 0]
     assert post(client, "/search", {"query": "pear " * 600, "mode": "keywords"})["unread"] == [0]
+    longer = client.post(f"{INDEX}/search", json={"query": "pear " * 600, "whole_query": True})
+    assert "90 tokens longer than the model can read at all" in error(longer, 422)["message"]
     body = {"query": "pear", "documents": ["pear " * 348, {"text": "pear " * 349}]}
     assert client.post("/v1/rerank", json=body).json()["cut"] == [1]
 

@@ -101,11 +101,12 @@ _SEARCH: dict[str, Any] = {
     ],
     "min_score": Annotated[float | None, typer.Option(help="Least score of a document.")],
     "min_mean_score": Annotated[float | None, typer.Option(help="Least mean score; see latelier check --scores.")],
+    "whole_query": Annotated[bool, typer.Option("--whole-query", help="Read a query beyond the model's query length.")],
 }
 # The modes of a search that use an option; other options have an effect in every mode.
 _OF_VECTORS = ("vectors", "hybrid", "rerank")
 _MODES = {"fusion": ("hybrid",), "weights": ("hybrid",), "depth": ("hybrid", "rerank"), "effort": _OF_VECTORS}
-_MODES |= dict.fromkeys(("nprobe", "candidates", "rerank"), _OF_VECTORS)
+_MODES |= dict.fromkeys(("nprobe", "candidates", "rerank", "whole_query"), _OF_VECTORS)
 
 
 def takes_search_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

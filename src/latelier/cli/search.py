@@ -82,7 +82,8 @@ def search(
             explanations = {}
             if explain:
                 ids, starts = [result.id for result in results], [result.start for result in results]
-                parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts)
+                whole = bool(search.get("whole_query"))
+                parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts, whole=whole)
                 explanations = dict(zip(ids, parts, strict=True))
     if json_output:
         print_json({"query": text, "results": results_json(results, explanations)})
@@ -90,6 +91,8 @@ def search(
         typer.echo("\n".join(result_lines(results, explanations)))
     else:
         typer.echo("no document found.", err=True)
+    if results.unread:
+        typer.echo(f"the last {results.unread:,} tokens of the query were not read; see --whole-query.", err=True)
 
 
 def explain(

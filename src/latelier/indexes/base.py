@@ -249,6 +249,10 @@ class Index(NotCopied, ABC):
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
         chosen = self.checked_options(options)
+        if chosen.whole_query:
+            raise InvalidArgumentError(
+                "received whole_query=True for vectors; it is for texts, which a Retriever encodes."
+            )
         return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen)
 
     def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:

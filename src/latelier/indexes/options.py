@@ -48,6 +48,7 @@ class SearchKeywords(TypedDict, total=False):
     rerank: int | None
     min_score: float | None
     min_mean_score: float | None
+    whole_query: bool
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class SearchOptions:
     rerank: int | None = None
     min_score: float | None = None
     min_mean_score: float | None = None
+    whole_query: bool = False
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, get_args(Mode))

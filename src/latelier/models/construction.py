@@ -264,6 +264,15 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
     return cap or length_limit(encoder) or int(model.max_seq_length or 0)
 
 
+# Attention takes memory with the square of this; questions are shorter.
+_LONGEST_QUERY = 8192
+
+
+def longest_query(model: MultiVectorEncoder) -> int:
+    """Return the most tokens of a query that `with_longer_queries` makes a model read: its positions bound them."""
+    return min(length_limit(encoder_module(model)) or _LONGEST_QUERY, _LONGEST_QUERY)
+
+
 def check_lengths(
     model: MultiVectorEncoder, inputs: Sequence[Any], task: str, prompt: str | None = None, *, truncation: bool
 ) -> None:

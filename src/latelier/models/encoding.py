@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -33,9 +34,9 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, limited_threads, thread_count
 from latelier.models.arguments import are_texts, checked_stream
-from latelier.models.construction import check_lengths, encoder_module, length_limit, max_length
+from latelier.models.construction import check_lengths, encoder_module, length_limit, longest_query, max_length
 from latelier.models.exported import SINGLE_TOKENS, tokenizer_lock
-from latelier.models.frozen import can_lay_out
+from latelier.models.frozen import FrozenCopies, can_lay_out
 from latelier.models.gpu import encode_unpadded, is_unpadded, one_behind, packed_batches, start_copy
 from latelier.models.pooling import Pooling, pool_tokens, recorded_attention
 from latelier.models.text_encoder import TextEncoder
@@ -626,3 +627,13 @@ def encode_up_to(model: Any, text: str, max_length: int) -> np.ndarray:
         (vectors if model.truncate_dim is None else _truncate(vectors, model.truncate_dim)).cpu().numpy()
     )
     return encoded
+
+
+def with_longer_queries(model: MultiVectorEncoder) -> MultiVectorEncoder:
+    """Return a model of the same weights that reads up to `longest_query` tokens of a query, and expands none."""
+    encoder: Any = copy(encoder_module(model))
+    encoder.query_expansion, encoder.query_length = None, longest_query(model)
+    longer: Any = copy(model)
+    longer._modules = {**model._modules, next(iter(model._modules)): encoder}
+    longer._frozen = FrozenCopies()
+    return longer

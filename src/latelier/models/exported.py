@@ -16,6 +16,7 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from copy import copy
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, NamedTuple, TypeAlias
@@ -130,7 +131,7 @@ def _pieces(text: str) -> list[tuple[int, str]]:
 
 
 DESCRIPTION_FILE = "export.json"
-_FORMAT = 2
+_FORMAT = 3
 _READ_BYTES = 1 << 22
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _UNFINISHED = "latelier-unfinished-"
@@ -432,6 +433,7 @@ class ExportedEncoder:
             self.similarity_fn_name = str(described.get("similarity_fn_name", "maxsim"))
             self._tasks = {task: _Task.of(described[task]) for task in ("query", "document")}
             self._pad_id = int(described["pad_id"])
+            self.longest_query = int(described["longest_query"])
             self._normalizes = bool(described["normalizes"])
             self._direction = "left" if described["truncation_side"] == "left" else "right"
             self._json = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
@@ -452,6 +454,13 @@ class ExportedEncoder:
     def max_length_document(self) -> int | None:
         """Maximum number of tokens of a document, markers and special tokens included; None: no limit."""
         return self._tasks["document"].max_length
+
+    def with_longer_queries(self) -> ExportedEncoder:
+        """Return an encoder of the same weights that reads up to `longest_query` tokens of a query."""
+        longer = copy(self)
+        longer._tasks = self._tasks | {"query": self._tasks["query"]._replace(max_length=self.longest_query)}
+        longer._tokenizers = {}
+        return longer
 
     def encode_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return one ``(tokens, dim)`` float32 array per query.

@@ -33,6 +33,7 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
+from latelier.models.construction import longest_query
 from latelier.models.exported import (
     ACTIVATIONS,
     DESCRIPTION_FILE,
@@ -452,6 +453,7 @@ def _describe(model: Any) -> dict[str, Any]:
         "dim": model.truncate_dim or model.embedding_size,
         "query": _describe_task(model, "query"),
         "document": _describe_task(model, "document"),
+        "longest_query": longest_query(model),
         "pad_id": tokenizer.pad_token_id or 0,
         "truncation_side": tokenizer.truncation_side,
         "normalizes": isinstance(list(model)[-1], Normalize),

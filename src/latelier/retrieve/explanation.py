@@ -598,14 +598,16 @@ def _label(text: str) -> str:
 _LEAST_MARKED = 0.4
 
 
-def marked_snippets(model: QueryModel, index: Index, query: str, results: Sequence[Result]) -> dict[Id, Markup]:
+def marked_snippets(
+    model: QueryModel, index: Index, query: str, results: Sequence[Result], *, whole: bool = False
+) -> dict[Id, Markup]:
     """Return the snippet of each result's text as HTML, with the words that matched marked."""
 
     def shown(part: str) -> str:
         return escape(re.sub(r"\s+", " ", part))
 
     snippets = {}
-    for each in explain_results(model, index, query, results).values():
+    for each in explain_results(model, index, query, results, whole=whole).values():
         begin, end = each.snippet()
         least = _LEAST_MARKED * max((span.contribution for span in each.spans), default=0.0)
         pieces, at = ["… " if begin else ""], begin
@@ -617,17 +619,26 @@ def marked_snippets(model: QueryModel, index: Index, query: str, results: Sequen
     return snippets
 
 
-def explain_results(model: QueryModel, index: Index, query: str, results: Sequence[Result]) -> dict[Id, Explanation]:
+def explain_results(
+    model: QueryModel, index: Index, query: str, results: Sequence[Result], *, whole: bool = False
+) -> dict[Id, Explanation]:
     """Explain the scores of those results that have a text, by id, in the passages that were found."""
     known = [result for result in results if result.text is not None]
     ids, starts = [result.id for result in known], [result.start for result in known]
-    return dict(zip(ids, explain_documents(model, index, query, ids, starts=starts), strict=True))
+    return dict(zip(ids, explain_documents(model, index, query, ids, starts=starts, whole=whole), strict=True))
 
 
 def explain_documents(
-    model: QueryModel, index: Index, query: str, ids: Sequence[Id], *, starts: Sequence[int | None] | None = None
+    model: QueryModel,
+    index: Index,
+    query: str,
+    ids: Sequence[Id],
+    *,
+    starts: Sequence[int | None] | None = None,
+    whole: bool = False,
 ) -> list[Explanation]:
     """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best."""
+    model = model.reading(query, whole=whole)
     wanted, vectors = as_ids(ids), model.encode_queries(checked_queries([query], "query"))[0]
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -388,6 +389,7 @@ class QueryModel:
         self._encoding: dict[str, Any] = {"compute_dtype": compute_dtype, "show_progress_bar": False}
         self._loaded: ColBERT | None = None
         self._identity: ModelIdentity | None = None
+        self._longer: QueryModel | None = None
 
     @property
     def loaded(self) -> ColBERT:
@@ -447,8 +449,49 @@ class QueryModel:
         """Whether the model's scores are means over the vectors of the query (``meanmaxsim``), not their sums."""
         return (self.encoder or self.loaded).similarity_fn_name == "meanmaxsim"
 
-    def encode_queries(self, texts: Sequence[str]) -> TokenEmbeddings:
+    @property
+    def longest_query(self) -> int | None:
+        """The most tokens of a query that the model can read; None if only its server knows."""
+        if isinstance(self.encoder, RemoteEncoder):
+            return None
+        if self.encoder is not None:
+            return self.encoder.longest_query
+        from latelier.models.construction import longest_query
+
+        return longest_query(self.loaded)
+
+    def reading(self, query: str, *, whole: bool) -> QueryModel:
+        """Return the model that reads a query; with `whole`, one of the same weights if this one would cut it."""
+        if whole and self.longest_query is None:
+            raise InvalidArgumentError("received whole_query=True, but the server that encodes cuts queries by itself.")
+        if not whole or not self.unread([query], "query")[0]:
+            return self
+        if self._longer is None:
+            self._longer = self._with_longer_queries()
+        if tokens := self._longer.unread([query], "query")[0]:
+            raise InvalidArgumentError(
+                f"received whole_query=True for a query that is {tokens:,} tokens longer than the model can read at "
+                f"all, {self.longest_query:,} tokens: {short(query)}; shorten it, or leave whole_query out."
+            )
+        return self._longer
+
+    def _with_longer_queries(self) -> QueryModel:
+        if self.encoder is not None:
+            longer: Any = self.encoder.with_longer_queries()
+            return QueryModel(self.name, self.options, None, longer, self.compute_dtype)
+        from latelier.models.encoding import with_longer_queries
+
+        loaded: Any = with_longer_queries(self.loaded)
+        return QueryModel(self.name, self.options, lambda: loaded, None, self.compute_dtype)
+
+    def encode_queries(self, texts: Sequence[str], *, whole: bool = False) -> TokenEmbeddings:
         """Return the token vectors of some queries, as numpy arrays; divided by their number if scores are means."""
+        if whole:
+            groups: dict[QueryModel, list[int]] = {}
+            for i, text in enumerate(texts):
+                groups.setdefault(self.reading(text, whole=True), []).append(i)
+            parts = [model.encode_queries([texts[i] for i in rows]) for model, rows in groups.items()]
+            return TokenEmbeddings.concatenate(parts)[np.argsort(list(chain(*groups.values())))]
         if self.encoder is not None:
             vectors = TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
         else:
@@ -459,13 +502,13 @@ class QueryModel:
         counts = np.repeat(vectors.lengths, vectors.lengths)[:, None]
         return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
 
-    def own_vectors(self, texts: Sequence[str], queries: TokenEmbeddings) -> TokenEmbeddings:
+    def own_vectors(self, texts: Sequence[str], queries: TokenEmbeddings, *, whole: bool = False) -> TokenEmbeddings:
         """Return the vectors of tokens that stand for characters of the texts, or of all if none does."""
         rows: list[int] = []
         lengths: list[int] = []
         for text, first, last in zip(texts, queries.offsets[:-1].tolist(), queries.offsets[1:].tolist(), strict=True):
             try:
-                ranges = self.token_ranges(text, is_query=True)
+                ranges = self.reading(text, whole=whole).token_ranges(text, is_query=True)
             except LatelierError:  # the model pools the tokens of queries
                 ranges = []
             own = [first + i for i, each in enumerate(ranges) if each is not None and first + i < last]

@@ -311,8 +311,7 @@ class Results(list[Result]):
     """The hits of one query, best first: a list that a notebook shows as a table, with the words that matched marked.
 
     `unread` is the number of tokens at the end of the query that the model did not read, which is 0 but for long
-    queries. To read more: ``Retriever("MODEL", "INDEX", model_options={"max_length_query": 256})``; of one query:
-    ``retriever.index.search(retriever.model.encode_query(text, processing_kwargs={"text": {"max_length": 256}}))``.
+    queries; ``search(..., whole_query=True)`` reads them.
 
     Examples
     --------

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 
 from latelier.arrays import DTYPES
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
@@ -513,6 +515,9 @@ class Retriever(NotCopied):
         min_score, min_mean_score
             The least score, and the least `mean_score` (see `Result`), of a document; ``docs/scores.md`` says how to
             choose them. With `min_mean_score`, results have a `mean_score`.
+        whole_query
+            Read queries beyond the model's query length, as far as its positions reach, 8,192 tokens at most: a longer
+            one is an error. Without it, `Results.unread` says how many tokens were not read.
 
         Returns
         -------
@@ -530,10 +535,11 @@ class Retriever(NotCopied):
         """
         queries = checked_queries(texts)
         [results] = search_batch(self, [Search(queries, k, options)])
+        whole = bool(options.get("whole_query"))
         if isinstance(results, LatelierError):
             raise results
         for query, found in zip(queries, results, strict=True):
-            found.marked = partial(marked_snippets, self._model, self.index, query)
+            found.marked = partial(marked_snippets, self._model, self.index, query, whole=whole)
         return results[0] if isinstance(texts, str) else results
 
     def run(
@@ -579,8 +585,10 @@ class Retriever(NotCopied):
         chosen, k = self.index.checked_options(options), check_count("k", k)
         if not texts:
             return SearchRun({}, {})
-        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(texts)
-        own = None if vectors is None or chosen.min_mean_score is None else self._model.own_vectors(texts, vectors)
+        whole, own = chosen.whole_query, None
+        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(texts, whole=whole)
+        if vectors is not None and chosen.min_mean_score is not None:
+            own = self._model.own_vectors(texts, vectors, whole=whole)
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
             found = stored.find(vectors, texts, k, chosen, own)
@@ -591,7 +599,7 @@ class Retriever(NotCopied):
         seconds = {"seconds": round(time.perf_counter() - begin, 3)}
         return SearchRun(run, search_settings(self._model, self.index, texts, k, chosen) | seconds)
 
-    def explain(self, query: str, id: Id) -> Explanation:
+    def explain(self, query: str, id: Id, *, whole_query: bool = False) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.
 
         Parameters
@@ -600,6 +608,8 @@ class Retriever(NotCopied):
             One query.
         id
             A document of the index.
+        whole_query
+            As in `search`.
 
         Returns
         -------
@@ -614,7 +624,7 @@ class Retriever(NotCopied):
         LatelierError
             If the document was stored without its text, or its tokens were pooled.
         """
-        return explain_documents(self._model, self.index, query, [as_id(id)])[0]
+        return explain_documents(self._model, self.index, query, [as_id(id)], whole=whole_query)[0]
 
     def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> Ranked:
         """Order texts, which need not be in the index, by their score for a query.
@@ -805,7 +815,7 @@ def search_settings(
         "queries": len(texts),
         "documents": count,
         "queries_cut": 0.0
-        if options.mode == "keywords"
+        if options.mode == "keywords" or options.whole_query
         else round(sum(map(bool, model.unread(texts, "query"))) / len(texts), 4),
         "documents_cut": round(min(stored_cut(index.settings) / max(count, 1), 1.0), 4),
     }
@@ -835,23 +845,22 @@ def search_batch(
     ``"encode"``, ``"search"`` and ``"read"``, for a context that measures that stage.
     """
     index = retriever.index
-    options = [_checked(index, search) for search in searches]
+    options = [_checked(retriever, search) for search in searches]
     found: list[Any] = [each if isinstance(each, LatelierError) else [] for each in options]
     groups: dict[str, list[int]] = {}
-    rows: dict[str, int] = {}  # of the texts that are compared as vectors
+    texts: set[tuple[bool, str]] = set()  # that are compared as vectors, and whether to read them whole
     for i, (search, chosen) in enumerate(zip(searches, options, strict=True)):
         if isinstance(chosen, SearchOptions) and search.queries:
             # As a text: 1, 1.0 and True are equal, but may select other documents.
             groups.setdefault(repr((search.has_texts, search.k, chosen)), []).append(i)
             if search.has_texts and chosen.mode != "keywords":
-                for text in search.queries:
-                    rows.setdefault(text, len(rows))
+                texts.update((chosen.whole_query, text) for text in search.queries)
+    rows = {text: row for row, text in enumerate(sorted(texts))}
     encoded = own = None
     if rows:
         with stage("encode"):
-            encoded = retriever.query_model.encode_queries(list(rows))
-            if any(isinstance(each, SearchOptions) and each.min_mean_score is not None for each in options):
-                own = retriever.query_model.own_vectors(list(rows), encoded)
+            has_means = any(isinstance(each, SearchOptions) and each.min_mean_score is not None for each in options)
+            encoded, own = _encode(retriever.query_model, list(rows), has_means=has_means)
     with index.snapshot():
         stored = StoredDocuments(index)
         with stage("search"):
@@ -867,26 +876,42 @@ def search_batch(
     return answers
 
 
+def _encode(
+    model: QueryModel, texts: Sequence[tuple[bool, str]], *, has_means: bool
+) -> tuple[TokenEmbeddings, TokenEmbeddings | None]:
+    encoded, own = [], []
+    for whole, group in groupby(texts, key=itemgetter(0)):
+        queries = [text for _, text in group]
+        encoded.append(model.encode_queries(queries, whole=whole))
+        if has_means:
+            own.append(model.own_vectors(queries, encoded[-1], whole=whole))
+    return TokenEmbeddings.concatenate(encoded), TokenEmbeddings.concatenate(own) if has_means else None
+
+
 def _tell_unread(model: QueryModel, searches: Sequence[Search], answers: Sequence[list[Results] | Any]) -> None:
     """Set how many tokens of each query the model did not read."""
     for search, answer in zip(searches, answers, strict=True):
-        if search.has_texts and isinstance(answer, list) and search.options.get("mode") != "keywords":
+        is_cut = search.has_texts and not search.options.get("whole_query")
+        if is_cut and isinstance(answer, list) and search.options.get("mode") != "keywords":
             for tokens, results in zip(model.unread(search.queries, "query"), answer, strict=True):
                 results.unread = tokens
 
 
-def _checked(index: Index, search: Search) -> SearchOptions | LatelierError:
+def _checked(retriever: Retriever, search: Search) -> SearchOptions | LatelierError:
     try:
         check_count("k", search.k)
-        options = index.checked_options(search.options)
+        options = retriever.index.checked_options(search.options)
         check_texts(list(search.queries) if search.has_texts else None, options.mode)
+        if options.whole_query and options.mode != "keywords":
+            for text in search.queries if search.has_texts else ():
+                retriever.query_model.reading(text, whole=True)
         return options
     except LatelierError as error:
         return error
 
 
 def _find(
-    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any, own: Any, rows: Mapping[str, int]
+    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any, own: Any, rows: Mapping[Any, int]
 ) -> list[list[list[Found]] | LatelierError]:
     """Answer searches with equal options; a fault in the vectors of one is not that of another."""
     queries = [query for search in searches for query in search.queries]
@@ -897,7 +922,7 @@ def _find(
             vectors = prepare_queries(queries, stored.index.dim)
             means = None if options.min_mean_score is None else vectors
         elif options.mode != "keywords":
-            chosen = [rows[text] for text in queries]
+            chosen = [rows[options.whole_query, text] for text in queries]
             vectors, means = encoded[chosen], None if options.min_mean_score is None else own[chosen]
         hits = iter(stored.find(vectors, queries, searches[0].k, options, means))
         return [[next(hits) for _ in search.queries] for search in searches]

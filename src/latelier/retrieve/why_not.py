@@ -34,6 +34,7 @@ def explain_miss(
 ) -> WhyNotReport:
     """Return why a search does not find a document; see `latelier.retrieve.Retriever.why_not`."""
     chosen, k, id = index.checked_options(options), check_count("k", k), as_id(id)
+    model = model.reading(query, whole=chosen.whole_query)
     vectors = model.encode_queries(checked_queries([query], "query"))
     own = None if chosen.min_mean_score is None else model.own_vectors([query], vectors)
 

@@ -123,7 +123,8 @@ async def search(request: Request, service: Index, body: schemas.SearchRequest) 
 
     def explain_all(retriever: Retriever) -> list[dict[Id, Any]]:
         model, pairs = retriever.query_model, zip(queries, found.results, strict=True)
-        explained = [explain_results(model, retriever.index, *each) for each in pairs]
+        whole = body.whole_query
+        explained = [explain_results(model, retriever.index, *each, whole=whole) for each in pairs]
         return [{id: schemas.marks(each) for id, each in own.items()} for own in explained]
 
     snippets = await service.ask(explain_all)
@@ -180,7 +181,8 @@ async def explain(request: Request, service: Index, body: schemas.ExplainRequest
 
     def explain_all(retriever: Retriever) -> list[schemas.ExplainResponse]:
         ids = [_spelled(retriever, id) for id in body.ids]
-        explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids, starts=body.starts)
+        options: dict[str, Any] = {"starts": body.starts, "whole": body.whole_query}
+        explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids, **options)
         return [schemas.ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
 
     return await service.ask(explain_all)
@@ -354,6 +356,8 @@ def _describe(service: Service, *, is_whole: bool = False) -> Callable[[Retrieve
             dim=index.dim,
             model=retriever.model_name,
             fields=index.fields,
+            query_length=retriever.query_model.limits("query")[1],
+            longest_query=retriever.query_model.longest_query,
             **details,
         )
 

@@ -102,6 +102,8 @@ class _Options(_Body):
     """The least score of a document."""
     min_mean_score: Number | None = None
     """The least mean score of a document; -1 leaves none out, and gives each its `mean_score`."""
+    whole_query: bool = False
+    """Read queries beyond the model's query length, up to the index's `longest_query`; a longer one is an error."""
 
     @model_validator(mode="after")
     def _options_of_the_mode(self) -> Self:
@@ -133,8 +135,9 @@ class SearchRequest(_Options):
     def _one_kind_of_query(self) -> Self:
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
-        if self.vectors is not None and (self.mode != "vectors" or "snippet" in self.include):
+        if self.vectors is not None and (self.mode != "vectors" or "snippet" in self.include or self.whole_query):
             what = "a snippet" if "snippet" in self.include else f"mode {self.mode!r}"
+            what = "whole_query" if self.whole_query else what
             raise ValueError(f"{what} needs query, a text, rather than vectors")
         return self
 
@@ -207,7 +210,8 @@ class SearchResponse(_Body):
 
     results: list[list[ResultResponse]]
     unread: list[int]
-    """For each query, how many tokens at its end the model did not read, as it is longer than the model reads."""
+    """For each query, how many tokens at its end the model did not read, as it is longer than the model reads; with
+    `whole_query` none."""
     milliseconds: dict[str, float]
     """Time of this search in the queue, of each stage of the batch that it was part of (encode, search, read), and
     of all of it (total)."""
@@ -262,6 +266,8 @@ class ExplainRequest(_Body):
     ids: Some[Id]
     starts: Many[StrictInt | None] | None = None
     """For each id, the first character of the passage to explain, as a search returns it; default: its best one."""
+    whole_query: bool = False
+    """As in the search."""
     similarities: bool = False
     """Return the similarity of each query token with each document token as well."""
 
@@ -342,6 +348,10 @@ class IndexResponse(_Body):
     model: str | None
     fields: list[str]
     """Keys of the metadata, which filters can name."""
+    query_length: int | None = None
+    """Tokens of a query that a search reads; null if it is unknown."""
+    longest_query: int | None = None
+    """Tokens of the longest query that a search with `whole_query` reads; null if it cannot read more."""
     bytes: int | None = None
     """Size of its files; null if it is unknown, or if all indexes are asked for."""
     modified: str | None = None

@@ -180,10 +180,12 @@ async function showFacets() {
   pressFacets();
 }
 
+const reading = () => (at("whole").checked ? { whole_query: true } : {});
+
 function options() {
   const { kind } = current();
   const effort = kind === "IVF" ? { effort: at("effort").value } : {};
-  return { k: Number(at("k").value), mode: at("mode").value, ...effort, ...filters() };
+  return { k: Number(at("k").value), mode: at("mode").value, ...effort, ...reading(), ...filters() };
 }
 
 function remember() {
@@ -193,6 +195,7 @@ function remember() {
     const usual = name === "index" ? indexes[0].name : defaults[name];
     if (at(name).value !== usual) address.set(name, at(name).value);
   }
+  if (at("whole").checked) address.set("whole", "true");
   for (const triple of conditions()) address.append("filter", JSON.stringify(triple));
   const query = address.toString();
   document.title = at("query").value ? `${at("query").value} - Latelier` : "Latelier";
@@ -266,6 +269,7 @@ function restore() {
   const address = new URLSearchParams(location.search);
   const unknown = [];
   at("query").value ||= address.get("q") ?? ""; // what has been typed meanwhile stays
+  at("whole").checked = address.has("whole");
   for (const [name, usual] of Object.entries(defaults)) if (!address.has(name)) at(name).value = usual;
   for (const name of choices.filter((name) => address.has(name))) {
     const control = at(name);
@@ -347,7 +351,7 @@ function resultItem(query, result) {
     place.replaceChildren();
     if (open) return;
     try {
-      const asked = { query, ids: [result.id], starts: [result.start], similarities: true };
+      const asked = { query, ids: [result.id], starts: [result.start], similarities: true, ...reading() };
       const [explanation] = await explain(at("index").value, asked);
       place.replaceChildren(heatMap(explanation));
     } catch (error) {
@@ -407,7 +411,8 @@ async function highlight(query, results, items, signal) {
   let explanations;
   try {
     const starts = known.map((result) => result.start);
-    explanations = await explain(at("index").value, { query, ids: known.map((result) => result.id), starts }, signal);
+    const asked = { query, ids: known.map((result) => result.id), starts, ...reading() };
+    explanations = await explain(at("index").value, asked, signal);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     return; // documents with pooled tokens, for instance, cannot be explained: the results stay without marks
@@ -458,7 +463,10 @@ async function run(isMore = false) {
     if (isMore) items[0]?.focus();
     at("more").hidden = found.length < wanted || wanted >= MOST_RESULTS;
     const count = found.length === 1 ? "1 document" : `${found.length} documents`;
-    const cut = answer.unread?.[0] ? ` The query is too long: its last ${answer.unread[0]} tokens were not read.` : "";
+    const [unread] = answer.unread;
+    const cut = unread ? ` The query is too long: its last ${unread} tokens were not read.` : "";
+    const isReadable = unread && current().query_length + unread <= current().longest_query;
+    at("whole-label").hidden = !isReadable && !at("whole").checked;
     say((found.length ? `${count} in ${total.toFixed(0)} ms` : "No document found.") + (cut && `.${cut}`));
     if (!found.length) at("offers").replaceChildren(...offers());
     settling = setTimeout(settle, SETTLED_MS, query, found.length > 0);
@@ -599,6 +607,7 @@ at("add-condition").addEventListener("click", () => condition().focus());
 at("why-not-id").addEventListener("input", complete);
 at("why-not-id").addEventListener("focus", complete);
 at("more").addEventListener("click", () => run(true));
+at("whole").addEventListener("change", () => run());
 at("why-not-form").addEventListener("submit", ask);
 at("token").addEventListener("change", () => {
   setToken(at("token").value);
