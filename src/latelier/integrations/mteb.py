@@ -66,8 +66,10 @@ class MTEBSearch:
         Prompts by mteb's names, such as ``"NFCorpus-query"``, ``"Retrieval-query"`` or ``"query"``, from special to
         general; None for the prompts of the model.
     ignore_identical_ids
-        Leave out the document with the id of its query, as BEIR does, where the task does not do so by itself (mteb's
-        ArguAna, Quora and others do).
+        Leave out the document with the id of its query, as BEIR does. Tasks that need it do so by themselves (ArguAna,
+        Quora, FiQA and others); others number queries and documents alike, and the document with the query's id may be
+        its answer. So it is not on wherever ids are shared, as in `latelier.evaluation`, which sees by the judgements
+        that no answer is left out: mteb does not hand them to a search.
 
     Raises
     ------

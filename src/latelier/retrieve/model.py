@@ -477,8 +477,8 @@ class QueryModel:
 
     def _with_longer_queries(self) -> QueryModel:
         if self.encoder is not None:
-            longer: Any = self.encoder.with_longer_queries()
-            return QueryModel(self.name, self.options, None, longer, self.compute_dtype)
+            encoder: Any = self.encoder
+            return QueryModel(self.name, self.options, None, encoder.with_longer_queries(), self.compute_dtype)
         from latelier.models.encoding import with_longer_queries
 
         loaded: Any = with_longer_queries(self.loaded)
