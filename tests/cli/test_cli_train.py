@@ -103,3 +103,13 @@ def test_a_failed_training_leaves_no_folder_of_its_own(train, tmp_path, was_fold
         output.mkdir(parents=True)
     assert train(PAIRS[:1], "--output", output).exit_code == 1
     assert (output.exists(), output.parent.exists()) == (was_folder, was_folder)
+
+
+def test_a_head_alone(train, tmp_path, shallow):
+    result = train(PAIRS, "--head-only", "--dims", 16, "--json", model=shallow)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["after"]["ndcg@10"] > 0
+    assert ColBERT(str(tmp_path / "out"), device="cpu").embedding_size == 16
+    refused = train(PAIRS, "--head-only", "--epochs", 2)
+    assert refused.exit_code == 2
+    assert "has no effect with --head-only" in refused.stderr

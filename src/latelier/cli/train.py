@@ -50,6 +50,9 @@ def train(
         int, typer.Option(min=0, help="Maximum number of validation queries (at most 10% of the data).")
     ] = 200,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the validation split and the order.")] = 0,
+    head_only: Annotated[
+        bool, typer.Option("--head-only", help="Only add a layer to --dims (128) that keeps the model's ranking.")
+    ] = False,
     device: DeviceOption = None,
     trust_remote_code: TrustOption = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -73,6 +76,10 @@ def train(
     from latelier.data import load_training_set
 
     _refuse_unused_texts(context, file)
+    if head_only:
+        refuse_unused(
+            context, ("epochs", "batch_size", "learning_rate", "temperature"), "has no effect with --head-only"
+        )
     quiet_loading()
     data = load_training_set(file, queries=queries, documents=documents)
     from latelier.training import TrainingOptions  # after the data, as it imports for seconds
@@ -91,6 +98,7 @@ def train(
         temperature=temperature,
         validation_queries=validation_queries,
         seed=seed,
+        head_only=head_only,
     )
     with _new_folder(output):
         report = run_training(

@@ -89,11 +89,16 @@ def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, sh
     size = projection.out_features
     if count < size:
         raise InvalidArgumentError(f"the texts have {count} tokens, too few to fit {size} dimensions; give more.")
+    with torch.no_grad():
+        projection.linear.weight.copy_(principal_directions(moment, size))
+
+
+def principal_directions(moment: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the leading eigenvectors ``(size, dim)`` of a second moment ``(dim, dim)``."""
     directions = torch.linalg.eigh(moment).eigenvectors.flip(1).T[:size]
     # An eigenvector's sign is arbitrary: make its largest entry positive, so that every machine agrees.
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
-    with torch.no_grad():
-        projection.linear.weight.copy_(directions * largest.sign())
+    return directions * largest.sign()
 
 
 DEFAULT_EMBEDDING_SIZE = 128

@@ -310,12 +310,16 @@ def compress_documents(model: MultiVectorEncoder, num_vectors: int, arguments: M
     if has_pooling(model, "document"):
         raise InvalidArgumentError("this model pools its documents already; load the one that it was made from.")
     pooling = AttentionPooling(int(model.get_embedding_dimension() or 0), num_vectors, **arguments)
-    pooling.to(model.device, model.dtype).train(model.training)
+    insert_module(model, len(model) - isinstance(model[-1], Normalize), pooling)
+
+
+def insert_module(model: MultiVectorEncoder, position: int, module: nn.Module) -> None:
+    """Put a module into a model's pipeline; it is moved to where the model is."""
+    module.to(model.device, model.dtype).train(model.training)
     modules = list(model._modules.items())
-    last = len(modules) - isinstance(modules[-1][1], Normalize)
     # sentence-transformers numbers modules, and other names refer to saved settings.
     name = next(name for name in map(str, count(len(modules))) if name not in model._modules)
-    modules.insert(last, (name, pooling))
+    modules.insert(position, (name, module))
     model._modules.clear()
     model._modules.update(modules)
 

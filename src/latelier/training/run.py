@@ -23,6 +23,7 @@ from latelier.evaluation.comparison import bootstrap_interval
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT, load
+from latelier.training.distilling import STEPS, distill_head
 from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.files import as_path
 from latelier.utils.misc import bar, fragment, table
@@ -66,6 +67,10 @@ class TrainingOptions:
         `train` gets a validation set.
     seed
         Seed of the validation split, of a new head, of the order of the rows and of the drawn negatives.
+    head_only
+        Leave the encoder as it is and add a layer to `dims` dimensions, 128 by default, that learns the encoder's own
+        scores of the rows' texts (`distill_head`), in minutes. Which document belongs to a query, epochs, batch size
+        and learning rate are not used.
 
     Examples
     --------
@@ -88,8 +93,13 @@ class TrainingOptions:
     temperature: float = 0.2
     validation_queries: int = 200
     seed: int = 0
+    head_only: bool = False
 
     def __post_init__(self) -> None:
+        if self.head_only and (self.start, self.mine, self.neighbours) != ("dense", 0, 0):
+            raise InvalidArgumentError(
+                "head_only=True uses no negatives and needs start='dense', mine and neighbours 0."
+            )
         check_choice("start", self.start, ["dense", "colbert"])
         checked: dict[str, int | float | None] = {
             "dims": check_count("dims", self.dims, optional=True),
@@ -471,8 +481,14 @@ def train(
         if on_progress is not None:
             on_progress(f"Mined negatives for {len(training):,} rows.")
     _check_enough(training)
-    options = options.for_rows(len(training))
-    steps = run_trainer(encoder, _ordered(training, options), evaluation, options, on_progress)
+    if options.head_only:
+        steps, shown = STEPS, show_progress
+        documents = list(dict.fromkeys(text for own in training.documents for text in own))
+        queries = list(dict.fromkeys(training.queries))
+        distill_head(encoder, documents, options.dims or 128, queries, seed=options.seed, show_progress_bar=shown)
+    else:
+        options = options.for_rows(len(training))
+        steps = run_trainer(encoder, _ordered(training, options), evaluation, options, on_progress)
     after = measure(evaluation, encoder)
     interval = None if evaluation is None else bootstrap_interval(evaluation.per_query - first)
     encoder.save_pretrained(str(output))
@@ -488,7 +504,7 @@ def build_model(model: str | os.PathLike[str] | ColBERT | None, options: Trainin
     if options.start == "colbert":
         return ColBERT(name, options.dims, options.device, trust_remote_code=options.trust_remote_code)
     trust = {"trust_remote_code": options.trust_remote_code}
-    if options.dims is not None:
+    if options.dims is not None and not options.head_only:
         return ColBERT.from_dense(name, "orthogonal", options.dims, options.device, **trust)
     return load(name, device=options.device, **trust)
 

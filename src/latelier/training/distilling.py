@@ -1,29 +1,33 @@
-"""`distill_pooling`: train the `AttentionPooling` of a model on the similarities of its own unpooled token vectors.
+"""`distill_pooling` and `distill_head`: train a last layer of a model on the similarities of its own token vectors.
 
-The encoder is frozen, so all texts are encoded once and a step trains the pooling alone, in a fraction of a second.
+The encoder is frozen, so all texts are encoded once and a step trains that layer alone, in a fraction of a second.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from sentence_transformers.base.modules import Dense
+from torch import Tensor, nn
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.models.arguments import checked_stream
-from latelier.models.pooling import find_pooling, unpooled
+from latelier.models.construction import principal_directions
+from latelier.models.layouts import token_layer
+from latelier.models.pooling import find_pooling, has_pooling, insert_module, unpooled
 from latelier.modules import AttentionPooling
 from latelier.utils.checks import check_count, check_number
 from latelier.utils.misc import progress_bar
 
+STEPS = 300
 # Each query of a batch brings its nearest document and another of its nearest ones.
 _NEAREST = 32
 # Temperature of the teacher's scores, sums over query tokens, that say how much a document counts for a query.
@@ -40,7 +44,7 @@ def distill_pooling(
     documents: Sequence[str] | TokenEmbeddings,
     queries: Sequence[str] | TokenEmbeddings | None = None,
     *,
-    steps: int = 300,
+    steps: int = STEPS,
     batch_size: int = 32,
     learning_rate: float = 1e-3,
     seed: int = 0,
@@ -98,9 +102,116 @@ def distill_pooling(
     array([4, 4])
     """
     pooling = find_pooling(model)
-    steps, batch_size = check_count("steps", steps), check_count("batch_size", batch_size)
-    learning_rate = check_number("learning_rate", learning_rate)
-    seed = check_count("seed", seed, 0)
+    steps, learning_rate = check_count("steps", steps), check_number("learning_rate", learning_rate)
+    with unpooled(pooling):
+        batches = _encoded(model, documents, queries, pooling.dim, batch_size, seed, show_progress_bar)
+    dtype = pooling.queries.dtype
+    pooling.to(torch.promote_types(dtype, torch.float32))  # AdamW's steps are too small for half precision
+    was_training = pooling.training
+    pooling.train()
+    try:
+        _train(pooling, lambda batch: _loss(pooling, batch), batches, steps, learning_rate, show_progress_bar)
+    finally:
+        pooling.train(was_training).to(dtype)
+    return model
+
+
+def distill_head(
+    model: ColBERT,
+    texts: Sequence[str] | TokenEmbeddings,
+    dims: int = 128,
+    queries: Sequence[str] | TokenEmbeddings | None = None,
+    *,
+    steps: int = STEPS,
+    batch_size: int = 32,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+    show_progress_bar: bool = False,
+) -> ColBERT:
+    """Add a linear layer to fewer dimensions that ranks as the model does without it, and return the model.
+
+    No relevance judgements are needed: the teacher is the model itself. The layer starts as the principal directions of
+    the documents' token vectors, and learns the distribution of the teacher's scores over documents near the queries of
+    a batch: the loss is ``KL(P || P')`` of `distill_pooling`, with a learned scale of the new scores.
+
+    Parameters
+    ----------
+    model
+        A late-interaction model, or a dense one by `ColBERT.from_dense`; changed in place. The rest is not trained.
+    texts
+        Documents like those to be searched; some thousands suffice. Their token vectors are kept in memory, in float16.
+        Or these vectors.
+    dims
+        Dimensions of the token vectors from now on, fewer than the model has.
+    queries, steps, batch_size, learning_rate, seed, show_progress_bar
+        As in `distill_pooling`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the model has no more than `dims` dimensions or pools its documents, and as in `distill_pooling`.
+
+    Examples
+    --------
+    >>> from latelier.models import ColBERT
+    >>> from latelier.training import distill_head
+    >>> texts = ["A pear is a fruit. It is sweet.", "The moon is far. It has no air.", "Rome is old. It lies in Italy."]
+    >>> model = ColBERT.from_dense("all-MiniLM-L6-v2", device="cpu")
+    >>> model = distill_head(model, texts, dims=16, steps=20)
+    >>> model.encode_document(texts, packed=True).dim
+    16
+    >>> model.scores(["a sweet fruit"] * 3, texts, tqdm_bar=False).argmax()
+    tensor(0)
+    """
+    width, dims = model.embedding_size, check_count("dims", dims)
+    if dims >= width or has_pooling(model, "document"):
+        reason = "pools its documents" if dims < width else f"has {width}"
+        raise InvalidArgumentError(
+            f"received dims={dims}, but the model {reason}; expected fewer dimensions of a model without pooling."
+        )
+    steps, learning_rate = check_count("steps", steps), check_number("learning_rate", learning_rate)
+    batches = _encoded(model, texts, queries, width, batch_size, seed, show_progress_bar)
+    head = _Projection(batches.documents, dims).to(model.device)
+    _train(head, lambda batch: _head_loss(head, batch), batches, steps, learning_rate, show_progress_bar)
+    position = max(i for i, module in enumerate(model) if i == 0 or isinstance(module, Dense)) + 1
+    insert_module(model, position, token_layer(head.weight.detach().cpu()))
+    return model
+
+
+class _Projection(nn.Module):
+    """A matrix ``(dims, width)``, at first the documents' principal directions, and the logarithm of a scale."""
+
+    def __init__(self, documents: TokenEmbeddings, dims: int) -> None:
+        super().__init__()
+        moment = torch.zeros(documents.dim, documents.dim, dtype=torch.float64)
+        for start in range(0, len(documents.vectors), _PART):
+            part = documents.vectors[start : start + _PART].double()
+            moment += part.T @ part
+        self.weight = nn.Parameter(principal_directions(moment, dims).float())
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors @ self.weight.T, dim=-1)
+
+
+def _head_loss(head: _Projection, batch: _Batch) -> Tensor:
+    wanted, _ = _maxima(batch.queries, batch.documents, batch.mask)
+    found, _ = _maxima(head(batch.queries), head(batch.documents), batch.mask)
+    scores = _log_relevance(found * head.scale.exp(), batch.rows)
+    return F.kl_div(scores, _log_relevance(wanted, batch.rows), reduction="batchmean", log_target=True)
+
+
+def _encoded(
+    model: ColBERT,
+    documents: Sequence[str] | TokenEmbeddings,
+    queries: Sequence[str] | TokenEmbeddings | None,
+    dim: int,
+    batch_size: int,
+    seed: int,
+    shown: bool,
+) -> _Batches:
+    """Return batches of a teacher's token vectors; texts are encoded, and queries drawn if there are none."""
+    batch_size, seed = check_count("batch_size", batch_size), check_count("seed", seed, 0)
     if not isinstance(documents, TokenEmbeddings):
         documents = list(checked_stream(documents))
     if queries is None:
@@ -113,24 +224,15 @@ def distill_pooling(
     def encode(texts: Sequence[str] | TokenEmbeddings, is_query: bool) -> TokenEmbeddings:
         encoded: Any = texts
         if not isinstance(texts, TokenEmbeddings):
-            shown = show_progress_bar
             encoded = model.encode(texts, is_query=is_query, packed=True, precision="float16", show_progress_bar=shown)
-        if encoded.dim != pooling.dim:
+        if encoded.dim != dim:
             raise InvalidArgumentError(
-                f"received token vectors of {encoded.dim} dimensions; expected {pooling.dim}, those of the model "
-                "before it compresses documents, without truncate_dim."
+                f"received token vectors of {encoded.dim} dimensions; expected {dim}, those of the model before it "
+                "compresses documents, without truncate_dim."
             )
         return encoded.to("cpu").to("torch")
 
-    with unpooled(pooling):
-        batches = _Batches(encode(documents, False), encode(queries, True), batch_size, seed, model.device)
-    dtype = pooling.queries.dtype
-    pooling.to(torch.promote_types(dtype, torch.float32))  # AdamW's steps are too small for half precision
-    try:
-        _train(pooling, batches, steps, learning_rate, show_progress_bar)
-    finally:
-        pooling.to(dtype)
-    return model
+    return _Batches(encode(documents, False), encode(queries, True), batch_size, seed, model.device)
 
 
 class _Batch(NamedTuple):
@@ -179,22 +281,21 @@ def _means(embeddings: TokenEmbeddings) -> Tensor:
     return F.normalize(sums, dim=-1)
 
 
-def _train(pooling: AttentionPooling, batches: _Batches, steps: int, rate: float, shown: bool) -> None:
-    optimizer = torch.optim.AdamW(pooling.parameters(), lr=rate, weight_decay=0.0)
+def _train(
+    layer: nn.Module, loss_of: Callable[[_Batch], Tensor], batches: _Batches, steps: int, rate: float, shown: bool
+) -> None:
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / min(_WARMUP_STEPS, steps), 1 - step / steps)
     )
-    was_training = pooling.training
-    pooling.train()
-    with progress_bar(shown=shown, total=steps, desc="Training pooling") as bar, torch.enable_grad():
+    with progress_bar(shown=shown, total=steps, desc="Training a layer") as bar, torch.enable_grad():
         for _ in range(steps):
-            loss = _loss(pooling, batches.draw())
+            loss = loss_of(batches.draw())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
             bar.update(1)
-    pooling.train(was_training)
 
 
 def _loss(pooling: AttentionPooling, batch: _Batch) -> Tensor:
