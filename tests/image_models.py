@@ -7,7 +7,7 @@ import transformers
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 _TEXTS = ["Describe the image. Question: Query: user User: Assistant: A table of profits, a red chart, a blue cat."] * 3
@@ -80,6 +80,7 @@ def _colqwen(config_class, vision):
 def _colmodernvbert():
     """A picture is split into tiles of 64 pixels, each of 4 tokens, with the whole page, reduced, behind them."""
     backend = _byte_pairs(_MODERN)
+    backend.decoder = decoders.ByteLevel()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|padding|>")
     images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
     tokenizer.add_special_tokens({"additional_special_tokens": [token for token in _MODERN if token[0] == "<"]})

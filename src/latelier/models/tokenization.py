@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.multi_vector_encoder.interpretability import get_n_patches
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from transformers import PreTrainedTokenizerBase
 
@@ -86,9 +87,53 @@ def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str
         put_behind_first(encoded["input_ids"], marker, encoded["offset_mapping"])
         if encoded["input_ids"] == ids[real].tolist():
             offsets = encoded["offset_mapping"]
+        elif model.processor is not tokenizer:  # that of a model of pictures, which puts tokens around a query
+            prompt, offsets = _offsets_inside(tokenizer, ids[real].tolist(), text.strip())
     found = iter(text_ranges(offsets, prompt, text))
     ranges = [next(found) if is_real else None for is_real in real.tolist()]
     return [each for each, has_vector in zip(ranges, scored.tolist(), strict=True) if has_vector]
+
+
+def _offsets_inside(tokenizer: Any, ids: list[int], text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Find the tokens of a text among others: return what stands before it, and the offsets of all tokens in both."""
+    for before in (" ", ""):
+        with tokenizer_lock(tokenizer):
+            own = tokenizer(before + text, add_special_tokens=False, return_offsets_mapping=True)
+        count = len(own["input_ids"])
+        for i in range(len(ids) - count + 1):
+            if ids[i : i + count] == own["input_ids"]:
+                return before, [(0, 0)] * i + own["offset_mapping"] + [(0, 0)] * (len(ids) - count - i)
+    return "", [(0, 0)] * len(ids)
+
+
+class PictureTokens(NamedTuple):
+    """The tokens of a picture that have a vector, and where each patch is among them, ``(rows, columns)``, if known."""
+
+    tokens: list[str]
+    patches: np.ndarray | None
+    reason: str = ""
+
+
+def picture_tokens(model: Any, width: int, height: int) -> PictureTokens:
+    """Return the tokens of a picture of this size, which is all that a processor places patches by."""
+    from PIL import Image
+
+    features = model.preprocess([Image.new("RGB", (width, height))], task="document")
+    ids = features["input_ids"][0][_scored(model, dict(features))]
+    tokens = list(model.tokenizer.convert_ids_to_tokens(ids.tolist()))
+    places = np.flatnonzero(np.array(tokens) == getattr(model.processor, "image_token", None))
+    try:
+        columns, rows = get_n_patches(model, (width, height))
+    except NotImplementedError:
+        return PictureTokens(tokens, None, "the model splits a picture into tiles and a small copy of the whole")
+    except ValueError:
+        return PictureTokens(tokens, None, "it is not known how this kind of model divides a picture")
+    if rows * columns != len(places):
+        reason = (
+            f"the model divides a picture into {rows} x {columns} patches, and has {len(places)} vectors of patches"
+        )
+        return PictureTokens(tokens, None, reason)
+    return PictureTokens(tokens, places.reshape(rows, columns))
 
 
 def _scored(model: MultiVectorEncoder, features: dict[str, Any]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from latelier.utils.misc import lazy_names
 if TYPE_CHECKING:
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.folders import Synchronised, read_documents
+    from latelier.retrieve.page_map import PageMap
     from latelier.retrieve.passages import Passages, Result, Results
     from latelier.retrieve.retriever import Retriever, Threshold
     from latelier.retrieve.workers import EncodingWorkers
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EncodingWorkers",
     "Explanation",
+    "PageMap",
     "Passages",
     "Result",
     "Results",
@@ -28,6 +30,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
+    page_map=("PageMap",),
     passages=("Passages", "Result", "Results"),
     folders=("Synchronised", "read_documents"),
     retriever=("Retriever", "Threshold"),

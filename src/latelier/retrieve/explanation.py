@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraErr
 from latelier.indexes import Id, Index
 from latelier.indexes.results import as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
+from latelier.retrieve.page_map import STYLE, PageMap, WordMap, draw_page, is_picture, page_html, page_tokens
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.scores.maxsim import Alignment, align
 from latelier.utils.checks import cut, printable, short
@@ -105,6 +106,8 @@ class Explanation:
         The words that the tokens form: text, positions of the tokens, and range of characters.
     special
         Special tokens of the tokenizer, such as ``[CLS]``; the table sums their terms in one line.
+    page
+        Of a document that was encoded as a picture: where its vectors, which ``document_tokens`` names, lie on it.
 
     Examples
     --------
@@ -134,6 +137,7 @@ class Explanation:
     query_words: tuple[Word, ...]
     document_words: tuple[Word, ...]
     special: frozenset[str]
+    page: PageMap | None = field(default=None, compare=False)
 
     @property
     def score(self) -> float:
@@ -192,6 +196,21 @@ class Explanation:
         """The words of the query as characters of its text, in order, with the terms of their tokens added up."""
         return _spans(self.query_words, {i: match.similarity for i, match in enumerate(self.tokens)})
 
+    @property
+    def similarity_map(self) -> np.ndarray:
+        """The similarities of each query token with the patches of a page, ``(query tokens, rows, columns)`` float32.
+
+        Raises
+        ------
+        LatelierError
+            If the document is a text, or it cannot be known where the vectors of the page lie on it.
+        """
+        if self.page is None:
+            raise LatelierError(f"document {self.id!r} is a text, which has no patches.")
+        if self.page.patches is None:
+            raise LatelierError(f"document {self.id!r} has no map: {self.page.reason}.")
+        return self.similarities[:, self.page.patches]
+
     def words(self) -> list[WordMatch]:
         """Return one match per query word, in order.
 
@@ -216,7 +235,8 @@ class Explanation:
 
         The page needs no other file and no scripts, follows the light or dark theme of its reader, and escapes the
         texts. Of a document with more than 60 tokens, the heat map shows those that matched and their neighbours; all
-        of them are in a part of the page that opens on demand.
+        of them are in a part of the page that opens on demand. Of a picture, it shows the page, with a map over it for
+        each word of the query.
 
         Parameters
         ----------
@@ -251,7 +271,8 @@ class Explanation:
         """Draw the heat map with matplotlib: rows are query tokens, columns document tokens, dots the best of a row.
 
         Of a document with more than 60 tokens, the heat map shows those that matched and their neighbours, and numbers
-        the position of each in the document.
+        the position of each in the document. Of a picture, it is the page with a map over it: of the whole query, and
+        in a new figure of each word too.
 
         Parameters
         ----------
@@ -310,6 +331,8 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         title = Markup(f"<p>{_title(self)}</p>")
+        if self.page is not None:
+            return fragment(title, _page_map(self, self.page), _words(self), style=_STYLE + STYLE)
         return fragment(title, _highlighted(self), _heat_map(self, _shown_columns(self)), style=_STYLE)
 
     def __repr__(self) -> str:
@@ -427,26 +450,41 @@ summary { cursor: pointer; margin: 1em 0 }
 
 def _page(explanation: Explanation) -> str:
     """Return a page of HTML that needs no other file: see `Explanation.to_html`."""
-    shown = _shown_columns(explanation)
+    shown, page = _shown_columns(explanation), explanation.page
     parts = [
         Markup(f"<h1>{_title(explanation)}</h1>"),
-        Markup("<h2>Matched words of the document</h2>"),
-        _highlighted(explanation),
+        Markup("<h2>Matched words of the document</h2>" if page is None else "<h2>Matched parts of the page</h2>"),
+        _highlighted(explanation) if page is None else _page_map(explanation, page),
         Markup("<h2>Words of the query</h2>"),
         _words(explanation),
         Markup("<h2>Similarities of tokens</h2>"),
         _heat_map(explanation, shown),
     ]
     count = len(explanation.document_tokens)
-    if len(shown) < count:
+    if len(shown) < count and page is None:
         whole = _heat_map(explanation, range(count))
         parts.append(Markup(f"<details><summary>All {count} tokens of the document</summary>{whole}</details>"))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_title(explanation)}</title>\n</head>\n<body>\n"
-        f"<main>{fragment(*parts, style=_STYLE + _PAGE_STYLE)}</main>\n</body>\n</html>\n"
+        f"<main>{fragment(*parts, style=_STYLE + _PAGE_STYLE + STYLE)}</main>\n</body>\n</html>\n"
     )
+
+
+def _page_map(explanation: Explanation, page: PageMap) -> Markup:
+    maps = [] if page.patches is None else _word_maps(explanation)
+    return page_html(page, maps, repr((explanation.id, explanation.query)))
+
+
+def _word_maps(explanation: Explanation) -> list[WordMap]:
+    """Return the map of the whole query (the sum of its tokens), and of each of its words (the best of its tokens)."""
+    similarities, words = explanation.similarity_map, explanation.query_words
+    own = [word for word in words if word.range is not None]
+    own = own or [word for word in words if word.text not in explanation.special]
+    whole = similarities[[position for word in own for position in word.positions]].sum(axis=0)
+    maps = [WordMap(word.text, similarities[list(word.positions)].max(axis=0)) for word in own]
+    return [WordMap("(whole query)", whole), *maps]
 
 
 def _title(explanation: Explanation) -> Markup:
@@ -546,6 +584,9 @@ _DOTS, _NOTEBOOK_DOTS = 150, 80  # per inch, of a picture
 def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     """Draw the heat map of an explanation, see `Explanation.figure`."""
     figure_class = _figure_class()
+    if explanation.page is not None and explanation.page.patches is not None:
+        drawn: Figure = draw_page(explanation.page, _word_maps(explanation), ax, figure_class)
+        return drawn
     columns, rows = _shown_columns(explanation), _row_labels(explanation)
     if ax is None:
         size = _CELL * len(columns) + _AROUND[0], _CELL * len(rows) + _AROUND[1]
@@ -622,8 +663,8 @@ def marked_snippets(
 def explain_results(
     model: QueryModel, index: Index, query: str, results: Sequence[Result], *, whole: bool = False
 ) -> dict[Id, Explanation]:
-    """Explain the scores of those results that have a text, by id, in the passages that were found."""
-    known = [result for result in results if result.text is not None]
+    """Explain the scores of the results that are texts, by id, in the passages that were found."""
+    known = [result for result in results if result.text is not None and not is_picture(result.metadata)]
     ids, starts = [result.id for result in known], [result.start for result in known]
     return dict(zip(ids, explain_documents(model, index, query, ids, starts=starts, whole=whole), strict=True))
 
@@ -648,6 +689,11 @@ def explain_documents(
         documents, records = index.get_embeddings(parts), index.get(parts)
     explanations = []
     for id, document, record in zip(wanted, documents, records, strict=True):
+        if is_picture(record.metadata):
+            explanations.append(
+                _explain_page(model, id, record.text or "", record.metadata, asked, align(vectors, document))
+            )
+            continue
         if record.text is None:
             raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
         found = TokenizedText.of(model, record.text, is_query=False)
@@ -660,6 +706,17 @@ def explain_documents(
             explain_alignment(id, align(vectors, document), asked, found, model.special_tokens, model.join)
         )
     return explanations
+
+
+def _explain_page(
+    model: QueryModel, id: Id, caption: str, metadata: Mapping[str, Any], query: TokenizedText, alignment: Alignment
+) -> Explanation:
+    """Explain the score of a document that was encoded as a picture; each of its vectors is a word of its own."""
+    names, page = page_tokens(model, metadata, alignment.matrix.shape[1])
+    document = TokenizedText(caption, names, [None] * len(names))
+    explanation = explain_alignment(id, alignment, query, document, model.special_tokens, model.join)
+    words = tuple(Word(name, (i,), None) for i, name in enumerate(names))
+    return replace(explanation, document_words=words, page=page)
 
 
 def best_part(stored: StoredDocuments, query: Any, id: Id, start: int | None = None) -> Id:
@@ -742,7 +799,7 @@ def group_words(
     for group in groups:
         tokens = [text.tokens[i] for i in group]
         ranges = [each for each in (text.ranges[i] for i in group) if each is not None]
-        name = tokens[0] if tokens[0] in special else join(tokens).strip().removeprefix("##")
+        name = tokens[0] if tokens[0] in special else join(tokens).strip().removeprefix("##") or "␣"
         words.append(Word(name, tuple(group), (ranges[0][0], ranges[-1][1]) if ranges else None))
     return tuple(words)
 

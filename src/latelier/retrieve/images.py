@@ -175,7 +175,7 @@ def _decoded(data: bytes) -> Any:
 
     try:
         with pil.open(io.BytesIO(data), formats=_FORMATS) as opened:
-            _check_size(*opened.size)
+            check_size(*opened.size)
             return _as_rgb(ImageOps.exif_transpose(opened))
     except LatelierError:
         raise
@@ -190,14 +190,15 @@ def _decoded(data: bytes) -> Any:
 def _from_pil(image: Any) -> Any:
     if not isinstance(image, _pil().Image):
         raise InvalidArgumentError(f"received {describe(image)} as image; expected a path, bytes or an image of PIL.")
-    _check_size(*image.size)
+    check_size(*image.size)
     try:
         return _as_rgb(image)
     except _FAULTS as error:
         raise InvalidArgumentError(f"it is damaged: {cut(str(error) or type(error).__name__, 200)}.") from error
 
 
-def _check_size(width: int, height: int) -> None:
+def check_size(width: int, height: int) -> None:
+    """Raise `InvalidArgumentError` for so many pixels that reading them is no use, or dangerous."""
     if width * height > _MOST_PIXELS:
         raise InvalidArgumentError(
             f"it has {width:,} x {height:,} pixels; expected at most {_MOST_PIXELS:,}: reduce it."
@@ -256,5 +257,5 @@ def _scale(page: Any) -> float:
 def _pixels(page: Any) -> tuple[int, int]:
     """Return the width and height of a page as it is rendered."""
     width, height = (math.ceil(side * _scale(page)) for side in page.get_size())
-    _check_size(width, height)
+    check_size(width, height)
     return width, height

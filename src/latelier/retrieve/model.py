@@ -44,6 +44,7 @@ from latelier.utils.files import cache_folder, is_folder
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT
+    from latelier.models.tokenization import PictureTokens
 
 
 def open_with_model(
@@ -615,6 +616,12 @@ class QueryModel:
         from latelier.models.tokenization import scored_ranges
 
         return scored_ranges(self.loaded, self.loaded.tokenize([text], is_query=is_query), text)
+
+    def picture_tokens(self, width: int, height: int) -> PictureTokens:
+        """Return the tokens of a picture of this size that have a vector, and the grid of its patches."""
+        from latelier.models.tokenization import picture_tokens
+
+        return picture_tokens(self.loaded, width, height)
 
     @property
     def special_tokens(self) -> list[str]:
