@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,8 +33,9 @@ def notes(tmp_path):
 
 def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(misc, "INTERVAL", 0.0)  # in seconds
-    index = tmp_path / "index"
-    command = ["index", notes, "--index", index, "--model", tiny, "--device", "cpu"]
+    monkeypatch.setenv("LATELIER_CACHE", str(tmp_path / "cache"))
+    index, model = tmp_path / "index", shutil.copytree(tiny, tmp_path / "model")
+    command = ["index", notes, "--index", index, "--model", model, "--device", "cpu"]
     with pytest.warns(UserWarning, match="empty.txt: it is empty"):
         result = run(*command, "--json")
     assert result.exit_code == 0, result.output
@@ -57,6 +59,13 @@ def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
         assert len(retriever) == 1
     assert run("remove", index, "moon.txt").exit_code == 1
     assert run("remove", index).exit_code == 2
+    (notes / "moon.txt").unlink()
+    assert "1 document (1 unchanged)" in run(*command, "--no-remove").stdout
+    shutil.rmtree(model)
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    assert "1 document (1 unchanged)" in run("index", notes, index).stdout  # without a model
+    (notes / "moon.txt").write_text("The moon rises.")
+    assert run("index", notes, index).exit_code == 1
 
 
 def test_a_folder_without_a_document_is_an_error_and_makes_no_index(run, notes, tmp_path):

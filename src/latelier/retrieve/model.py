@@ -86,6 +86,7 @@ def open_with_model(
             query_model = _stored_model(index, model, device, backend, computing or {}, trust)
         else:
             query_model = given_model(model, device, computing, trust)
+        query_model.is_deferred = index is not None and make is not None and model is None
         query_model.prepare()
         if index is None:
             return query_model, make()  # type: ignore[misc]  # without it, `open` has raised
@@ -391,6 +392,7 @@ class QueryModel:
         self._loaded: ColBERT | None = None
         self._identity: ModelIdentity | None = None
         self._longer: QueryModel | None = None
+        self.is_deferred = False  # whether it is loaded and checked only if there is something to write
 
     @property
     def loaded(self) -> ColBERT:
@@ -419,13 +421,13 @@ class QueryModel:
         return self._identity
 
     def prepare(self) -> None:
-        """Load the model and compute its fingerprint, unless an exported encoder stands in for it."""
-        if self.encoder is None:
+        """Load the model and compute its fingerprint, unless it is deferred or an exported encoder stands in for it."""
+        if self.encoder is None and not self.is_deferred:
             _ = self.identity
 
     def check(self, index: Index) -> None:
         """Check the weights; an exported encoder of the cache is found by those that the index stores."""
-        if self.encoder is None or self._load is None:
+        if (self.encoder is None and not self.is_deferred) or self._load is None:
             self.identity.check(index)
 
     def export(self, index: Index) -> Path:
