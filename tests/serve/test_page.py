@@ -69,6 +69,7 @@ def many(shallow, tmp_path_factory):
         "long": [("long", LONG)],
         "places": PLACES,
         "cut": moon,
+        "tags": [{"id": f"{i}", "text": "The moon.", "tag": f"tag {max(i, 9)}"} for i in range(32)],
     }
     for name, documents in contents.items():
         lengths = {"max_length_query": 6} if name == "cut" else {}
@@ -310,6 +311,19 @@ def test_everything_is_reached_by_keyboard(page):
     page.keyboard.press("Enter")
     expect(page.locator(".heat")).to_be_visible()
     assert page.locator(".heat tbody th").all_inner_texts() == ["[CLS]", "healthy", "fruit", "[SEP]"]
+
+
+def test_of_many_values_the_frequent_ones_are_offered_and_others_completed(browser, many):
+    page = browser.new_page()
+    page.goto(f"{many}/?index=tags&q=moon")
+    page.locator("#filters summary").click()
+    expect(page.locator("#facets button")).to_have_text(["tag 9 10"], timeout=60_000)
+    page.click("#add-condition")
+    page.get_by_role("combobox", name="Value", exact=True).fill("TAG 3")
+    values = page.locator("#conditions datalist option")
+    expect(values).to_have_count(2)
+    assert [each.get_attribute("value") for each in values.all()] == ["tag 30", "tag 31"]
+    page.close()
 
 
 def test_a_query_that_is_cut_can_be_read_whole(browser, many):

@@ -369,13 +369,17 @@ class Index(NotCopied, ABC):
     def fields(self) -> list[str]:
         """The keys of the metadata that filters can name, sorted; those of removed documents stay."""
 
-    def field_values(self, most: int = 20, *, are_passages: bool = False) -> list[FieldValues]:
-        """Return the values that documents have in each field; kinds of index that do not count return names only.
+    def field_values(
+        self, most: int = 20, *, field: str | None = None, prefix: str = "", are_passages: bool = False
+    ) -> list[FieldValues]:
+        """Return the values that documents have in each field; `Qdrant` and `Sharded` give names only.
 
         Parameters
         ----------
         most
-            Maximum number of values of a field; of more, only the least and the greatest are returned.
+            Maximum number of values of a field.
+        field, prefix
+            One field instead of all; only values whose spelling begins with `prefix`, in either case of Latin letters.
         are_passages
             Count the first passage of each document only, in an index that `latelier.retrieve.Retriever` has filled
             with passages.
@@ -395,7 +399,7 @@ class Index(NotCopied, ABC):
         >>> [(each.value, each.documents) for each in index.field_values()[0].values]
         [(2024, 1), (2026, 1)]
         """
-        return [FieldValues(field) for field in self.fields]
+        return [FieldValues(each) for each in self.fields if field in (None, each)]
 
     @property
     @abstractmethod

@@ -203,19 +203,22 @@ class FieldValues:
     field
         The key of the metadata.
     values
-        Each value, most frequent first; None if there are many, or if this kind of index does not count them. Booleans
-        are 0 and 1, lists and objects are JSON.
+        Values with the number of their documents, most frequent first; None if this kind of index does not count them.
+        Booleans are 0 and 1, lists and objects are JSON.
+    is_complete
+        Whether these are all values. If not, they are the most frequent ones of the first 100,000 documents.
     least, greatest
         Limits of the values; None if some are numbers and others are texts.
 
     Examples
     --------
-    >>> FieldValues("year", None, 1998, 2026).least
+    >>> FieldValues("year", None, False, 1998, 2026).least
     1998
     """
 
     field: str
     values: list[ValueCount] | None = None
+    is_complete: bool = False
     least: int | float | str | None = None
     greatest: int | float | str | None = None
 

@@ -205,9 +205,12 @@ class StoredIndex(Index):
         """See `Index.fields`."""
         return sorted(field.spelling for field in self._storage.ask(known_fields))
 
-    def field_values(self, most: int = 20, *, are_passages: bool = False) -> list[FieldValues]:
+    def field_values(
+        self, most: int = 20, *, field: str | None = None, prefix: str = "", are_passages: bool = False
+    ) -> list[FieldValues]:
         """See `Index.field_values`."""
-        return self._storage.ask(partial(field_values, most=most, are_passages=are_passages))
+        chosen: dict[str, Any] = {"field": field, "prefix": prefix, "are_passages": are_passages}
+        return self._storage.ask(partial(field_values, most=most, **chosen))
 
     @property
     def memory(self) -> MemoryReport:

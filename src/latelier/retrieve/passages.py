@@ -372,9 +372,9 @@ class StoredDocuments:
         stored = self.index.ids()
         return list(dict.fromkeys(map(self.document, stored))) if self.has_passages else stored
 
-    def field_values(self) -> list[FieldValues]:
-        """Return the values that documents have in each field, see `Index.field_values`."""
-        return self.index.field_values(are_passages=self.has_passages)
+    def field_values(self, field: str | None = None, prefix: str = "") -> list[FieldValues]:
+        """Return the values that documents have in each field, or in one, see `Index.field_values`."""
+        return self.index.field_values(field=field, prefix=prefix, are_passages=self.has_passages)
 
     def parts(self, id: Id) -> list[Id]:
         """Return the ids under which the index stores a document, in the order of its passages; none if absent."""

@@ -90,9 +90,12 @@ async def get_index(service: Index) -> schemas.IndexResponse:
 
 
 @router.get("/indexes/{index}/fields", dependencies=[Reading])
-async def get_fields(service: Index) -> list[FieldValues]:
-    """Return what the documents have in each field that filters can name: up to 20 values with counts, and limits."""
-    return await service.ask(lambda retriever: StoredDocuments(retriever.index).field_values())
+async def get_fields(service: Index, field: str | None = None, prefix: str = "") -> list[FieldValues]:
+    """Return what the documents have in each field that filters can name: up to 20 values with counts, and limits.
+
+    With `field`, of that field only; with `prefix`, only values that begin with it. Of an index in Qdrant, only names.
+    """
+    return await service.ask(lambda retriever: StoredDocuments(retriever.index).field_values(field, prefix))
 
 
 @router.get("/indexes/{index}/ids", dependencies=[Reading])

@@ -88,19 +88,29 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
 _LATER_PASSAGE = "CASE WHEN json_valid(id) THEN coalesce(json_extract(id, '$[1]'), 0) ELSE 0 END"
 
 
-def field_values(connection: sqlite3.Connection, most: int, *, are_passages: bool) -> list[FieldValues]:
-    """Return the values of each field, sorted by its name; of more than `most` only the least and the greatest."""
-    found = []
-    for field in sorted(known_fields(connection), key=lambda field: field.spelling):
-        rows = f"FROM document WHERE {field.column} IS NOT NULL"
+_MOST_COUNTED = 100_000  # documents among which the most frequent of many values are looked for: a tenth of a second
+
+
+def field_values(
+    connection: sqlite3.Connection, most: int, *, field: str | None, prefix: str, are_passages: bool
+) -> list[FieldValues]:
+    """Return the values of each field, or of one, sorted by its name; see `Index.field_values`."""
+    found, fields = [], sorted(known_fields(connection), key=lambda each: each.spelling)
+    pattern = "".join(f"^{each}" if each in "%_^" else each for each in prefix) + "%"
+    for each in fields if field is None else [each for each in fields if each.folded == fold_name(field)]:
+        rows = f"SELECT {each.column} AS value FROM document WHERE value IS NOT NULL"
+        rows += " AND value LIKE ? ESCAPE '^'" if prefix else ""
         rows += f" AND NOT {_LATER_PASSAGE}" if are_passages else ""
+        given: list[Any] = [pattern] if prefix else []
         # Looking for a value too many ends early, where each document has another one.
-        distinct = connection.execute(f"SELECT DISTINCT {field.column} {rows} LIMIT ?", (most + 1,)).fetchall()
-        counts = f"SELECT {field.column}, count(*) {rows} GROUP BY 1 ORDER BY 2 DESC, 1"
-        values = [ValueCount(*row) for row in connection.execute(counts)] if len(distinct) <= most else None
-        ends = connection.execute(f"SELECT min({field.column}), max({field.column}) {rows}").fetchone()
+        distinct = connection.execute(f"SELECT DISTINCT value FROM ({rows}) LIMIT ?", (*given, most + 1)).fetchall()
+        is_complete = len(distinct) <= most
+        counts = f"SELECT value, count(*) FROM ({rows} LIMIT ?) GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
+        counted = connection.execute(counts, (*given, -1 if is_complete else _MOST_COUNTED, most))
+        values = [ValueCount(*row) for row in counted]
+        ends = connection.execute(f"SELECT min(value), max(value) FROM ({rows})", given).fetchone()
         least, greatest = ends if isinstance(ends[0], str) == isinstance(ends[1], str) else (None, None)
-        found.append(FieldValues(field.spelling, values, least, greatest))
+        found.append(FieldValues(each.spelling, values, is_complete, least, greatest))
     return found
 
 

@@ -58,7 +58,7 @@ const address = (index, action) => `/v1/indexes/${encodeURIComponent(index)}/${a
 
 export const describe = (index) => request(`/v1/indexes/${encodeURIComponent(index)}`);
 export const read = (index, id, signal) => request(address(index, `documents/${encodeURIComponent(id)}`), undefined, signal);
-export const describeFields = (index) => request(address(index, "fields"));
+export const describeFields = (index, asked = {}) => request(address(index, `fields?${new URLSearchParams(asked)}`));
 export const findIds = (index, text) => request(address(index, `ids?contains=${encodeURIComponent(text)}`));
 export const listIndexes = () => request("/v1/indexes");
 export const search = (index, body, signal) => request(address(index, "search"), body, signal);

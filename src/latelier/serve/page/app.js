@@ -57,9 +57,18 @@ function condition(field = "", operator = "=", value = "") {
   const operators = element("select", { ariaLabel: "Comparison" });
   for (const name of OPERATORS) operators.append(element("option", {}, name));
   operators.value = operator;
+  const values = element("datalist", { id: `values-${at("conditions").childElementCount}-${Date.now()}` });
   const input = element("input", { type: "text", value, ariaLabel: "Value" });
+  input.setAttribute("list", values.id);
+  const complete = async () => {
+    const asked = { field: fields.value, prefix: input.value };
+    const [found] = await describeFields(at("index").value, asked).catch(() => []);
+    if (input.value !== asked.prefix) return;
+    values.replaceChildren(...(found?.values ?? []).map((each) => element("option", { value: spelled(each.value) })));
+  };
+  for (const event of ["focus", "input"]) input.addEventListener(event, complete);
   const remove = element("button", { type: "button", ariaLabel: "Remove this filter" }, "×");
-  const item = element("li", {}, fields, operators, input, remove);
+  const item = element("li", {}, fields, operators, input, values, remove);
   remove.addEventListener("click", () => {
     item.remove();
     at("filters").firstElementChild.focus();
@@ -141,12 +150,12 @@ function limit(field, operator, type, end) {
   return input;
 }
 
-// The values of a field with their counts, or the limits of numbers and dates; nothing for many texts.
-function facet({ field, values, least, greatest }) {
+// The values of a field with their counts, of many texts those of several documents; or limits of numbers and dates.
+function facet({ field, values, is_complete: isComplete, least, greatest }) {
   const areDates = isDate(least) && isDate(greatest);
   const choices = element("fieldset", {}, element("legend", {}, field));
-  if (values && !areDates) {
-    for (const { value, documents } of values) {
+  if (values && !areDates && (isComplete || typeof least !== "number")) {
+    for (const { value, documents } of values.filter((each) => isComplete || each.documents > 1)) {
       const wanted = [field, "=", spelled(value)];
       const count = element("small", {}, documents.toLocaleString("en"));
       const button = element("button", { type: "button" }, `${readable(value)} `, count);
@@ -157,6 +166,7 @@ function facet({ field, values, least, greatest }) {
       });
       choices.append(button);
     }
+    if (!isComplete && choices.childElementCount > 1) choices.append(element("small", {}, "and others: see below"));
   } else if (areDates || typeof least === "number") {
     const type = areDates ? "date" : "number";
     choices.append(limit(field, ">=", type, least), " to ", limit(field, "<=", type, greatest));
