@@ -152,6 +152,27 @@ def test_notebooks_subtitles_and_mail(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "mail", "expected"),
+    [
+        ("Inbox", b"From - now\nFrom: a@x\nSubject: Box\n\n>From Rome.\n\nFrom here on, all is new.", ("Box", "new.")),
+        ("17.M1P2.host:2,S", b"Received: from x\nSubject: Gr\xc3\xbc\xc3\x9fe\n\nThe moon.", ("Grüße", "moon.")),
+        ("a.eml", "Subject: S\nContent-Type: text/plain; charset=us-ascii\n\nDie Größe".encode(), ("S", "Größe")),
+        ("a.eml", b"Subject: The lease ends\n\n", ("The lease ends", "ends")),
+        (
+            "a.eml",
+            b"Subject: F\nContent-Type: multipart/mixed; boundary=x\n\n--x\nContent-Type: message/rfc822\n\n"
+            b"Subject: I\n\nForwarded.\n--x--\n",
+            ("F", "Forwarded."),
+        ),
+    ],
+)
+def test_mails_as_programs_keep_them(tmp_path, name, mail, expected):
+    (tmp_path / name).write_bytes(mail)
+    [document] = read_documents(tmp_path)
+    assert (document.title, document.with_title().split()[-1]) == (expected[0], expected[1].split()[-1])
+
+
+@pytest.mark.parametrize(
     ("name", "code", "headings"),
     [
         ("a.py", "import a\n\n# Sums.\n@cache\nasync def add():\n    if x:\n        pass\nx = 1", "add"),

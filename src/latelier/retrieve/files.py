@@ -50,10 +50,22 @@ class Content(NamedTuple):
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file is of a kind that `read_file` reads, by its name."""
-    name = path.name.removesuffix(".gz").lower()
-    suffix = PurePosixPath(name).suffix
-    return suffix in _READERS or suffix in _CODE or suffix in (*_MARKDOWN, *_PLAIN) or name in _NAMES
+    """Whether a file is of a kind that `read_file` reads, by its name or its first line."""
+    return path.name.removesuffix(".gz").lower() in _NAMES or _kind(path) in _KINDS
+
+
+def _kind(path: Path) -> str:
+    """Return the suffix of a file without .gz; of a mail or a mailbox with another one, which is usual, theirs."""
+    suffix = PurePosixPath(path.name.removesuffix(".gz")).suffix.lower()
+    try:
+        with path.open("rb") if suffix not in _KINDS and path.is_file() else io.BytesIO() as file:
+            found = _MAIL.match(file.read(1000))
+    except OSError:  # an error when it is read
+        return suffix
+    return suffix if found is None else ".mbox" if found["box"] else ".eml"
+
+
+_MAIL = re.compile(rb"(?P<box>From [^\n]*\n)?(?:Return-Path|Received|Delivered-To|Message-ID|X-[\w-]+|From): ", re.I)
 
 
 def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputDocument]:
@@ -61,8 +73,8 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
     if not is_unicode(name):
         raise InvalidArgumentError("its name is not valid Unicode, so it cannot be an id; rename it.")
     plain = PurePosixPath(name.removesuffix(".gz"))
-    suffix = plain.suffix.lower()
     data = _contents(path)
+    suffix = _kind(path)
     try:
         changed = datetime.datetime.fromtimestamp(int(path.stat().st_mtime), datetime.timezone.utc)
         reader = _READERS.get(suffix)
@@ -75,7 +87,7 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
     is_markdown = reader is not None or suffix in _MARKDOWN
     documents = []
     for content in contents:
-        if not content.text.strip():
+        if not (content.text.strip() or content.title):
             if len(contents) > 1:
                 continue
             is_scan = suffix == ".pdf"
@@ -338,7 +350,7 @@ def _html(data: bytes | str) -> Iterator[Content]:
     text = page.text()
     title = " ".join(page.title.split())
     heading = _outline(text, 0)[0] if re.search(r"^# ", text, re.MULTILINE) else ""
-    yield Content(text or title, heading or title)
+    yield Content(text, heading or title)
 
 
 def _pdf(data: bytes) -> Iterator[Content]:
@@ -352,7 +364,7 @@ def _pdf(data: bytes) -> Iterator[Content]:
         title = str(file.get_metadata_dict().get("Title") or "").strip()
     except pypdfium2.PdfiumError as error:
         raise InvalidArgumentError(f"it is damaged, encrypted, or no PDF: {error}") from error
-    yield _in_pages(texts)._replace(title=title, metadata={"pages": len(texts)})
+    yield _in_pages(texts)._replace(title=title if any(texts) else "", metadata={"pages": len(texts)})
 
 
 def _in_pages(texts: list[str]) -> Content:
@@ -521,15 +533,8 @@ def _message(data: bytes, number: int | None = None) -> Content:
 
     message: Any = message_from_bytes(data, policy=policy.default)
     body = message.get_body(("plain", "html"))
-    text = ""
-    if body is not None:
-        payload = body.get_payload(decode=True) or b""
-        try:
-            text = payload.decode(body.get_content_charset() or "utf-8")
-        except (LookupError, UnicodeDecodeError):
-            text = payload.decode("cp1252", errors="replace")
-        if body.get_content_type() == "text/html":
-            text = "\n".join(content.text for content in _html(text))
+    parts = [body] if body is not None else [part for part in message.walk() if part.get_content_maintype() == "text"]
+    text = "\n\n".join(map(_text_of, parts))
     names = [name for part in message.iter_attachments() if (name := part.get_filename())]
     text += f"\n\nAttachments: {', '.join(names)}" if names else ""
     metadata = {name: str(message[name]) for name in ("from", "to") if message[name]}
@@ -539,9 +544,19 @@ def _message(data: bytes, number: int | None = None) -> Content:
     return Content(text.strip() and text, str(message["subject"] or ""), metadata, own=own)
 
 
+def _text_of(part: Any) -> str:
+    payload = part.get_payload(decode=True) or b""
+    try:
+        text = payload.decode(part.get_content_charset() or "utf-8")
+    except (LookupError, UnicodeDecodeError):
+        text = _decoded(payload.replace(b"\0", b""))
+    return "\n".join(content.text for content in _html(text)) if part.get_content_type() == "text/html" else text
+
+
 def _mailbox(data: bytes) -> Iterator[Content]:
-    for number, part in enumerate(re.split(rb"^From [^\n]*\n", data, flags=re.MULTILINE)[1:]):
-        yield _message(part, number)
+    parts = re.split(rb"^From [^\n]*\n(?=>?[\w-]+[: ])", data, flags=re.MULTILINE)[1:]
+    for number, part in enumerate(parts):
+        yield _message(re.sub(rb"^>(?=>*From )", b"", part, flags=re.MULTILINE), number)
 
 
 _READERS: dict[str, Callable[[bytes], Iterable[Content]]] = {
@@ -557,3 +572,4 @@ _READERS: dict[str, Callable[[bytes], Iterable[Content]]] = {
     ".eml": _mail,
     ".mbox": _mailbox,
 }
+_KINDS = frozenset({*_READERS, *_CODE, *_MARKDOWN, *_PLAIN})

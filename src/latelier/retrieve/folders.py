@@ -248,7 +248,9 @@ class DocumentFolder(FileDocuments):
         for (suffix, reason), names in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
             lines.append(f"\n  {names[0] if len(names) == 1 else several}: {reason}")
-        more = f"\n  and {len(lines) - _MOST_NAMED:,} more kinds" if len(lines) > _MOST_NAMED else ""
+        more = (
+            f"\n  and files of {len(lines) - _MOST_NAMED:,} more kinds or reasons" if len(lines) > _MOST_NAMED else ""
+        )
         plural = "" if len(self.skipped) == 1 else "s"
         warn_caller(f"skipped {len(self.skipped):,} file{plural} of {self.folder}:{''.join(lines[:_MOST_NAMED])}{more}")
 
