@@ -49,7 +49,8 @@ def test_html(tmp_path):
     assert [word for word in ("Home", "Imprint", "var a", "p {}", "¶") if word in document.text] == []
     assert sections(document)["- cold"] == "Storage"
     (tmp_path / "b.htm").write_text("<title>Moon</title><p>far away", encoding="utf-16")
-    assert read_one(tmp_path / "b.htm")[1::2] == ("far away", "Moon")
+    document = read_one(tmp_path / "b.htm")
+    assert (document.text, document.title) == ("far away", "Moon")
 
 
 def test_markdown_with_front_matter(tmp_path):

@@ -6,8 +6,13 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from sentence_transformers import MultiVectorEncoder
 
+from image_models import IMAGE_MODELS, save_image_model
 from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.indexes import IVF, Flat
+from latelier.models import load
+from latelier.retrieve import Retriever, read_documents
 from latelier.retrieve.images import Picture, load_image
 
 GRADIENT = Image.fromarray(np.linspace(0, 255, 64 * 96 * 3).reshape(64, 96, 3).astype("uint8"))
@@ -139,3 +144,121 @@ def test_a_stored_picture_is_read_only_if_it_is_the_same(tmp_path):
         load_image(stored)
     with pytest.raises(LatelierError, match="stored without the file"):
         load_image(Picture.of(GRADIENT).metadata)
+
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 140, 3), dtype="uint8"))
+
+
+@pytest.fixture(scope="session")
+def pages_folder(tmp_path_factory):
+    return save_image_model("colqwen2", tmp_path_factory.mktemp("models") / "colqwen2")
+
+
+@pytest.fixture(scope="session")
+def pages(pages_folder):
+    """A model of page images."""
+    return load(pages_folder, device="cpu")
+
+
+@pytest.mark.parametrize("family", IMAGE_MODELS)
+def test_stored_vectors_are_those_of_sentence_transformers(family, tmp_path):
+    folder = save_image_model(family, tmp_path / "model")
+    NOISE.save(tmp_path / "a.png")
+    (tmp_path / "b.pdf").write_bytes(pdf_of((200, 300)))
+    retriever = Retriever(folder, device="cpu")
+    given = {
+        "png": tmp_path / "a.png",
+        "pdf": str(tmp_path / "b.pdf"),
+        "pil": NOISE.rotate(9),
+        "bytes": encoded("JPEG"),
+    }
+    retriever.add([{"id": id, "image": image, "page": 1} for id, image in given.items()])
+    read = [load_image(tmp_path / "a.png"), load_image(tmp_path / "b.pdf", 1), NOISE.rotate(9)]
+    expected = MultiVectorEncoder(folder, device="cpu").encode_document([*read, Picture.of(given["bytes"]).load()])
+    for id, vectors in zip(given, expected, strict=True):
+        np.testing.assert_allclose(retriever.index.get_embeddings(id)[0], vectors.numpy(), atol=1e-5)
+
+
+def test_pictures_are_added_searched_updated_and_removed_beside_texts(pages, tmp_path):
+    NOISE.save(tmp_path / "a.png")
+    for index in (Flat(), IVF()):
+        retriever = Retriever(pages, index)
+        records = [{"id": f"p{year}", "image": NOISE.rotate(year), "year": year} for year in range(40)]
+        retriever.add([*records, ("text", "A table of profits")], pool_factor=2)
+        assert sorted(hit.id for hit in retriever.search("red chart", k=9, filter="year < 3")) == ["p0", "p1", "p2"]
+        [stored] = retriever.search("red chart", filter="year = 7")
+        assert (stored.text, stored.metadata["width"], "image" in stored.metadata) == ("", 140, False)
+        retriever.update([{"id": "p7", "image": tmp_path / "a.png", "text": "Annual report"}])
+        assert retriever.search("annual", mode="keywords")[0].metadata["image"] == str(tmp_path / "a.png")
+        half = len(pages.encode_document(NOISE)) // 2
+        assert abs(len(retriever.index.get_embeddings("p7")[0]) - half) <= 1
+        retriever.remove("p7")
+        assert (len(retriever), [hit.id for hit in retriever.search("A table of profits", k=1)]) == (40, ["text"])
+
+
+def test_a_picture_is_one_passage(pages):
+    retriever = Retriever(pages)
+    retriever.add([{"id": "a", "image": NOISE, "text": "words " * 99}, ("b", "words " * 99)], passages=60)
+    assert (len(retriever), len(retriever.index) > 3) == (2, True)
+    retriever.update([("a", "text"), {"id": "b", "image": NOISE}])
+    assert len(retriever.index) == 2
+
+
+def test_a_batch_holds_no_more_tokens_than_its_budget(pages, monkeypatch):
+    shapes = []
+    hook = pages[0].register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0]["input_ids"].shape)))
+    sides = [30, 200, 60, 110, 30, 150, 40] * 3
+    encoded = pages.encode_document([NOISE.resize((side, side)) for side in sides])
+    hook.remove()
+    assert sum(rows for rows, _ in shapes) == len(sides) > 2 * len(shapes)
+    assert max(rows * tokens for rows, tokens in shapes) <= 512
+    assert len({len(vectors) for vectors, side in zip(encoded, sides, strict=True) if side == 30}) == 1
+
+
+def test_a_text_that_is_an_address_or_a_path_of_a_picture_is_a_text(pages, tmp_path):
+    NOISE.save(tmp_path / "a.png")
+    for text in ("http://127.0.0.1:9/a.png", "data:image/png;base64,AAAA", str(tmp_path / "a.png")):
+        assert pages.tokens(text)[3:-11] == pages.tokenizer.tokenize(f"Query: {text}")[3:]
+
+
+def test_models_of_texts_say_that_they_read_no_pictures(small):
+    retriever = Retriever(small)
+    retriever.add([{"id": "a", "text": "A chart.", "image": "https://example.com/a.png"}])
+    assert retriever.index.get(["a"])[0].metadata == {"image": "https://example.com/a.png"}
+    for image in ("a.png", NOISE):
+        with pytest.raises(InvalidArgumentError, match=r"documents\[1\] is a picture, and this model reads texts only"):
+            retriever.add([("b", "text"), {"id": "c", "image": image}])
+
+
+def test_faulty_pictures_are_named_and_earlier_ones_stay(pages):
+    retriever = Retriever(pages)
+    for image, fact in [("https://x.y/a.png", "is an address"), (b"no picture", "is no picture"), ("z.png", "no file")]:
+        with pytest.raises(InvalidArgumentError, match=rf"documents\[2\].*{fact}"):
+            retriever.update([("a", "text"), {"id": "b", "image": NOISE}, {"id": "c", "image": image}], chunk_size=1)
+        assert len(retriever) == 2
+
+
+def test_folders_are_kept_up_to_date(pages, tmp_path):
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    NOISE.save(folder / "a.png")
+    (folder / "b.pdf").write_bytes(pdf_of((200, 300), (14_400, 10), (300, 200)))
+    (folder / "c.jpg").write_bytes(encoded("JPEG")[:800])
+    retriever = Retriever(pages)
+
+    with pytest.warns(UserWarning, match="skipped 2 files"):
+        report = retriever.synchronise(read_documents(folder, pages="images"))
+    assert (report.new, retriever.index.ids()) == (3, ["a.png", "b.pdf#1", "b.pdf#3"])
+    faults = [("b.pdf", "page 2: it has 3,000 x 3 pixels"), ("c.jpg", "it is damaged")]
+    assert [
+        (name, reason[: len(fact)]) for (name, reason), (_, fact) in zip(report.skipped, faults, strict=True)
+    ] == faults
+    page = retriever.index.get(["b.pdf#3"])[0].metadata
+    assert (page["path"], page["page"], page["image"]) == ("b.pdf", 3, str(folder / "b.pdf"))
+    (folder / "b.pdf").write_bytes(pdf_of((200, 300)))
+    (folder / "a.png").unlink()
+    GRADIENT.save(folder / "c.jpg")
+    retriever.synchronise(read_documents(folder, pages="images"))
+    assert retriever.index.ids() == ["b.pdf#1", "c.jpg"]
+    retriever.synchronise(read_documents(folder / "b.pdf", pages="images"))
+    assert len(retriever) == 2

@@ -39,7 +39,7 @@ from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
 from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
 from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages, StoredDocuments
-from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Reading
+from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
 from latelier.utils.checks import is_count, short
 from latelier.utils.files import number_or_text
 
@@ -118,6 +118,10 @@ DelimiterOption: TypeAlias = Annotated[
 ProblemOption: TypeAlias = Annotated[
     OnProblem, typer.Option(help="Faulty lines and rows: stop, or skip them. Those without a text are always skipped.")
 ]
+PagesOption: TypeAlias = Annotated[
+    Pages,
+    typer.Option(help="PDF and pictures: texts, or images of pages for a model that reads them (extra: images)."),
+]
 WorkersOption: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
@@ -157,6 +161,7 @@ def index(
     encoding: EncodingOption = None,
     delimiter: DelimiterOption = None,
     on_problem: ProblemOption = "stop",
+    pages: PagesOption = "texts",
     device: DeviceOption = None,
     shards: ShardsOption = None,
     workers: WorkersOption = None,
@@ -196,7 +201,7 @@ def index(
         raise typer.BadParameter("name the folder of the index once: latelier index SOURCE INDEX", param_hint="INDEX")
     target: Any = place or folder
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
-    reading = {"encoding": encoding, "delimiter": delimiter, "on_problem": on_problem}
+    reading = {"encoding": encoding, "delimiter": delimiter, "on_problem": on_problem, "pages": pages}
     read = partial(_read, source, format, glob or [], fields, reading)
     documents, changes = read(), changes_of(source) if watch else ()
     _check_not_empty(documents)
@@ -362,7 +367,7 @@ def _export_encoder(retriever: Retriever) -> None:
     try:
         stored = ModelIdentity.stored_in(retriever.index)
         if stored is not None:
-            if is_exported(encoder_folder(stored)):
+            if is_exported(encoder_folder(stored)) or retriever.query_model.reads_pictures:
                 return
             typer.echo("Exporting the encoder for latelier search, once for this model ...", err=True)
         retriever.export_encoder()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import typer
 
 from latelier.errors import Advice, LatelierError
+from latelier.retrieve.images import place
 from latelier.utils.checks import cut, escape_json, printable
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanati
         if explanation is not None and explanation.text == shown:
             start, _ = explanation.snippet(room)
             shown = ("... " if start else "") + shown[start:]
-        words = " ".join(shown[: 20 * room].split())
+        words = " ".join(f"{place(result.metadata)} {shown[: 20 * room]}".split())
         text = textwrap.shorten(printable(words), room, placeholder=" ...")
         lines.append(f"{head}{bold(f'{id_:{left}}')}  {text}".rstrip())
         if explanation is not None:

@@ -546,6 +546,8 @@ class ColBERT(MultiVectorEncoder):
         task = kwargs.get("task")
         if isinstance(inputs, (list, tuple)):
             inputs = [_stripped(each) for each in inputs]
+            if "image" in self.modalities:  # where sentence-transformers opens a text that is an address or a path
+                inputs = [{"text": each} if isinstance(each, str) else each for each in inputs]
         if prompt is None and task is not None:
             prompt = self.prompts.get(task) or None
         with tokenizer_lock(self.tokenizer):

@@ -58,8 +58,10 @@ _SAMPLE = 4
 _LEAST_COSINE = 0.999
 # Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
 _LONG_WORK = 32_768
-# Tokens of a batch without padding, per text of `batch_size`: enough to keep a large GPU busy.
-_GPU_TOKENS = 2048
+# Tokens of a batch without padding, per text of `batch_size`: enough to keep a large GPU busy; and of pictures, which
+# have about a thousand each, and are read by models with billions of weights.
+_GPU_TOKENS, _PICTURE_TOKENS = 2048, 256
+_PICTURE_PIXELS = 1 << 26  # of a batch, 200 MB in RGB
 _CPU = torch.device("cpu")
 _UNPOOLED = Pooling()
 _DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
@@ -180,7 +182,11 @@ def encode_rows(
     check_count("batch_size", job.batch_size)
     check_lengths(model, rows, job.task, prompt, truncation=truncation)
     delegated = model._distributed_inference is not None and options.get("device") is None
-    if delegated or not (encodes_by_budget(model) and _LOOP_OPTIONS.issuperset(options) and are_texts(rows)):
+    device, pool = options.get("device"), options.get("pool")
+    are_many = pool is not None or (isinstance(device, list) and bool(device))
+    pixels = [] if are_many or job.pooling.uses_attention or are_texts(rows) else list(map(_pixels, rows))
+    are_known = all(pixels) if pixels else are_texts(rows)
+    if delegated or not (encodes_by_budget(model) and _LOOP_OPTIONS.issuperset(options) and are_known):
         if job.compute_dtype in ("bfloat16", "float16", "int8") or job.pooling.uses_attention:
             reason = ", ".join(sorted(set(options) - _LOOP_OPTIONS)) or f"a {job.task} of this model"
             raise InvalidArgumentError(
@@ -198,16 +204,58 @@ def encode_rows(
     shown = options.get("show_progress_bar")
     if shown is None:
         shown = logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
-    device, pool = options.get("device"), options.get("pool")
-    if pool is not None or (isinstance(device, list) and device):
+    if are_many:
         for each in device if isinstance(device, list) else ():
             resolve_device(each)
         job = replace(job, prompt=prompt)
         return model._multi_process(rows, shown, pool, device, options.get("chunk_size"), job=job)
     job = replace(job, prompt=prompt, device=_place(model, device))
     with progress_bar(shown=shown, total=len(rows), desc=_DESCRIPTIONS[job.task]) as bar:
+        if pixels:
+            return encode_pictures(model, rows.__getitem__, pixels, job, bar)
         parts = [window.to_embeddings() for window in encode_windows(model, rows, job, bar)]
     return parts[0] if len(parts) == 1 else TokenEmbeddings.concatenate(parts) if parts else parts
+
+
+def encode_pictures(
+    model: Any, load: Callable[[int], Any], pixels: Sequence[int], job: Job, bar: Any = None
+) -> TokenEmbeddings:
+    """Encode pictures, of which `load` returns one by its position; `pixels`: the size of each.
+
+    The largest comes first, alone: it shows how many tokens (patches) one has, so that batches are bounded by them.
+    """
+    if job.compute_dtype == "int8":
+        raise InvalidArgumentError(
+            "received compute_dtype='int8', which is for texts only; pictures are encoded by torch."
+        )
+    check_weights(model, job.compute_dtype)
+    model.eval()
+    forward = _Forward(model, job, None if job.compute_dtype == "auto" else job.compute_dtype, None)
+    budget = job.batch_size * _PICTURE_TOKENS
+    budget = min(budget, CPU_BATCH_TOKENS) if job.device.type == "cpu" else budget
+    waiting, longest = deque(np.argsort(-np.asarray(pixels), kind="stable").tolist()), budget
+    batches: list[Batch] = []
+    while waiting:
+        rows = [waiting.popleft()]
+        most = min(budget // longest, _PICTURE_PIXELS // max(pixels[rows[0]], 1))
+        rows += [waiting.popleft() for _ in range(min(most - 1, len(waiting)))]
+        features = model.preprocess([load(row) for row in rows], prompt=job.prompt, task=job.task)
+        width = features["attention_mask"].shape[1]
+        longest = width if not batches else max(longest, width)
+        with inference(job.device, forward.dtype):
+            vectors, mask = forward.run(features)
+            vectors = forward.finish(vectors)
+            vectors = vectors.cpu() if job.save_to_cpu else vectors
+        batches.append(Batch(np.array(rows), vectors, mask.sum(dim=1).tolist()))
+        if bar is not None:
+            bar.update(len(rows))
+    return Window(batches).to_embeddings()
+
+
+def _pixels(row: Any) -> int:
+    """Return the number of pixels of an image of PIL, alone or in a dict; 0 for any other input."""
+    image: Any = row.get("image") if isinstance(row, dict) else row
+    return image.width * image.height if hasattr(image, "getbands") else 0
 
 
 def encode_chunk(model: MultiVectorEncoder, texts: list[str], job: Job, device: Any) -> TokenEmbeddings:
@@ -384,7 +432,7 @@ class _Forward:
         batch = features if len(used) == 1 else select_rows(features, used, rows)
         with inference(self.job.device, self.dtype, frozen=self.frozen is not None):
             vectors, mask = self.run(batch)
-            vectors = self._finish(vectors)
+            vectors = self.finish(vectors)
             lengths = mask.sum(dim=1).tolist()
         if self.frozen is not None:
             vectors = vectors.clone()  # an ordinary tensor, which may be trained on
@@ -413,7 +461,7 @@ class _Forward:
         # Vectors of texts without padding, such as one query, are not copied.
         return (vectors.flatten(0, 1) if mask.all() else vectors[mask]), mask
 
-    def _finish(self, vectors: Tensor) -> Tensor:
+    def finish(self, vectors: Tensor) -> Tensor:
         """Return token vectors in float32 where autocast has rounded them, and truncated."""
         if torch.is_autocast_enabled(self.job.device.type):
             # The vectors were normalised in half precision, so their length is rounded too.
@@ -428,7 +476,7 @@ class _Forward:
         with inference(self.job.device, self.dtype):
             for rows in packed_batches(used.sum(dim=1).numpy(), budget):
                 vectors, lengths = encode_unpadded(self.model, features, rows, self.job.task, self.job.device)
-                batches.append(Batch(rows, self._finish(vectors), lengths))
+                batches.append(Batch(rows, self.finish(vectors), lengths))
                 if bar is not None:
                     bar.update(len(rows))
         return Window(batches)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.retrieve.images import Picture, is_pdf, page_count, page_text
 from latelier.retrieve.records import HEADINGS, InputDocument, Part
 from latelier.utils.checks import cut, is_unicode
 from latelier.utils.files import LONGEST_LINE, open_binary, parse_json
@@ -76,14 +77,13 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
     data = _contents(path)
     suffix = _kind(path)
     try:
-        changed = datetime.datetime.fromtimestamp(int(path.stat().st_mtime), datetime.timezone.utc)
+        modified = _modified(path)
         reader = _READERS.get(suffix)
         contents = list(reader(data)) if reader else [Content(_decoded(data, encoding))]
     except LatelierError:
         raise
     except _FAULTS as error:
         raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {cut(str(error), 200)}.") from error
-    modified = changed.strftime("%Y-%m-%dT%H:%M:%SZ")
     is_markdown = reader is not None or suffix in _MARKDOWN
     documents = []
     for content in contents:
@@ -109,6 +109,28 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
         id = f"{name}#{content.own}" if content.own else name
         documents.append(InputDocument(id, content.text, metadata | ({"title": own} if own else {}), title, parts))
     return documents
+
+
+def read_pictures(path: Path, name: str, skip: Callable[[str], None]) -> Iterator[InputDocument]:
+    """Yield a picture, or each page of a PDF as one, with its own text; `skip` is told of a page that is left out."""
+    shared = {"path": name, "modified": _modified(path)}
+    if not is_pdf(path):
+        picture = Picture.of(path)
+        yield InputDocument(name, "", {**shared, **picture.metadata}, image=picture)
+        return
+    for page in range(1, page_count(path) + 1):
+        try:
+            picture = Picture.of(path, page)
+        except InvalidArgumentError as error:
+            skip(f"page {page}: {error.fact.removeprefix(f'{path}: ')}")
+        else:
+            text = page_text(path, page)
+            yield InputDocument(f"{name}#{page}", text, {**shared, **picture.metadata}, image=picture)
+
+
+def _modified(path: Path) -> str:
+    changed = datetime.datetime.fromtimestamp(int(path.stat().st_mtime), datetime.timezone.utc)
+    return changed.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _contents(path: Path) -> bytes:

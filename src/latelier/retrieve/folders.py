@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, get_args
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes import Id, Index
 from latelier.indexes.store.integrity import CATALOG
-from latelier.retrieve.files import is_readable, read_file
+from latelier.retrieve.files import is_readable, read_file, read_pictures
+from latelier.retrieve.images import is_picture
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.records import (
     RECORD_FORMATS,
@@ -24,6 +25,7 @@ from latelier.retrieve.records import (
     FileDocuments,
     InputDocument,
     OnProblem,
+    Pages,
     Reading,
     check_encoding,
     read_records,
@@ -47,6 +49,7 @@ def read_documents(
     encoding: str | None = None,
     delimiter: str | None = None,
     on_problem: OnProblem = "stop",
+    pages: Pages = "texts",
 ) -> FileDocuments:
     r"""Return the documents of a file or a folder, which are read one by one while the result is iterated.
 
@@ -79,6 +82,9 @@ def read_documents(
         Of text and CSV files; None: UTF-8, UTF-16 or cp1252, and a comma, semicolon, tab or bar, as the file has it.
     on_problem
         ``"stop"``: a faulty record is an error. ``"skip"``: it is left out. Records without a text always are.
+    pages
+        ``"images"``: pages of PDF and pictures (PNG, JPEG, WebP, TIFF, GIF, BMP) are documents, for models that read
+        them, and no other files; needs the extra ``images``. Pages have ``page`` in their metadata.
 
     Returns
     -------
@@ -105,7 +111,8 @@ def read_documents(
     source, fields = as_path(path), DocumentFields.of(id, text, title, metadata)
     check_choice("format", format, get_args(DocumentFormat))
     check_choice("on_problem", on_problem, get_args(OnProblem))
-    reading = Reading(fields, encoding, delimiter, on_problem)
+    check_choice("pages", pages, get_args(Pages))
+    reading = Reading(fields, encoding, delimiter, on_problem, pages)
     if is_folder(source):
         check_encoding(encoding)
         return DocumentFolder(source, glob, format, reading)
@@ -128,6 +135,12 @@ def read_document_file(
     check_encoding(reading.encoding)
     source = str(file) if name is None and isinstance(file, (str, Path)) else name or "the file"
     path = Path(file) if isinstance(file, (str, Path)) else None
+    if reading.pages == "images":
+        if path is None or not is_picture(path.name):
+            raise InvalidArgumentError(f"{source} is neither a PDF nor a picture, which pages='images' reads.")
+        skipped: list[tuple[str, str]] = []
+        documents = read_pictures(path, path.name, lambda reason: skipped.append((source, reason)))
+        return FileDocuments(documents, skipped, path)
     chosen: Any = format if format != "auto" else RECORD_FORMATS.get(_suffix(source), "auto")
     if chosen == "auto" and path is not None and is_file(path) and (is_readable(path) or not _has_records(path)):
         chosen = "whole"
@@ -140,10 +153,10 @@ def read_document_file(
             f"received names of fields for {source}, which is one text; fields are those of jsonl, csv and parquet."
         )
     try:
-        documents = read_file(path, path.name, reading.encoding)
+        texts = read_file(path, path.name, reading.encoding)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error}") from error
-    return FileDocuments(iter(documents), [], path, are_texts=True)
+    return FileDocuments(iter(texts), [], path, are_texts=True)
 
 
 def _suffix(name: str) -> str:
@@ -191,7 +204,7 @@ class DocumentFolder(FileDocuments):
         self.files.sort(key=lambda path: path.relative_to(folder).parts)
         kinds = {_suffix(path.name) for path in self.files if not path.name.lower().startswith("readme")}
         self._is_data_set = len(kinds) == 1 and RECORD_FORMATS.get(kinds.pop()) in ("jsonl", "parquet")
-        self.are_texts = not self._is_data_set
+        self.are_texts = not self._is_data_set and reading.pages == "texts"
 
     def __len__(self) -> int:
         return len(self.files)
@@ -211,6 +224,9 @@ class DocumentFolder(FileDocuments):
         name, kind = self.name(path), RECORD_FORMATS.get(_suffix(path.name), "txt")
         records: Any = self._format if self._format not in ("auto", "whole") else kind
         try:
+            if self._reading.pages == "images":
+                yield from read_pictures(path, name, lambda reason: self._skip(path, reason))
+                return
             if self._format == "whole" or records == "txt" or (records == "csv" and not self._has_text(path)):
                 documents = read_file(path, name, self._reading.encoding)
                 text = documents[0].text
@@ -311,11 +327,17 @@ class DocumentFolder(FileDocuments):
             return "a link to a file outside of the folder"
         if not stat.S_ISREG(kind):
             return "not a regular file"
+        if self._reading.pages == "images":
+            return None if is_picture(path.name) else "neither a PDF nor a picture"
         if self._patterns or is_readable(path) or _suffix(path.name) in RECORD_FORMATS:
             return None
         media = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
         if media in ("image", "audio", "video", "font"):
-            return f"{media} has no text"
+            return (
+                "a picture: --pages images reads it, with a model of page images"
+                if is_picture(path.name)
+                else f"{media} has no text"
+            )
         return f"no known kind of text; --glob '*{path.suffix or path.name}' reads it as text"
 
     def _skip(self, path: Path, reason: str) -> None:
@@ -403,6 +425,8 @@ class Synchronisation:
             if document.id is None and (again := before.get(document.with_title())):
                 document = document._replace(id=again[0])
                 self._seen[path.name].ids.append(again.pop(0))
+            elif document.image is not None and document.id is not None:
+                self._seen[path.name].ids.append(document.id)
             yield document
 
     def gone(self, folder: DocumentFolder | None) -> list[Id]:

@@ -11,7 +11,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.retrieve.records import InputDocument
 from latelier.utils.checks import cut, describe, is_count, short
 from latelier.utils.files import as_path, open_binary
 
@@ -64,8 +65,9 @@ class Picture(NamedTuple):
             checksum = hashlib.sha256(source if isinstance(source, bytes) else image.tobytes()).hexdigest()[:32]
             size = {"width": image.width, "height": image.height}
             return cls(source if isinstance(source, bytes) else image, size | {"checksum": checksum})
-        path = as_path(source, "the image").absolute()
-        with _naming(path):
+        given = as_path(source, "the image")
+        path = given.absolute()
+        with _naming(given):
             if is_pdf(path):
                 with _open_page(path, page) as found:
                     width, height = _pixels(found)
@@ -75,11 +77,45 @@ class Picture(NamedTuple):
         paged = {"page": page} if is_pdf(path) else {}
         return cls(path, {"image": str(path), **paged, "width": width, "height": height, "checksum": checksum})
 
+    @property
+    def pixels(self) -> int:
+        """Their number."""
+        return int(self.metadata["width"] * self.metadata["height"])
+
+    @property
+    def held(self) -> int:
+        """The bytes in memory until it is encoded, of a picture that has no file."""
+        return 0 if isinstance(self.source, Path) else 3 * self.pixels
+
     def load(self) -> Any:
-        """Return the picture in RGB, as it was when it was looked at."""
+        """Return what a model reads, as it was when it was looked at."""
         if isinstance(self.source, Path):
-            return load_image(self.metadata)
-        return _decoded(self.source) if isinstance(self.source, bytes) else self.source
+            image = load_image(self.metadata)
+        else:
+            image = _decoded(self.source) if isinstance(self.source, bytes) else self.source
+        return {"image": image, "text": self.text} if self.text else image
+
+
+def with_pictures(documents: Iterable[InputDocument], model: Any) -> Iterator[InputDocument]:
+    """Yield documents with their pictures looked at and described in their metadata, if the `QueryModel` reads them."""
+    for position, document in enumerate(documents):
+        image = document.image
+        if image is None or (isinstance(image, Picture) and model.reads_pictures):
+            yield document
+        elif model.reads_pictures:
+            try:
+                picture = Picture.of(image, document.metadata.get("page"))
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"documents[{position}]: {error.fact}") from error
+            picture = picture._replace(text=document.with_title() if model.reads_text_beside else "")
+            yield document._replace(metadata={**document.metadata, **picture.metadata}, image=picture)
+        elif document.text and isinstance(image, str):  # such as an address in a table
+            yield document._replace(metadata={**document.metadata, "image": image}, image=None)
+        else:
+            raise InvalidArgumentError(
+                f"documents[{position}] is a picture, and this model reads texts only; give one that reads pictures, "
+                "such as ColPali or ColQwen2."
+            )
 
 
 def load_image(source: Any, page: int | None = None) -> Any:
@@ -108,6 +144,14 @@ def _naming(path: Path) -> Iterator[None]:
         raise InvalidArgumentError(f"{path}: {error.fact}") from error
 
 
+def place(metadata: Mapping[str, Any]) -> str:
+    """Return the file and the page of a picture that is stored, for a line of a result; of other documents nothing."""
+    if not {"width", "height", "checksum"} <= metadata.keys():
+        return ""
+    page = f", page {metadata['page']}" if "page" in metadata else ""
+    return f"{metadata.get('path') or metadata.get('image') or 'picture'}{page}"
+
+
 def is_pdf(path: Path) -> bool:
     """Whether a path has the name of a PDF."""
     return path.suffix.lower() == ".pdf"
@@ -122,6 +166,12 @@ def page_count(path: Path) -> int:
     """Return the number of pages of a PDF."""
     with _naming(path), _open_pdf(path) as pdf:
         return len(pdf)
+
+
+def page_text(path: Path, page: int) -> str:
+    """Return the text of a page of a PDF, which keywords find; that of a scan is empty."""
+    with _naming(path), _open_page(path, page) as found, closing(found.get_textpage()) as text:
+        return str(text.get_text_bounded()).replace("\r\n", "\n").strip().encode("utf-8", "ignore").decode()
 
 
 def _stored_path(metadata: Mapping[str, Any]) -> Path:

@@ -16,6 +16,7 @@ from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.results import duplicate_ids
 from latelier.indexes.store.rows import encode_metadata
+from latelier.retrieve.images import Picture, with_pictures
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
     PassageId,
@@ -69,20 +70,23 @@ def default_passages(
     if documents.are_texts:
         return documents, passages
     remaining = iter(documents)
-    first = list(itertools.islice(remaining, size))
+    first = list(itertools.islice(remaining, 1))
+    if not first or first[0].image is not None:
+        return itertools.chain(first, remaining), None
+    first += itertools.islice(remaining, size - 1)
     is_longer = any(model.unread([document.with_title()], "document")[0] for document in first)
     return itertools.chain(first, remaining), passages if is_longer else None
 
 
 def read_chunks(
-    documents: Iterable[Any], stored: StoredDocuments, size: int, on_existing: OnExisting, bar: Any
+    documents: Iterable[Any], model: QueryModel, stored: StoredDocuments, size: int, on_existing: OnExisting, bar: Any
 ) -> Iterator[Chunk]:
     """Yield `size` documents at a time, fewer if they are long, with ids that the index accepts."""
     chunk: Chunk = []
     characters = 0
     positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
     number: int | None = None  # the next one for a document without an id
-    for position, document in enumerate(parse_documents(documents)):
+    for position, document in enumerate(with_pictures(parse_documents(documents), model)):
         id_ = document.id
         if id_ is None:
             if on_existing in ("update", "skip"):
@@ -108,7 +112,7 @@ def read_chunks(
             bar.update(1)
             continue
         chunk.append((id_, document))
-        characters += len(document.text)
+        characters += len(document.text) + (document.image.held if document.image else 0)
         if len(chunk) == size or characters > _MOST_CHARACTERS:
             yield chunk
             chunk, characters = [], 0
@@ -141,10 +145,14 @@ _FIRST_ROWS, _LEAST_ROWS, _SECONDS = 128, 16, 5.0
 
 
 class Rows(NamedTuple):
-    """What one transaction stores; `numbers` are those ids of documents that the user has not given."""
+    """What one transaction stores; `numbers` are those ids of documents that the user has not given.
+
+    `inputs` are what the model reads: the texts, or pictures in their place.
+    """
 
     ids: list[Id]
     texts: list[str]
+    inputs: list[str | Picture]
     metadata: list[dict[str, Any]]
     documents: list[Id]
     numbers: list[Id]
@@ -162,7 +170,7 @@ def divide(
 ) -> Iterator[Rows]:
     """Cut documents into passages and yield transactions of the pace's rows; a document is never in two."""
     for chunk in chunks:
-        rows = Rows([], [], [], [], [])
+        rows = Rows([], [], [], [], [], [])
         for (id, document), forms in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
             if skip_unchanged and id in stored:
                 is_stored = _is_stored(stored, document, id, forms)
@@ -176,9 +184,10 @@ def divide(
             ids, texts, metadata = forms
             if rows.ids and len(rows.ids) + len(ids) > pace.rows:
                 yield rows
-                rows = Rows([], [], [], [], [])
+                rows = Rows([], [], [], [], [], [])
             rows.ids.extend(ids)
             rows.texts.extend(texts)
+            rows.inputs.extend(texts if document.image is None else [document.image])
             rows.metadata.extend(metadata)
             rows.documents.append(id)
             if document.id is None:
@@ -198,6 +207,17 @@ def _stored_forms(
     if passages is None:
         yield from (([id], [document.with_title()], [document.metadata]) for id, document in chunk)
         return
+    of_texts = _passages([each for each in chunk if each[1].image is None], passages, model)
+    for id, document in chunk:
+        if document.image is None:
+            yield next(of_texts)
+        else:  # one passage, of no characters
+            yield [encode_passage_id(PassageId(id, 0, 0, 0))], [document.with_title()], [document.metadata]
+
+
+def _passages(
+    chunk: Chunk, passages: Passages, model: QueryModel
+) -> Iterator[tuple[list[Id], list[str], list[dict[str, Any]]]]:
     tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.limits("document")[0]
     room = tokens - overhead
     if room < _LEAST_ROOM:
@@ -268,9 +288,9 @@ def encode(
     """Yield each transaction with its vectors; those of a document of more than `size` passages come in parts."""
     for rows in transactions:
         if len(rows.ids) <= size:
-            yield rows, model.encode_documents(rows.texts, **options)
+            yield rows, model.encode_documents(rows.inputs, **options)
         else:  # encoded while they are stored
-            parts = (rows.texts[first : first + size] for first in range(0, len(rows.texts), size))
+            parts = (rows.inputs[first : first + size] for first in range(0, len(rows.inputs), size))
             yield rows, (model.encode_documents(part, **options) for part in parts)
         bar.update(len(rows.documents))
 
@@ -283,10 +303,10 @@ def encode_by_workers(
 
     waiting: deque[Rows] = deque()
 
-    def parts() -> Iterator[list[str]]:
+    def parts() -> Iterator[list[Any]]:
         for rows in transactions:
             waiting.append(rows)
-            yield from (rows.texts[first : first + size] for first in range(0, len(rows.texts), size))
+            yield from (rows.inputs[first : first + size] for first in range(0, len(rows.inputs), size))
 
     with open_workers(workers, model) as opened, closing(opened.encode(parts(), **options)) as encoded:
         for vectors in encoded:

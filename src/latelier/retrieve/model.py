@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -44,7 +45,9 @@ from latelier.utils.files import cache_folder, is_folder
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT
+    from latelier.models.encoding import Job
     from latelier.models.tokenization import PictureTokens
+    from latelier.retrieve.images import Picture
 
 
 def open_with_model(
@@ -226,6 +229,9 @@ _SENTENCE = "Late interaction compares every word of a question with every word 
 # Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
 # other models give about 0.
 _LEAST_COSINE = 0.97
+# Pictures encoded before their vectors are pooled and rounded: about a thousand vectors each.
+_PICTURES = 64
+_NO_LIMIT = 1 << 30  # tokenizers that state no limit have a larger number
 _LONGEST_NAME = 4096  # characters, the longest path
 _MOST_DIMENSIONS = 65_536
 _FOREIGN = "the index describes its model in a form that this library does not write"
@@ -505,6 +511,21 @@ class QueryModel:
         counts = np.repeat(vectors.lengths, vectors.lengths)[:, None]
         return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
 
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether documents may be pictures."""
+        return self.can_load and "image" in self.loaded.modalities
+
+    @property
+    def reads_text_beside(self) -> bool:
+        """Whether the model reads a text beside a picture; ColPali, ColQwen2 and others read one or the other."""
+        return self.reads_pictures and not self._is_of_pages and self.loaded.supports(("image", "text"))
+
+    @property
+    def _is_of_pages(self) -> bool:
+        """Whether the model takes any text for a query."""
+        return self.can_load and getattr(self.loaded[0], "transformer_task", "") == "retrieval"
+
     def own_vectors(self, texts: Sequence[str], queries: TokenEmbeddings, *, whole: bool = False) -> TokenEmbeddings:
         """Return the vectors of tokens that stand for characters of the texts, or of all if none does."""
         rows: list[int] = []
@@ -524,13 +545,13 @@ class QueryModel:
 
     def encode_documents(
         self,
-        texts: Sequence[str],
+        documents: Sequence[str | Picture],
         *,
         batch_size: int,
         pool_factor: int = 1,
         precision: str | None = None,
     ) -> TokenEmbeddings:
-        """Return the token vectors of some documents; arguments are those of `Retriever.add`."""
+        """Return the token vectors of some texts and pictures; arguments are those of `Retriever.add`."""
 
         def reduced(vectors: TokenEmbeddings) -> TokenEmbeddings:
             if pool_factor != 1:
@@ -539,6 +560,7 @@ class QueryModel:
                 vectors = pool_tokens(vectors, pool_factor)
             return vectors if precision is None else vectors.to(precision)
 
+        texts = [each for each in documents if isinstance(each, str)]
         if self._load is None:
             return reduced(TokenEmbeddings.from_list(self._encode_whole(texts)))
         from latelier.models.encoding import Job, packed_windows
@@ -546,13 +568,29 @@ class QueryModel:
         dtype, dim = self.compute_dtype, self.loaded.truncate_dim
         job = Job("document", batch_size=batch_size, compute_dtype=dtype, truncate_dim=dim)
         windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None)
-        return TokenEmbeddings.concatenate([reduced(window) for window in windows])
+        encoded = [reduced(window) for window in windows]
+        pictures = [each for each in documents if not isinstance(each, str)]
+        for first in range(0, len(pictures), _PICTURES):
+            encoded.append(reduced(self._encode_pictures(pictures[first : first + _PICTURES], job)))
+        joined = encoded[0] if len(encoded) == 1 else TokenEmbeddings.concatenate(encoded)
+        if not (texts and pictures):
+            return joined
+        order = np.argsort([not isinstance(each, str) for each in documents], kind="stable")
+        return joined[np.argsort(order).tolist()]
+
+    def _encode_pictures(self, pictures: Sequence[Picture], job: Job) -> TokenEmbeddings:
+        from latelier.models.encoding import encode_pictures
+
+        model = self.loaded
+        job = replace(job, prompt=model.prompts.get(job.task), device=model.device, save_to_cpu=True)
+        return encode_pictures(model, lambda i: pictures[i].load(), [each.pixels for each in pictures], job)
 
     def _encode_whole(self, texts: Sequence[str]) -> list[Any]:
         """Return the token vectors of documents as the model makes them."""
         if self.encoder is not None and self._load is None:
             return self.encoder.encode_documents(texts)
-        return list(self.loaded.encode_document(list(texts), **self._encoding))
+        task = "query" if self._is_of_pages else "document"
+        return list(self.loaded.encode(list(texts), task=task, **self._encoding))
 
     def limits(self, task: str) -> tuple[int, int | None]:
         """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""
@@ -564,7 +602,8 @@ class QueryModel:
         model: Any = self.loaded
         with tokenizer_lock(model.tokenizer):
             empty = model.tokenizer(model.prompts.get(task) or "", truncation=False, verbose=False)
-        return len(empty["input_ids"]), max_length(model, task)
+        limit = max_length(model, task)
+        return len(empty["input_ids"]), limit if limit < _NO_LIMIT else None
 
     def unread(self, texts: Sequence[str], task: str) -> list[int]:
         """Return how many tokens at the end of each text the model does not read; 0 where it cannot tell."""

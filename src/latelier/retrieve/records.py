@@ -13,6 +13,7 @@ import gzip
 import io
 import itertools
 import math
+import os
 import re
 import zlib
 from collections import Counter
@@ -46,13 +47,17 @@ class Part(NamedTuple):
 
 
 class InputDocument(NamedTuple):
-    """One document to store; what stands before the first of its `parts`, such as front matter, is not indexed."""
+    """One document to store; what stands before the first of its `parts`, such as front matter, is not indexed.
+
+    `image` is a picture as it was given, and a `Picture` once it is known that the model reads pictures.
+    """
 
     id: Id | None
     text: str
     metadata: dict[str, Any]
     title: str = ""
     parts: tuple[Part, ...] = ()
+    image: Any = None
 
     def with_title(self, part: str | None = None, title: str | None = None) -> str:
         """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
@@ -143,6 +148,10 @@ def parse_document(item: Any, position: int | str) -> InputDocument:
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return InputDocument(as_id(item[0]), _checked_text(item[1], item[0]), {})
     record = _as_record(item)
+    is_picture = isinstance(record.get("image"), (str, bytes, os.PathLike)) or hasattr(record.get("image"), "getbands")
+    image = record.pop("image") if is_picture else None
+    if image is not None:
+        record = {**record, "text": record.get("text") or ""}
     if "text" not in record:
         raise InvalidArgumentError(f"it has no 'text'; its keys are {_listed(record)}.", advice="name-fields")
     given = [name for name in ("id", "_id") if record.get(name) is not None]
@@ -155,8 +164,9 @@ def parse_document(item: Any, position: int | str) -> InputDocument:
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
     rest = {name: value for name, value in record.items() if name not in ("id", "_id")}
-    document = InputDocument(id_, text, _merged_metadata(rest), title or "")
-    _checked_text(document.with_title() if isinstance(text, str) else text, id_)
+    document = InputDocument(id_, text, _merged_metadata(rest), title or "", image=image)
+    if image is None or text != "":
+        _checked_text(document.with_title() if isinstance(text, str) else text, id_)
     # The index makes the same check, but after the chunk is encoded.
     encode_metadata(document.metadata, position if id_ is None else id_)
     return document
@@ -349,6 +359,7 @@ def _listed(record: Mapping[str, Any]) -> str:
 
 RecordFormat: TypeAlias = Literal["jsonl", "csv", "parquet", "txt"]
 OnProblem: TypeAlias = Literal["stop", "skip"]
+Pages: TypeAlias = Literal["texts", "images"]
 RECORD_FORMATS: dict[str, RecordFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -363,12 +374,13 @@ _GZIP = b"\x1f\x8b"
 
 
 class Reading(NamedTuple):
-    """How a file of records is read: names of fields, its encoding and delimiter (None: detected), faulty records."""
+    """How a file is read: names of fields, encoding and delimiter (None: detected), faulty records, pages."""
 
     fields: DocumentFields = DocumentFields()
     encoding: str | None = None
     delimiter: str | None = None
     on_problem: OnProblem = "stop"
+    pages: Pages = "texts"
 
 
 def read_records(

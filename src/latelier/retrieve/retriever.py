@@ -438,7 +438,7 @@ class Retriever(NotCopied):
         total = len(documents) if isinstance(documents, Sized) else None
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
-            chunks = read_chunks(documents, stored, size, on_existing, bar)
+            chunks = read_chunks(documents, model, stored, size, on_existing, bar)
             transactions = divide(chunks, model, settings.passages, pace, stored, bar, skip_unchanged=skip_unchanged)
             if workers is None:
                 encoded = encode(model, transactions, size, bar, **options)
@@ -453,7 +453,9 @@ class Retriever(NotCopied):
                 if numbers is not None:
                     numbers += rows.numbers
                 if settings.passages is None:
-                    unread += filter(None, model.unread(rows.texts, "document"))
+                    unread += filter(
+                        None, model.unread([each for each in rows.inputs if isinstance(each, str)], "document")
+                    )
         if unread:
             index.settings[CUT] = stored_cut(index.settings) + len(unread)
         if unread and passages is None:
