@@ -230,22 +230,38 @@ class TokenAddresses(NamedTuple):
     leads: int
 
 
-@intrinsic
-def _mix_lanes(typing_context: Any, address: Any) -> Any:
-    """Replace the sixteen float32 at an address by their Hadamard transform."""
-    signature = types.void(types.int64)
+def _mix_of(count: int) -> Any:
+    """Make the instruction sequence for `count` vectors of sixteen numbers, a power of two, which stay in registers."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        place = at(builder, arguments[0], FLOATS)
-        numbers = builder.load(place, align=4)
-        for step in (1, 2, 4, 8):
-            signs = ir.Constant(FLOATS, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
-            swapped = shuffle(builder, numbers, [lane ^ step for lane in range(LANES)])
-            numbers = builder.fadd(builder.fmul(numbers, signs), swapped)
-        builder.store(numbers, place, align=4)
-        return context.get_dummy_value()
+    @intrinsic
+    def mix(typing_context: Any, address: Any) -> Any:
+        """Replace the float32 at an address by their Hadamard transform."""
+        signature = types.void(types.int64)
 
-    return signature, generate
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            places = [at(builder, builder.add(arguments[0], constant(4 * LANES * i)), FLOATS) for i in range(count)]
+            numbers, exact = [builder.load(place, align=4) for place in places], ("contract",)  # times 1 or -1
+            for step in (1, 2, 4, 8):
+                signs = ir.Constant(FLOATS, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
+                swapped = [shuffle(builder, each, [lane ^ step for lane in range(LANES)]) for each in numbers]
+                signed = [builder.fmul(each, signs, flags=exact) for each in numbers]
+                numbers = [builder.fadd(*pair, flags=exact) for pair in zip(signed, swapped, strict=True)]
+            step = 1
+            while step < count:
+                pairs = [(numbers[i & ~step], numbers[i | step], i & step) for i in range(count)]
+                numbers = [builder.fsub(x, y) if upper else builder.fadd(x, y) for x, y, upper in pairs]
+                step *= 2
+            for number, place in zip(numbers, places, strict=True):
+                builder.store(number, place, align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return mix
+
+
+_BLOCK = 8 * LANES
+_mix_lanes, _mix_block = _mix_of(1), _mix_of(_BLOCK // LANES)
 
 
 @intrinsic
@@ -268,9 +284,12 @@ def _transform(vector: np.ndarray, begin: int, size: int) -> None:
     """Replace `size` numbers, a power of two, by their Hadamard transform."""
     start = np.int64(vector.ctypes.data) + 4 * begin
     if size >= LANES:
-        for first in range(0, size, LANES):
-            _mix_lanes(start + 4 * first)  # type: ignore[call-arg]
-        step = LANES
+        step = _BLOCK if size >= _BLOCK else LANES
+        for first in range(0, size, step):
+            if step == _BLOCK:
+                _mix_block(start + 4 * first)
+            else:
+                _mix_lanes(start + 4 * first)
         while step < size:
             for first in range(0, size, 2 * step):
                 for i in range(first, first + step, LANES):
@@ -298,12 +317,15 @@ def _dot(vector: np.ndarray, other: np.ndarray) -> float:
 def _rotate(vector: np.ndarray, axis: np.ndarray, flips: np.ndarray, rest: np.ndarray) -> float:
     """Write the rotated rest of a vector; return its lead. `flips`: see `Codec.rotation`."""
     lead, size = _dot(vector, axis), flips.shape[1]
-    for i in range(len(vector)):
+    for i in range(size):
+        rest[i] = (vector[i] - lead * axis[i]) * flips[0, i]
+    for i in range(size, len(vector)):
         rest[i] = vector[i] - lead * axis[i]
-    for r in range(len(flips)):
-        begin = r * (len(vector) - size)
+    _transform(rest, 0, size)
+    if len(flips) > 1:
+        begin = len(vector) - size
         for i in range(size):
-            rest[begin + i] *= flips[r, i]
+            rest[begin + i] *= flips[1, i]
         _transform(rest, begin, size)
     return lead
 
