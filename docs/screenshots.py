@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from PIL import Image
+from PIL import Image, ImageDraw
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from latelier import indexes
@@ -107,6 +109,41 @@ def why_not(browser: Browser, url: str) -> None:
     save("page-why-not", around(page, page.locator("#why-not")))
 
 
+def picture(browser: Browser, folder: Path) -> None:
+    """Show a drawn page, with the map of a tiny model of random weights."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from image_models import save_image_model
+
+    sheet = Image.new("RGB", (620, 700), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((60, 50), "Annual report", fill="black", font_size=40)
+    for i in range(7):
+        draw.text((60, 130 + i * 26), "Profits rose in the second quarter.", fill="#333", font_size=18)
+    for i, height in enumerate((80, 140, 110, 210)):
+        draw.rectangle((80 + i * 110, 640 - height, 160 + i * 110, 640), fill=["#c33", "#36c", "#2a7", "#e90"][i])
+    sheet.save(folder / "report.png")
+    with Retriever(save_image_model("colqwen2.5", folder / "model"), folder / "pictures", device="cpu") as retriever:
+        retriever.add([{"id": "report.png", "image": folder / "report.png"}])
+    with served(folder / "pictures") as url:
+        page = browser.new_page(viewport={"width": 1000, "height": 860})
+        page.goto(f"{url}?q=a+table+of+profits")
+        page.get_by_role("button", name="Which part of the page?").click(timeout=PATIENCE_MS)
+        page.get_by_role("button", name="table").click()
+        expect(page.locator(".thumbnail canvas")).to_be_visible(timeout=PATIENCE_MS)
+        save("page-picture", around(page, page.locator("#results > li").first))
+
+
+@contextmanager
+def served(index: Path) -> Iterator[str]:
+    command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", str(index), "--port", "0"]
+    server = subprocess.Popen([*command, "--read-only", "--no-log"], stdout=subprocess.PIPE, text=True)
+    try:
+        yield server.stdout.readline().split()[1] + "/"
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def make_index(folder: Path) -> None:
     documents = [each for each in standard_library_documents() if each["module"].partition(".")[0] in MODULES]
     for document in documents:
@@ -120,20 +157,14 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "python"
     if not folder.is_dir():
         make_index(folder)
-    command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", str(folder), "--port", "0"]
-    server = subprocess.Popen([*command, "--read-only", "--no-log"], stdout=subprocess.PIPE, text=True)
-    try:
-        url = server.stdout.readline().split()[1] + "/"
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            for _ in range(3):  # the first searches of a process take longer
-                open_page(browser, url + QUESTION, width=1000, height=760).close()
-            for take in (results, start, filters, heat_map, narrow, why_not):
-                take(browser, url)
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait()
+    with served(folder) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for _ in range(3):  # the first searches of a process take longer
+            open_page(browser, url + QUESTION, width=1000, height=760).close()
+        for take in (results, start, filters, heat_map, narrow, why_not):
+            take(browser, url)
+        picture(browser, Path(tempfile.mkdtemp()))
+        browser.close()
 
 
 if __name__ == "__main__":

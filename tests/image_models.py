@@ -4,6 +4,7 @@ import json
 
 import torch
 import transformers
+from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -129,3 +130,9 @@ def save_image_model(family, folder, *, patches_only=False):
         mask = MultiVectorMask(keep_only_token_ids=[patch] if patches_only else None)
         MultiVectorEncoder(modules=[encoder, mask], device="cpu").save(str(folder), create_model_card=False)
     return str(folder)
+
+
+def pictures():
+    """Return a wide and a tall picture that differ in every patch."""
+    noise = torch.randint(0, 256, (200, 140, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return [Image.fromarray(each.numpy()) for each in (noise.transpose(0, 1).contiguous(), noise)]

@@ -3,24 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.interpretability import get_n_patches, maxsim_similarity_map
 
-from image_models import IMAGE_MODELS, save_image_model
+from image_models import IMAGE_MODELS, pictures, save_image_model
 from latelier import indexes
 from latelier.errors import LatelierError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
-from latelier.retrieve.images import Picture
 
 QUERIES = ["A table of profits", "a cat"]
-
-
-def pictures():
-    """Return a wide and a tall picture that differ in every patch."""
-    noise = torch.randint(0, 256, (200, 140, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return [Image.fromarray(each.numpy()) for each in (noise.transpose(0, 1).contiguous(), noise)]
 
 
 @pytest.mark.parametrize("patches_only", [False, True], ids=["all tokens", "patches"])
@@ -44,8 +36,7 @@ def explain(tmp_path):
         pictures()[0].save(path)
         model = ColBERT(save_image_model(family, tmp_path / "model", **options), device="cpu")
         retriever = Retriever(model, indexes.Flat())
-        vectors = model.encode_document(pictures()[:1], packed=True, pool_factor=pool_factor)
-        retriever.index.add(["page"], vectors, [""], [Picture.of(path).metadata])
+        retriever.add([{"id": "page", "image": path}], pool_factor=pool_factor)
         return retriever.explain(QUERIES[0], "page"), model
 
     return explained

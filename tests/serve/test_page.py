@@ -8,6 +8,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
+from image_models import pictures, save_image_model
+from latelier.indexes import Flat
 from latelier.retrieve import Retriever
 from serve.conftest import Process
 
@@ -342,6 +344,32 @@ def test_an_error_says_what_is_wrong(page):
     page.fill("#query", "too long " * 30_000)
     expect(page.locator("#status")).to_contain_text("this server takes at most 200,000", timeout=60_000)
     assert page.locator("#status").get_attribute("class") == "error"
+
+
+@pytest.mark.parametrize("width", [1000, 360])
+def test_a_page_is_shown_with_the_part_that_matches(browser, width, start, tmp_path):
+    pictures()[0].save(tmp_path / "chart.png")
+    model = save_image_model("colqwen2", tmp_path / "model")
+    with Retriever(model, Flat(tmp_path / "index"), device="cpu") as retriever:
+        retriever.add([{"id": "a", "image": tmp_path / "chart.png"}])
+    server = start(tmp_path / "index", "--model", model, "--device", "cpu", "--no-log")
+    page, errors = browser.new_page(viewport={"width": width, "height": 800}), []
+    page.on("console", lambda message: errors.append(message.text))
+    page.goto(f"{server.url}/?q=a+table")
+    expect(page.get_by_role("img", name="Picture of chart.png")).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="Which part of the page?").press("Enter")
+    expect(page.get_by_role("img", name="(whole query): strongest in row")).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="table").press("Enter")
+    place = re.compile(r"table: strongest in row [1-4], column [1-5] of 4 x 5 patches")
+    expect(page.get_by_role("img", name=place)).to_be_visible()
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert errors == []
+    (tmp_path / "chart.png").unlink()
+    page.reload()
+    expect(page.locator(".thumbnail")).to_contain_text("its file is not there any more", timeout=60_000)
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,6 +1,7 @@
 """The REST interface over a real retriever, without a network."""
 
 import base64
+import io
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from fastapi.testclient import TestClient
+from PIL import Image
 
+from image_models import pictures, save_image_model
 from latelier.errors import InvalidArgumentError
-from latelier.indexes import Hit
+from latelier.indexes import Flat, Hit
 from latelier.retrieve import Retriever
+from latelier.retrieve.images import Picture
 from latelier.scores import colbert_scores
 from latelier.serve import Access, Limits, create_app
 
@@ -458,3 +462,27 @@ def test_new_ids_are_of_at_most_1000_characters(client, retriever):
     post(client, "/documents", body, 201)
     retriever.add([("y" * 1001, "A longer one.")])
     assert client.delete(f"{INDEX}/documents/{'y' * 1001}").status_code == 200
+
+
+def test_a_picture_is_returned_by_id_while_its_file_is_the_same(tmp_path):
+    path = tmp_path / "secret page.png"
+    pictures()[0].save(path)
+    stored = Picture.of(path).metadata
+    other = tmp_path / "other.png"
+    pictures()[1].save(other)
+    retriever = Retriever(save_image_model("colqwen2", tmp_path / "model"), Flat(), device="cpu")
+    vectors = retriever.query_model.loaded.encode_document(pictures()[:1], packed=True)
+    for id, metadata in ((5, stored), ("guessed", {**stored, "image": str(other)}), ("text", {"image": str(other)})):
+        retriever.index.add([id], vectors, ["A caption."], [metadata])
+    with retriever, TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+        answer = client.get(f"{INDEX}/pictures/5?size=64")
+        assert (answer.headers["content-type"], Image.open(io.BytesIO(answer.content)).size) == ("image/jpeg", (64, 45))
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert error(client.get(f"{INDEX}/pictures/5?size=5000"), 422)
+        (explained,) = post(client, "/explain", {"query": "a table", "ids": [5]})
+        page = explained["page"]
+        assert [each["word"] for each in page["maps"]] == ["(whole query)", "a", "table"]
+        assert np.shape(page["maps"][1]["values"]) == (4, 5)
+        path.write_bytes(other.read_bytes())
+        for id in ("5", "guessed", "text", quote(str(other), safe="")):
+            assert "secret" not in error(client.get(f"{INDEX}/pictures/{id}"), 404)["message"]

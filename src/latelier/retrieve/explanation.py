@@ -473,11 +473,11 @@ def _page(explanation: Explanation) -> str:
 
 
 def _page_map(explanation: Explanation, page: PageMap) -> Markup:
-    maps = [] if page.patches is None else _word_maps(explanation)
+    maps = [] if page.patches is None else word_maps(explanation)
     return page_html(page, maps, repr((explanation.id, explanation.query)))
 
 
-def _word_maps(explanation: Explanation) -> list[WordMap]:
+def word_maps(explanation: Explanation) -> list[WordMap]:
     """Return the map of the whole query (the sum of its tokens), and of each of its words (the best of its tokens)."""
     similarities, words = explanation.similarity_map, explanation.query_words
     own = [word for word in words if word.range is not None]
@@ -585,7 +585,7 @@ def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     """Draw the heat map of an explanation, see `Explanation.figure`."""
     figure_class = _figure_class()
     if explanation.page is not None and explanation.page.patches is not None:
-        drawn: Figure = draw_page(explanation.page, _word_maps(explanation), ax, figure_class)
+        drawn: Figure = draw_page(explanation.page, word_maps(explanation), ax, figure_class)
         return drawn
     columns, rows = _shown_columns(explanation), _row_labels(explanation)
     if ax is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Of the picture of a page, in pixels, and of the JPEG that it becomes.
 LONGEST_SIDE, _QUALITY = 1200, 80
-_COLOUR, _STRONGEST = (217, 72, 15), 0.75
+_COLOUR, _STRONGEST = (217, 72, 15), 0.6
 _MOST_FIGURES, _LONGEST_NAME = 11, 40
 
 

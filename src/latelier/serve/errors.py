@@ -59,6 +59,12 @@ class UnknownIndexError(_ServerError):
     status = 404
 
 
+class NoPictureError(_ServerError):
+    """A document has no picture that can be shown."""
+
+    status = 404
+
+
 class FailedError(_ServerError):
     """Something else than an `Exception` ended the work on a request."""
 

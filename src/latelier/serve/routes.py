@@ -18,15 +18,23 @@ from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError, StorageError
+from latelier.errors import (
+    CorruptedIndexError,
+    EmbeddingsError,
+    InvalidArgumentError,
+    LatelierError,
+    MissingExtraError,
+    StorageError,
+)
 from latelier.indexes import FieldValues, Id
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explanation import explain_documents, explain_results
+from latelier.retrieve.page_map import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
 from latelier.retrieve.records import HEADINGS
 from latelier.retrieve.retriever import Search
 from latelier.serve import schemas
-from latelier.serve.errors import TooLargeError, UnknownIndexError, checked_body, storage_problem
+from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
 from latelier.serve.security import Reading, Writing
 from latelier.serve.service import Limits, Service
 from latelier.utils.batching import lengths_to_offsets
@@ -169,6 +177,31 @@ async def get_document(service: Index, id: str) -> Response:
     """Return a document. An address has no integers: if no document has this string as its id, the integer is meant."""
     (record,) = await service.ask(lambda own: StoredDocuments(own.index).get(_spelled(own, id)))
     return _json(record._asdict())
+
+
+_LARGEST_PICTURE = 2000  # pixels a side
+
+
+@router.get(
+    "/indexes/{index}/pictures/{id:any_id}", dependencies=[Reading], responses={200: {"content": {"image/jpeg": {}}}}
+)
+async def get_picture(
+    service: Index, id: str, size: Annotated[int, Query(ge=16, le=_LARGEST_PICTURE)] = LONGEST_SIDE
+) -> Response:
+    """Return the picture that a document was encoded from, if its file is the same, as a JPEG of `size` pixels."""
+
+    def reduced(retriever: Retriever) -> bytes:
+        (record,) = StoredDocuments(retriever.index).get(_spelled(retriever, id))
+        try:
+            return page_jpeg(record.metadata, size)
+        except MissingExtraError:
+            raise
+        except LatelierError as error:  # its message has paths, of which a client shall not learn whether they exist
+            raise NoPictureError(
+                f"document {short(id)} has no picture, or its file is not there any more, or has changed."
+            ) from error
+
+    return Response(await service.ask(reduced), media_type="image/jpeg")
 
 
 @router.delete("/indexes/{index}/documents/{id:any_id}", dependencies=[Writing])

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, St
 
 from latelier.indexes import Cause, Change
 from latelier.indexes.options import EffortName, Fusion, Mode, SearchKeywords, SearchOptions
-from latelier.retrieve import Explanation
+from latelier.retrieve import Explanation, PageMap
+from latelier.retrieve.explanation import word_maps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -295,6 +296,31 @@ class WordPositions(_Body):
     """Whether it is a token of the model's own, such as ``[CLS]``."""
 
 
+class WordMapBody(_Body):
+    """How similar the patches of a page are to a word of the query; the first map is that of the whole query."""
+
+    word: str
+    values: list[list[float]]
+    """Rows times columns of the page."""
+
+
+class PageBody(_Body):
+    """A document that was encoded as a picture, which ``GET .../pictures/ID`` returns."""
+
+    name: str
+    """Its path and page."""
+    maps: list[WordMapBody]
+    reason: str
+    """Why there are no maps."""
+
+    @classmethod
+    def of(cls, explanation: Explanation, page: PageMap) -> PageBody:
+        """Return the maps of a page, if it is known where its vectors lie."""
+        maps = [] if page.patches is None else word_maps(explanation)
+        bodies = [WordMapBody(word=each.name, values=each.values.round(4).tolist()) for each in maps]
+        return cls(name=page.name, maps=bodies, reason=page.reason)
+
+
 class ExplainResponse(_Body):
     """The terms of a document's score."""
 
@@ -311,6 +337,8 @@ class ExplainResponse(_Body):
     """The words that the tokens form."""
     similarities: list[list[float]] | None = None
     """Query tokens times document tokens."""
+    page: PageBody | None = None
+    """null for a text."""
 
     @classmethod
     def of(cls, explanation: Explanation, *, similarities: bool) -> ExplainResponse:
@@ -334,6 +362,7 @@ class ExplainResponse(_Body):
             query_tokens=[match.token for match in explanation.tokens],
             document_tokens=list(explanation.document_tokens),
             similarities=explanation.similarities.round(4).tolist() if similarities else None,
+            page=None if explanation.page is None else PageBody.of(explanation, explanation.page),
         )
 
 

@@ -54,6 +54,16 @@ async function request(path, body, signal) {
   return answer;
 }
 
+// A picture of a document as pixels: the policy of the page allows no image of another address than its own, and an
+// <img> sends no token.
+export async function picture(index, id, size) {
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  const response = await fetch(address(index, `pictures/${encodeURIComponent(id)}?size=${size}`), { headers });
+  if (response.ok) return createImageBitmap(await response.blob());
+  const answer = await response.json().catch(() => ({}));
+  throw new RequestError(response.status, answer.error?.message ?? response.statusText);
+}
+
 const address = (index, action) => `/v1/indexes/${encodeURIComponent(index)}/${action}`;
 
 export const describe = (index) => request(`/v1/indexes/${encodeURIComponent(index)}`);

@@ -8,6 +8,7 @@ import {
   findIds,
   keepsIntegers,
   listIndexes,
+  picture,
   read,
   search,
   setToken,
@@ -15,6 +16,7 @@ import {
 } from "./api.js";
 import {
   HEADINGS,
+  drawn,
   element,
   heatMap,
   highlighted,
@@ -22,6 +24,7 @@ import {
   isCode,
   isDate,
   marked,
+  pageMap,
   passageAt,
   readable,
   readableSize,
@@ -328,18 +331,47 @@ function chip(field, value) {
   return button;
 }
 
+const THUMBNAIL = 240;
+const SHEET = 1200; // pixels, of a page with a map
+const isPicture = ({ metadata }) => Boolean(metadata?.checksum && metadata.width && metadata.height);
+const SIZES = ["image", "width", "height", "checksum"];
+
+const fileName = (result) => (isPicture(result) && result.metadata.image ? result.metadata.image.split("/").pop() : undefined);
+
+// The picture of a document, small, which is asked for when it comes into view.
+function thumbnail(id, label) {
+  const place = element("div", { className: "thumbnail" });
+  const load = async ([entry], observer) => {
+    if (!entry.isIntersecting) return;
+    observer.disconnect();
+    const shown = await picture(at("index").value, id, THUMBNAIL).then((bitmap) => drawn(bitmap, label), (error) => error.message);
+    place.replaceChildren(shown);
+  };
+  new IntersectionObserver(load).observe(place);
+  return place;
+}
+
+async function showPage(query, result, label) {
+  const asked = { query, ids: [result.id], starts: [result.start] };
+  const missing = (error) => element("p", { className: "error" }, error.message);
+  const sheet = picture(at("index").value, result.id, SHEET).then((bitmap) => drawn(bitmap, label), missing);
+  const [explanation] = await explain(at("index").value, asked);
+  return pageMap(explanation, await sheet);
+}
+
 function resultItem(query, result) {
   const id = String(result.id);
   const metadata = result.metadata ?? {};
   const whole = Array.from(result.text ?? "(stored without its text)");
   const begin = titleLength(result);
-  const [name, ...headings] = (whole.slice(0, begin).join("").trim() || String(metadata.title ?? id)).split(HEADINGS);
+  const [name, ...headings] = (whole.slice(0, begin).join("").trim() || String(metadata.title ?? fileName(result) ?? id)).split(HEADINGS);
   const nameEnd = begin && Array.from(name).length;
   const isProgram = isCode(String(metadata.path ?? id));
   const text = element("p", { className: isProgram ? "text code short" : "text short" }, whole.slice(begin).join(""));
   let spans = [];
   let snippet = { start: begin, end: whole.length };
-  const map = element("button", { type: "button", ariaExpanded: "false" }, "Heat map");
+  const isPage = isPicture(result);
+  const map = element("button", { type: "button", ariaExpanded: "false" }, isPage ? "Which part of the page?" : "Heat map");
   const more = element("button", { type: "button", ariaExpanded: "false" }, "Whole text");
   const place = element("div");
   const { linkPrefix } = document.documentElement.dataset;
@@ -350,7 +382,7 @@ function resultItem(query, result) {
   const position = element("span", {}, metadata.page ? `page ${metadata.page}` : "");
   const where = element("p", { className: "where" }, element("span", {}, name === id ? "" : id), path, position);
   const shown = Object.entries(metadata).filter(
-    ([field, value]) => value !== null && typeof value !== "object" && field !== "page" && ![id, name].includes(value),
+    ([field, value]) => value !== null && typeof value !== "object" && field !== "page" && !(isPage && SIZES.includes(field)) && ![id, name].includes(value),
   );
   const chips = shown.map(([field, value]) => element("li", {}, chip(field, value)));
   const show = isProgram ? marked : highlighted;
@@ -361,6 +393,7 @@ function resultItem(query, result) {
     place.replaceChildren();
     if (open) return;
     try {
+      if (isPage) return place.replaceChildren(await showPage(query, result, `Picture of ${name}`));
       const asked = { query, ids: [result.id], starts: [result.start], similarities: true, ...reading() };
       const [explanation] = await explain(at("index").value, asked);
       place.replaceChildren(heatMap(explanation));
@@ -383,11 +416,15 @@ function resultItem(query, result) {
     text.replaceChildren(...highlighted(Array.from(stored.text), moved));
     text.querySelector("mark")?.scrollIntoView({ block: "center" });
   });
-  const tools = element("div", { className: "tools" }, map, more);
+  const tools = element("div", { className: "tools" }, map, ...(isPage && !result.text ? [] : [more]));
   const score = element("span", { className: "score", title: "score" }, result.score.toFixed(3));
   const head = element("div", { className: "head" }, element("h2", {}, title), score);
   const foot = element("div", { className: "foot" }, element("ul", { className: "metadata", ariaLabel: "Metadata" }, ...chips), tools);
   const item = element("li", { tabIndex: -1 }, head, where, text, foot, place);
+  if (isPage) {
+    item.prepend(thumbnail(result.id, `Picture of ${name}`));
+    item.classList.add("picture");
+  }
   item.mark = (explanation) => {
     if (explanation.text !== result.text) return;
     spans = explanation.spans;
@@ -416,7 +453,7 @@ function resultItem(query, result) {
 }
 
 async function highlight(query, results, items, signal) {
-  const known = results.filter((result) => result.text !== null);
+  const known = results.filter((result) => result.text !== null && !isPicture(result));
   if (!known.length) return;
   let explanations;
   try {

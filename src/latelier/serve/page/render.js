@@ -110,6 +110,54 @@ export function heatMap(explanation) {
   return element("div", { className: "heat", tabIndex: 0, role: "region", ariaLabel: "Heat map" }, table);
 }
 
+export function drawn(bitmap, label) {
+  const canvas = element("canvas", { width: bitmap.width, height: bitmap.height, role: "img", ariaLabel: label });
+  canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  return canvas;
+}
+
+const TINT = [217, 72, 15];
+const STRONGEST = 153; // of 255
+
+// A page and, over it, how similar its patches are to the word that is chosen; words have one scale.
+export function pageMap({ page, words, query_words }, sheet) {
+  const table = element("ul", { className: "terms" });
+  const term = (text, value) => table.append(element("li", {}, text, element("small", {}, value.toFixed(3))));
+  const special = words.filter((_, i) => query_words[i].is_special);
+  for (const each of words) if (!special.includes(each)) term(`${each.word} → ${each.matched} `, each.contribution);
+  if (special.length) term("(special tokens) ", special.reduce((sum, each) => sum + each.contribution, 0));
+  const shown = element("div", { className: "sheet" }, sheet);
+  if (!page.maps.length) {
+    const why = element("p", {}, `Which part of the page matched cannot be shown: ${page.reason}.`);
+    return element("div", {}, why, shown, table);
+  }
+  const [rows, columns] = [page.maps[0].values.length, page.maps[0].values[0].length];
+  const overlay = element("canvas", { width: columns, height: rows, className: "map", role: "img" });
+  const place = element("p", { className: "where", role: "status" });
+  const choices = element("div", { className: "choices", role: "group", ariaLabel: "Word of the query" });
+  const choose = (i) => {
+    const values = page.maps[i].values.flat();
+    const range = i ? page.maps.slice(1).flatMap((map) => map.values.flat()) : values;
+    const low = range.reduce((a, b) => Math.min(a, b));
+    const high = range.reduce((a, b) => Math.max(a, b));
+    const tint = (value) => Math.round(STRONGEST * ((value - low) / Math.max(high - low, 1e-9)) ** 2);
+    const pixels = new ImageData(Uint8ClampedArray.from(values.flatMap((value) => [...TINT, tint(value)])), columns, rows);
+    overlay.getContext("2d").putImageData(pixels, 0, 0);
+    const best = values.indexOf(values.reduce((a, b) => Math.max(a, b)));
+    const where = `row ${Math.floor(best / columns) + 1}, column ${(best % columns) + 1} of ${rows} x ${columns} patches`;
+    overlay.ariaLabel = place.textContent = `${page.maps[i].word}: strongest in ${where}`;
+    [...choices.children].forEach((button, j) => (button.ariaPressed = String(i === j)));
+  };
+  page.maps.forEach(({ word }, i) => {
+    const button = element("button", { type: "button" }, word);
+    button.addEventListener("click", () => choose(i));
+    choices.append(button);
+  });
+  choose(0);
+  shown.append(overlay);
+  return element("div", { className: "page-map" }, choices, place, shown, table);
+}
+
 // The stages of a search, with the time of each; the total stands beside them.
 export function stageTimes(milliseconds) {
   return Object.entries(milliseconds)
