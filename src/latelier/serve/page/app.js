@@ -38,6 +38,7 @@ const PATIENCE_MS = 300; // then the page says that it searches
 const SETTLED_MS = 1000; // after such a pause a search is an entry of the history, and one of the recent ones
 const MOST_RECENT = 5;
 const LEAST_SNIPPET = 200; // characters, where the title has matched
+const FREQUENT = 10; // values that are shown of a field of many
 const MOST_RESULTS = 1000; // as the server returns at once
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "contains"];
 const at = (id) => document.getElementById(id);
@@ -156,9 +157,10 @@ function limit(field, operator, type, end) {
 // The values of a field with their counts, of many texts those of several documents; or limits of numbers and dates.
 function facet({ field, values, is_complete: isComplete, least, greatest }) {
   const areDates = isDate(least) && isDate(greatest);
-  const choices = element("fieldset", {}, element("legend", {}, field));
+  const choices = element("div");
   if (values && !areDates && (isComplete || typeof least !== "number")) {
-    for (const { value, documents } of values.filter((each) => isComplete || each.documents > 1)) {
+    const shown = isComplete ? values : values.filter((each) => each.documents > 1).slice(0, FREQUENT);
+    for (const { value, documents } of shown) {
       const wanted = [field, "=", spelled(value)];
       const count = element("small", {}, documents.toLocaleString("en"));
       const button = element("button", { type: "button" }, `${readable(value)} `, count);
@@ -169,13 +171,13 @@ function facet({ field, values, is_complete: isComplete, least, greatest }) {
       });
       choices.append(button);
     }
-    if (!isComplete && choices.childElementCount > 1) choices.append(element("small", {}, "and others: see below"));
+    if (!isComplete && shown.length) choices.append(element("small", {}, "and others: see below"));
   } else if (areDates || typeof least === "number") {
     const type = areDates ? "date" : "number";
     choices.append(limit(field, ">=", type, least), " to ", limit(field, "<=", type, greatest));
     if (areDates) choices.append(element("small", {}, ` ${readable(least)} to ${readable(greatest)}`));
   }
-  return choices.childElementCount > 1 ? [choices] : [];
+  return choices.childElementCount ? [element("fieldset", {}, element("legend", {}, field), choices)] : [];
 }
 
 function pressFacets() {
