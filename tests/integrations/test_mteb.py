@@ -13,6 +13,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.models_protocols import SearchProtocol
 
+from image_models import pictures, save_image_model
 from latelier import evaluation
 from latelier.errors import UnknownIdError
 from latelier.indexes import IVF, Flat
@@ -126,6 +127,22 @@ def test_numbers_are_those_of_evaluate(folder, model, make, tmp_path, monkeypatc
         "AP@10": "map_at_10",
     }.items():
         assert scores[theirs] == pytest.approx(expected[own], abs=1e-5), own
+
+
+def test_a_task_of_page_images_is_searched_by_pictures(folder, tmp_path):
+    task = make_task(folder, "LocalPages")
+    task.load_data()
+    changes = {"category": "t2i", "modalities": ["text", "image"], "type": "DocumentUnderstanding"}
+    task.metadata = task.metadata.model_copy(update=changes)
+    data = task.dataset["default"]["test"]
+    data["corpus"] = Dataset.from_dict({"id": ["a", "b"], "image": pictures()})
+    data["relevant_docs"] = {query: {"a": 1} for query in QUERIES}
+    task.load_data = lambda **_: None
+    reader = ColBERT(save_image_model("colqwen2", tmp_path / "model"), device="cpu")
+    with MTEBSearch(reader, Flat, name="me/pages") as search:
+        scores = scores_of(search, task)
+    found = reader.similarity(reader.encode_query(list(QUERIES.values())), reader.encode_document(pictures()))
+    assert scores["hit_rate_at_1"] == pytest.approx(float((found[:, 0] > found[:, 1]).float().mean()))
 
 
 def test_reranking_scores_only_the_candidates(folder, model):

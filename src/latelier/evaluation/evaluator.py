@@ -36,14 +36,16 @@ def temporary_index(make: MakeIndex) -> Iterator[Index]:
         yield index
 
 
-def fill_index(index: Index, documents: Iterable[tuple[str, str]], encode: Callable[[list[str]], Any]) -> None:
-    """Encode texts and add them to an index, 2,048 at a time.
+def fill_index(
+    index: Index, documents: Iterable[tuple[str, Any]], encode: Callable[[list[Any]], Any], *, at_once: int = _CHUNK
+) -> None:
+    """Encode texts, or pictures, and add them to an index, so many at once.
 
-    `encode`: returns one ``(tokens, dim)`` matrix per text.
+    `encode`: returns one ``(tokens, dim)`` matrix for each.
     """
     remaining = iter(documents)
-    while chunk := list(islice(remaining, _CHUNK)):
-        index.add([id_ for id_, _ in chunk], encode([text for _, text in chunk]))
+    while chunk := list(islice(remaining, at_once)):
+        index.add([id_ for id_, _ in chunk], encode([document for _, document in chunk]))
 
 
 def search_index(

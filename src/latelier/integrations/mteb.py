@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# Texts that mteb prepares at once.
-_BATCH = 2048
+# Documents that mteb prepares at once, and that are in memory; of those with both, the picture is read if it can be.
+_BATCH = {"image": 32, "text": 2048}
 _QUERY, _DOCUMENT = PromptType("query"), PromptType("document")
 
 
@@ -74,7 +74,7 @@ class MTEBSearch:
     Raises
     ------
     InvalidArgumentError
-        If an argument has the wrong type, or mteb hands over inputs other than texts.
+        If an argument has the wrong type, or mteb hands over other inputs than texts or pictures.
 
     Examples
     --------
@@ -120,7 +120,9 @@ class MTEBSearch:
         settings: dict[str, Any] = describe_index(self.make_index, self.search_options)
         if self.ignore_identical_ids:
             settings["ignore_identical_ids"] = True
-        changes = {"experiment_kwargs": settings} | ({} if self.name is None else {"name": self.name})
+        changes: dict[str, Any] = {"experiment_kwargs": settings}
+        changes["modalities"] = [kind for kind in self.model.modalities if kind in _BATCH]
+        changes |= {} if self.name is None else {"name": self.name}
         return meta.model_copy(update=changes)
 
     def index(
@@ -139,7 +141,7 @@ class MTEBSearch:
         Parameters
         ----------
         corpus
-            The documents, as mteb hands them over: with ``id``, ``text`` and ``title``.
+            The documents, as mteb hands them over: with ``id``, and ``text`` and ``title`` or ``image``.
         task_metadata
             The task, which chooses the prompt.
         encode_kwargs
@@ -150,10 +152,10 @@ class MTEBSearch:
             Not used.
         """
         self.close()
-        texts = self._texts(corpus, task_metadata, _DOCUMENT, num_proc)
+        kind, documents = self._inputs(corpus, task_metadata, _DOCUMENT, num_proc)
         self._index = self._open.enter_context(temporary_index(self.make_index))
         encode = self._encoder(self.model.encode_document, task_metadata, _DOCUMENT, encode_kwargs)
-        fill_index(self._index, texts, encode)
+        fill_index(self._index, documents, encode, at_once=_BATCH[kind])
 
     def search(
         self,
@@ -198,7 +200,7 @@ class MTEBSearch:
         """
         if self._index is None:
             raise LatelierError("there is no index to search; call index first, as mteb does.")
-        texts = dict(self._texts(queries, task_metadata, _QUERY, num_proc))
+        texts = dict(self._inputs(queries, task_metadata, _QUERY, num_proc)[1])
         encode = self._encoder(self.model.encode_query, task_metadata, _QUERY, encode_kwargs)
         ignored = self.ignore_identical_ids
         run: dict[str, dict[str, float]] = {}
@@ -229,18 +231,21 @@ class MTEBSearch:
 
     def _encoder(
         self, encode: Callable[..., Any], task: TaskMetadata, kind: PromptType, options: Mapping[str, Any]
-    ) -> Callable[[list[str]], Any]:
+    ) -> Callable[[list[Any]], Any]:
         name = get_prompt_name(self.prompts, task, kind)
         return partial(encode, prompt=None if name is None else self.prompts[name], **options)
 
-    def _texts(
+    def _inputs(
         self, rows: Any, task: TaskMetadata, kind: PromptType, num_proc: int | None
-    ) -> Iterator[tuple[str, str]]:
-        """Yield id and text of each row, with titles and instructions joined as mteb's own models do."""
+    ) -> tuple[str, Iterator[tuple[str, Any]]]:
+        """Return what rows are, text or image, and the id and input of each; texts as mteb's own models join them."""
         modalities = task.get_modalities(kind)
-        if modalities != ["text"]:
+        modality = next((each for each in _BATCH if each in modalities and each in self.model.modalities), None)
+        if modality is None:
             raise InvalidArgumentError(
-                f"the {kind.value} inputs of {task.name} are {', '.join(modalities)}; expected text only."
+                f"the {kind.value} inputs of {task.name} are {', '.join(modalities)}; expected {' or '.join(_BATCH)}, "
+                "as the model reads."
             )
-        batches = create_dataloader(rows, task_metadata=task, prompt_type=kind, batch_size=_BATCH, num_proc=num_proc)
-        return ((id_, text) for batch in batches for id_, text in zip(batch["id"], batch["text"], strict=True))
+        size = _BATCH[modality]
+        batches = create_dataloader(rows, task_metadata=task, prompt_type=kind, batch_size=size, num_proc=num_proc)
+        return modality, (pair for batch in batches for pair in zip(batch["id"], batch[modality], strict=True))
