@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from image_models import pictures, save_image_model
 from latelier import indexes
 from latelier.cli.locations import discarded_if_unused
 from latelier.errors import LatelierError
@@ -179,6 +180,28 @@ def test_passages_of_files(run, notes, tmp_path, tiny):
         result = run(*command, "--passages", wrong)
         assert (result.exit_code, message in result.stderr) == (2, True)
     assert "the index holds passages of 40 tokens" in run(*command, "--passages", 50).stderr
+
+
+def test_pages_and_pictures(run, tmp_path, tiny):
+    first, second = pictures()
+    (tmp_path / "scans").mkdir()
+    first.save(tmp_path / "scans" / "a.pdf", save_all=True, append_images=[second])
+    second.save(tmp_path / "scans" / "b.webp")
+    (tmp_path / "scans" / "c.png").write_bytes(b"no picture")
+    folder, model = tmp_path / "index", save_image_model("colqwen2", tmp_path / "model")
+    command = ["index", tmp_path / "scans", folder, "--pages", "images", "--model", model, "--device", "cpu"]
+    with pytest.warns(UserWarning, match=r"c\.png: it is no picture in PNG"):
+        assert "3 documents (3 new), whole" in run(*command).stdout
+    (tmp_path / "scans" / "b.webp").unlink()
+    assert "2 documents (1 removed, 2 unchanged)" in run(*command).stdout
+    lines = run("search", folder, "profits", "--model", model, "--device", "cpu").stdout.splitlines()
+    assert sorted(line.split("  ", 3)[-1] for line in lines) == [f"a.pdf#{page}  a.pdf, page {page}" for page in (1, 2)]
+    single = run("index", tmp_path / "scans" / "a.pdf", tmp_path / "b", *command[3:], "--json")
+    assert json.loads(single.stdout)["new"] == 2
+    refused = run("index", tmp_path / "scans" / "a.pdf", tmp_path / "c", "--pages", "images", "--model", tiny)
+    assert (refused.exit_code, "this model reads texts only" in refused.stderr) == (1, True)
+    refused = run("index", __file__, tmp_path / "c", "--pages", "images", "--model", model)
+    assert (refused.exit_code, "is neither a PDF nor a picture" in refused.stderr) == (1, True)
 
 
 def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, monkeypatch):

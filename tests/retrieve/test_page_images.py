@@ -190,6 +190,7 @@ def test_pictures_are_added_searched_updated_and_removed_beside_texts(pages, tmp
         assert (stored.text, stored.metadata["width"], "image" in stored.metadata) == ("", 140, False)
         retriever.update([{"id": "p7", "image": tmp_path / "a.png", "text": "Annual report"}])
         assert retriever.search("annual", mode="keywords")[0].metadata["image"] == str(tmp_path / "a.png")
+        assert retriever.search(NOISE.rotate(5), k=1)[0].id == "p5"
         half = len(pages.encode_document(NOISE)) // 2
         assert abs(len(retriever.index.get_embeddings("p7")[0]) - half) <= 1
         retriever.remove("p7")
@@ -228,6 +229,9 @@ def test_models_of_texts_say_that_they_read_no_pictures(small):
     for image in ("a.png", NOISE):
         with pytest.raises(InvalidArgumentError, match=r"documents\[1\] is a picture, and this model reads texts only"):
             retriever.add([("b", "text"), {"id": "c", "image": image}])
+
+    with pytest.raises(InvalidArgumentError, match="the query is a picture, and this model reads texts only"):
+        retriever.search(NOISE)
 
 
 def test_faulty_pictures_are_named_and_earlier_ones_stay(pages):

@@ -125,6 +125,9 @@ def test_documents_are_added_replaced_read_and_removed(client):
     assert post(client, "/documents", {"documents": [document]}, 201) == {"changed": 1, "documents": 4}
     stored = client.get(f"{INDEX}/documents/pear").json()
     assert stored == {"id": "pear", "text": "Pears Pears are ripe in autumn.", "metadata": {"year": 2024}}
+    named = {**document, "metadata": {"image": "/etc/secret.png", "checksum": "0"}}
+    refused = client.put(f"{INDEX}/documents", json={"documents": [named]})
+    assert (refused.status_code, "opens no path that a client names" in refused.text) == (422, True)
     document["text"] = "Pears are green."
     changed = client.put(f"{INDEX}/documents", json={"documents": [document]})
     assert changed.json() == {"changed": 1, "documents": 4}

@@ -144,6 +144,15 @@ def _naming(path: Path) -> Iterator[None]:
         raise InvalidArgumentError(f"{path}: {error.fact}") from error
 
 
+def refuse_named(metadata: Mapping[str, Any]) -> None:
+    """Raise an error for metadata of strangers that would have a server open a file."""
+    if {"image", "checksum"} <= metadata.keys():
+        raise InvalidArgumentError(
+            "received metadata with 'image' and 'checksum', which are those of a picture; a server opens no path that "
+            "a client names. Rename one, or index pictures where they are: latelier index FOLDER --pages images."
+        )
+
+
 def place(metadata: Mapping[str, Any]) -> str:
     """Return the file and the page of a picture that is stored, for a line of a result; of other documents nothing."""
     if not {"width", "height", "checksum"} <= metadata.keys():

@@ -50,7 +50,7 @@ def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: 
     memory = getattr(index, "memory", None)
     if memory is None or memory.budget is None:
         return batch_size, chunk_size
-    length = model.limits("document")[1] or 512
+    length = model.limits("document")[1] or (1024 if model.reads_pictures else 512)
     encoder: Any = getattr(model.loaded[0], "model", None) if model.can_load else None
     hidden = getattr(getattr(encoder, "config", None), "hidden_size", 768)
     activations = 4 * length * (16 * hidden + hidden // 32 * length)

@@ -511,6 +511,15 @@ class QueryModel:
         counts = np.repeat(vectors.lengths, vectors.lengths)[:, None]
         return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
 
+    def encode_picture(self, picture: Picture) -> TokenEmbeddings:
+        """Return the vectors of a picture that is a query, as numpy arrays."""
+        if not self.reads_pictures:
+            raise InvalidArgumentError("the query is a picture, and this model reads texts only; give a text.")
+        from latelier.models.encoding import Job
+
+        job = Job("query", compute_dtype=self.compute_dtype, truncate_dim=self.loaded.truncate_dim)
+        return self._encode_pictures([picture], job).to("numpy")
+
     @property
     def reads_pictures(self) -> bool:
         """Whether documents may be pictures."""

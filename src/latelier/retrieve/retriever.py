@@ -27,6 +27,7 @@ from latelier.indexes.packing import prepare_queries
 from latelier.indexes.results import CUT, as_id, stored_cut
 from latelier.retrieve.explanation import Explanation, explain_documents, marked_snippets
 from latelier.retrieve.folders import DocumentFolder, Synchronisation, Synchronised, read_documents
+from latelier.retrieve.images import Picture
 from latelier.retrieve.indexing import (
     OnExisting,
     Pace,
@@ -46,6 +47,7 @@ from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.misc import NotCopied, progress_bar, warn_caller
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from typing_extensions import Self, Unpack
 
     from latelier.models import ColBERT
@@ -276,7 +278,8 @@ class Retriever(NotCopied):
         documents
             Any iterable, read lazily: of texts (which get the integer ids after the largest one in the index, or 0, 1,
             2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally ``"id"`` or
-            ``"_id"`` and ``"title"`` (put before the text); all other keys are metadata. Or a table of pandas, polars
+            ``"_id"`` and ``"title"`` (put before the text), and ``"image"`` (a path, with ``"page"`` of a PDF; bytes;
+            an image of PIL) for models that read pictures; all other keys are metadata. Or a table of pandas, polars
             or pyarrow with these columns, documents of LangChain, LlamaIndex or Haystack, or the path of a file or a
             folder, of which what is new or changed is encoded (`synchronise` also removes).
         skip_existing
@@ -490,9 +493,12 @@ class Retriever(NotCopied):
         self, texts: list[str] | tuple[str, ...], k: int = 10, **options: Unpack[SearchKeywords]
     ) -> list[Results]: ...
 
+    @overload
+    def search(self, texts: Image, k: int = 10, **options: Unpack[SearchKeywords]) -> Results: ...
+
     def search(
         self,
-        texts: str | list[str] | tuple[str, ...],
+        texts: str | list[str] | tuple[str, ...] | Image,
         k: int = 10,
         **options: Unpack[SearchKeywords],
     ) -> Results | list[Results]:
@@ -501,7 +507,7 @@ class Retriever(NotCopied):
         Parameters
         ----------
         texts
-            One query, or a list of them.
+            One query, or a list of them; or an image of PIL, for a model that reads pictures.
         k
             Maximum number of documents per query.
         mode
@@ -535,14 +541,16 @@ class Retriever(NotCopied):
         LatelierError
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
-        queries = checked_queries(texts)
-        [results] = search_batch(self, [Search(queries, k, options)])
+        is_picture = hasattr(texts, "getbands")  # of PIL
+        queries = [] if is_picture else checked_queries(texts)
+        given = self._model.encode_picture(Picture.of(texts)) if is_picture else queries
+        [results] = search_batch(self, [Search(given, k, options)])
         whole = bool(options.get("whole_query"))
         if isinstance(results, LatelierError):
             raise results
-        for query, found in zip(queries, results, strict=True):
+        for query, found in zip(queries, results, strict=not is_picture):
             found.marked = partial(marked_snippets, self._model, self.index, query, whole=whole)
-        return results[0] if isinstance(texts, str) else results
+        return results[0] if isinstance(texts, str) or is_picture else results
 
     def run(
         self,

@@ -25,6 +25,7 @@ from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
 from latelier.retrieve import Explanation, Result, Retriever, Span
 from latelier.retrieve.explanation import explain_results
+from latelier.retrieve.images import refuse_named
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
 
@@ -304,6 +305,8 @@ class _Tools:
 
     def _write(self, index: str | None, method: str, argument: list[Any]) -> str:
         retriever = self._retriever(index)
+        for document in argument if method != "remove" else ():
+            refuse_named(document["metadata"])
         with self._writing:
             getattr(retriever, method)(argument)
         return f"done; the index has {len(retriever):,} documents now"

@@ -29,6 +29,7 @@ from latelier.errors import (
 from latelier.indexes import FieldValues, Id
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explanation import explain_documents, explain_results
+from latelier.retrieve.images import refuse_named
 from latelier.retrieve.page_map import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
 from latelier.retrieve.records import HEADINGS
@@ -326,6 +327,8 @@ def _documents(request: Request, body: schemas.DocumentsRequest) -> list[dict[st
     # The title is stored before the text.
     texts = [f"{document.title or ''} {document.text}".lstrip() for document in body.documents]
     _limits(request).check(batch=len(texts), texts=texts)
+    for document in body.documents:
+        refuse_named(document.metadata or {})
     # Unlike model_dump, this also takes metadata that is nested too deeply, which the index refuses with a message.
     return [{name: value for name, value in document if value is not None} for document in body.documents]
 
