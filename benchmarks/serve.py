@@ -11,7 +11,8 @@ process, which compile, are not measured.
 ``CPU ms`` is the processor time of the server per query, which other work on the machine changes less than the rest.
 ``own MB`` is the memory of the process itself; ``mapped MB`` are pages of files in memory, most of them the index's and
 the model's, which the system takes back when it needs them. All clients are coroutines of this process; ``client`` is
-the share of one core that they use, which is not the server's. The last lines are the table of docs/serving.md.
+the share of one core that they use, which is not the server's. Then the table of docs/serving.md, and ``/v1/encode``
+beside `encode_document` of a model in this process: 64 documents a request, in turns, and the largest difference.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from _common import parse_options, sample
+from safetensors.numpy import load as load_arrays
 
 from latelier import indexes
 from latelier.evaluation import load_beir
@@ -97,6 +101,36 @@ async def load(address: tuple[str, int], bodies: list[bytes], clients: int, seco
     return {"queries/s": len(times) / elapsed, **{k: 1e3 * v for k, v in percentiles.items()}, "errors": sum(errors)}
 
 
+def compare_encoding(url: str, folder: Path, server: psutil.Process, texts: list[str], turns: int = 3) -> None:
+    """Print texts per second of `/v1/encode` and of `encode_document`, by the clock and by processor time."""
+    body = json.dumps({"texts": texts, "input_type": "document"}).encode()
+    headers = {"content-type": "application/json", "accept": "application/octet-stream"}
+
+    def ask() -> np.ndarray:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}v1/encode", body, headers)) as answer:
+            return load_arrays(answer.read())["vectors"]
+
+    with Retriever.open(folder, read_only=True, device="cpu", backend="torch") as retriever:
+        calls = {
+            "/v1/encode": (ask, server),
+            "encode_document": (
+                lambda: retriever.model.encode_document(texts, packed=True).to("numpy").vectors,
+                psutil.Process(),
+            ),
+        }
+        served, own = (call() for call, _ in calls.values())
+        print(f"\n/v1/encode: largest difference {np.abs(served - own).max():.1e} of {len(own):,} vectors")
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+        for _ in range(turns):
+            for name, (call, process) in calls.items():
+                begin, before = time.perf_counter(), sum(process.cpu_times()[:2])
+                call()
+                seconds[name].append((time.perf_counter() - begin, sum(process.cpu_times()[:2]) - before))
+    for name, found in seconds.items():
+        wall, cpu = (len(texts) / statistics.median(each) for each in zip(*found, strict=True))
+        print(f"{name:16}{wall:8.1f} texts/s{cpu:8.1f} texts per second of processor time")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=5000)
@@ -142,6 +176,8 @@ def main() -> None:
                     rounded = (f"{row['queries/s']:.0f}", f"{row['p50 ms']:.0f} ms", f"{row['p99 ms']:.0f} ms")
                     table.append(f"| {clients} | {' | '.join(rounded)} |")
         print("", *table, sep="\n")
+        texts = load_beir(options.folder, "test", on_problem="warn").texts()
+        compare_encoding(f"http://127.0.0.1:{port}/", folder, server, list(texts.values())[:64])
     finally:
         process.terminate()
         process.wait()

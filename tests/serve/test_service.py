@@ -93,10 +93,10 @@ def test_whatever_a_batch_raises_the_next_is_answered(error):
 def test_a_panic_fails_its_own_search_only(retriever, monkeypatch):
     encode = retriever.query_model.encode_queries
 
-    def panic(texts):
+    def panic(texts, **how):
         if "panic" in texts:
             raise Panic("retry-limit-in-match over")
-        return encode(texts)
+        return encode(texts, **how)
 
     monkeypatch.setattr(retriever.query_model, "encode_queries", panic)
 
