@@ -198,10 +198,15 @@ def test_pages_and_pictures(run, tmp_path, tiny):
     assert sorted(line.split("  ", 3)[-1] for line in lines) == [f"a.pdf#{page}  a.pdf, page {page}" for page in (1, 2)]
     single = run("index", tmp_path / "scans" / "a.pdf", tmp_path / "b", *command[3:], "--json")
     assert json.loads(single.stdout)["new"] == 2
+    records = [{"id": "x", "image": str(tmp_path / "scans" / "a.pdf"), "page": 2}, {"id": "y", "text": "words"}]
+    (tmp_path / "pages.jsonl").write_text("\n".join(map(json.dumps, records)))
+    assert "2 documents (2 new)" in run("index", tmp_path / "pages.jsonl", tmp_path / "d", *command[3:]).stdout
+    refused = run("index", tmp_path / "pages.jsonl", tmp_path / "e", "--model", tiny)
+    assert "pages.jsonl:1: it has no 'text'" in refused.stderr  # without the option, its image is metadata
     refused = run("index", tmp_path / "scans" / "a.pdf", tmp_path / "c", "--pages", "images", "--model", tiny)
     assert (refused.exit_code, "this model reads texts only" in refused.stderr) == (1, True)
     refused = run("index", __file__, tmp_path / "c", "--pages", "images", "--model", model)
-    assert (refused.exit_code, "is neither a PDF nor a picture" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "is no PDF, no picture, and no file of records" in refused.stderr) == (1, True)
 
 
 def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, monkeypatch):

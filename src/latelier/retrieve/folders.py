@@ -83,8 +83,9 @@ def read_documents(
     on_problem
         ``"stop"``: a faulty record is an error. ``"skip"``: it is left out. Records without a text always are.
     pages
-        ``"images"``: pages of PDF and pictures (PNG, JPEG, WebP, TIFF, GIF, BMP) are documents, for models that read
-        them, and no other files; needs the extra ``images``. Pages have ``page`` in their metadata.
+        ``"images"``: pages of PDF, pictures (PNG, JPEG, WebP, TIFF, GIF, BMP), and those that a field ``image`` of
+        records names are documents, for models that read them; of a folder, no other files are read. Pages have
+        ``page`` in their metadata. Needs the extra ``images``.
 
     Returns
     -------
@@ -135,9 +136,7 @@ def read_document_file(
     check_encoding(reading.encoding)
     source = str(file) if name is None and isinstance(file, (str, Path)) else name or "the file"
     path = Path(file) if isinstance(file, (str, Path)) else None
-    if reading.pages == "images":
-        if path is None or not is_picture(path.name):
-            raise InvalidArgumentError(f"{source} is neither a PDF nor a picture, which pages='images' reads.")
+    if reading.pages == "images" and path is not None and is_picture(path.name):
         skipped: list[tuple[str, str]] = []
         documents = read_pictures(path, path.name, lambda reason: skipped.append((source, reason)))
         return FileDocuments(documents, skipped, path)
@@ -148,6 +147,10 @@ def read_document_file(
         return read_records(file, chosen, source, reading)
     if path is None:
         raise InvalidArgumentError(f"the format 'whole' needs a file with a name; received {source}.")
+    if reading.pages == "images":
+        raise InvalidArgumentError(
+            f"{source} is no PDF, no picture, and no file of records, which pages='images' reads."
+        )
     if reading.fields.are_named:
         raise InvalidArgumentError(
             f"received names of fields for {source}, which is one text; fields are those of jsonl, csv and parquet."

@@ -139,8 +139,11 @@ def _is_missing(value: Any) -> bool:
     )
 
 
-def parse_document(item: Any, position: int | str) -> InputDocument:
-    """Return one document of any form; errors name its position only in place of an id."""
+def parse_document(item: Any, position: int | str, *, with_image: bool = True) -> InputDocument:
+    """Return one document of any form; errors name its position only in place of an id.
+
+    `with_image`: whether a field ``image`` is a picture; else it is metadata.
+    """
     if isinstance(item, InputDocument):
         return item
     if isinstance(item, str):
@@ -148,8 +151,11 @@ def parse_document(item: Any, position: int | str) -> InputDocument:
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return InputDocument(as_id(item[0]), _checked_text(item[1], item[0]), {})
     record = _as_record(item)
-    is_picture = isinstance(record.get("image"), (str, bytes, os.PathLike)) or hasattr(record.get("image"), "getbands")
-    image = record.pop("image") if is_picture else None
+    image = record.get("image") if with_image else None
+    if isinstance(image, (str, bytes, os.PathLike)) or hasattr(image, "getbands"):
+        del record["image"]
+    else:
+        image = None
     if image is not None:
         record = {**record, "text": record.get("text") or ""}
     if "text" not in record:
@@ -418,7 +424,7 @@ def _documents(
                 if not isinstance(item, dict):
                     raise InvalidArgumentError("it is not a record, but fields are named; expected a JSON object.")
                 item = reading.fields.select(item)
-            document = parse_document(item, number)
+            document = parse_document(item, number, with_image=reading.pages == "images")
         except InvalidArgumentError as error:
             if reading.on_problem == "stop" and not isinstance(error, EmptyTextError):
                 fact = f"{source}:{number}: {cut(error.fact, _LONGEST_MESSAGE)}"
