@@ -56,6 +56,8 @@ def _colpali():
             "pad_token_id": 0,
         },
         projection_dim=32,
+        hidden_size=32,
+        vocab_size=len(processor.tokenizer),
         image_token_id=processor.image_token_id,
     )
     return transformers.ColPaliForRetrieval(transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=16)), processor

@@ -13,6 +13,7 @@ from folders import bare, dense_with_head
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from image_models import save_image_model
 from latelier.cli import app
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import ColBERT, TextEncoder, load, train_tokenizer
@@ -104,9 +105,9 @@ HOSTILE = {
     ),
     "adapter": (
         lambda f: edit(f / "adapter_config.json", base_model_name_or_path="someone/else", peft_type="LORA"),
-        "it has a adapter_config.json",
+        "it has an adapter_config.json",
     ),
-    "task": (lambda f: edit(f / "sentence_bert_config.json", transformer_task="retrieval"), "calls other methods"),
+    "task": (lambda f: edit(f / "sentence_bert_config.json", transformer_task="retrieval"), "of models of page images"),
     "method": (
         lambda f: edit(
             f / "sentence_bert_config.json",
@@ -308,3 +309,55 @@ def test_names_of_the_hub_are_checked_in_the_snapshot_and_never_folders(tiny, tm
     assert bad.startswith("InvalidArgumentError the model 'someone/bad', which only a file names, is not loaded")
     assert absent.startswith("ModelLoadError could not load the model 'someone/absent'")
     assert not marker.exists()
+
+
+@pytest.fixture(scope="module")
+def of_pages(tmp_path_factory):
+    return save_image_model("colqwen2", tmp_path_factory.mktemp("pages") / "model", patches_only=True)
+
+
+@pytest.mark.parametrize("patches_only", [False, True])
+def test_models_of_page_images_load_if_their_processor_is_known(patches_only, tmp_path):
+    assert load_untrusted(save_image_model("colpali", tmp_path / "a", patches_only=patches_only)).embedding_size == 16
+    with pytest.raises(InvalidArgumentError, match=r"calls other methods .* 'message'"):  # a template of Jinja
+        load_untrusted(save_image_model("colmodernvbert", tmp_path / "b", patches_only=patches_only))
+
+
+def set_picture(**changes):
+    return lambda f: edit(f / "processor_config.json", image_processor={"image_processor_type": QWEN, **changes})
+
+
+QWEN = "Qwen2VLImageProcessor"
+HOSTILE_PROCESSORS = {
+    "another": (
+        lambda f: edit(f / "processor_config.json", processor_class="Evil"),
+        "sets 'processor_class' to 'Evil'",
+    ),
+    "another of pictures": (set_picture(image_processor_type="Evil"), "sets 'image_processor_type' to 'Evil'"),
+    "large pictures": (set_picture(size={"shortest_edge": 2**40}), "sets 'shortest_edge' to 1099511627776"),
+    "cut to large ones": (set_picture(crop_size=[10**6, 10**6]), "sets 'crop_size' to 1000000"),
+    "small patches": (set_picture(patch_size=1), "sets 'patch_size' to 1"),
+    "two of pictures": (
+        lambda f: edit(f / "preprocessor_config.json", image_processor_type="SiglipImageProcessor"),
+        "reads pictures in several ways",
+    ),
+    "a template": (lambda f: edit(f / "processor_config.json", chat_template="{{ 1 }}"), "sets 'chat_template'"),
+    "another model": (
+        lambda f: edit(f / "config.json", architectures=["ColModernVBertForRetrieval"]),
+        "config.json names .'ColModernVBertForRetrieval'.; of models of page images",
+    ),
+    "none": (lambda f: edit(f / "config.json", architectures=None), "config.json names .*; of models of page images"),
+    "large weights": (
+        lambda f: edit(f / "config.json", embedding_dim=2**30),
+        "sets 'embedding_dim' to 1073741824; its weights have room",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_PROCESSORS)
+def test_processors_that_are_unknown_or_make_pictures_grow_are_refused(name, of_pages, tmp_path):
+    folder = shutil.copytree(of_pages, tmp_path / "model")
+    change, message = HOSTILE_PROCESSORS[name]
+    change(folder)
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_untrusted(str(folder))

@@ -4,7 +4,8 @@ A folder can name classes to import, files to unpickle, kernels to download and 
 most of that unless they are told to trust it, but what they reject differs by version. So a model that only a file
 names must consist of module classes in a list, and of safetensors, and its settings may refer to nothing else. They may
 not describe a larger model than the safetensors hold, and its tokenizer consists of parts in a list, of which none has
-a regular expression of its own or makes a text grow.
+a regular expression of its own or makes a text grow. A model of page images has a processor in a list, whose numbers
+let no picture grow.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def load_untrusted(name: str, device: str | torch.device | None = None, **option
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"the model {short(name)}, which only a file names, is not loaded: {error} Such a model must be a text "
-            "encoder in safetensors without code of its own. If you trust this one, pass it yourself: with model=, or "
+            "encoder, ColPali or ColQwen2, in safetensors without code of its own. "
+            "If you trust this one, pass it yourself: with model=, or "
             "--model, and with trust_remote_code=True, or --trust-remote-code, for its code."
         ) from error
     except LatelierError:
@@ -134,8 +136,19 @@ _REFERENCES = {"auto_map", "auto_mapping", "base_model_name_or_path", "compressi
 _REFERENCES |= {"gguf_file", "kernel_config", "quantization_config", "transformers_weights"}
 _REFERENCES |= {"tokenizer_name_or_path", "use_kernels"}
 _FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
-# An adapter or a processor names other models.
-_REFUSED = ("adapter_config.json", "processor_config.json")
+_EMBED = {"method": "forward", "method_output_name": "embeddings"}
+_METHODS = {"feature-extraction": {"text": _FORWARD}, "retrieval": {"text": _EMBED, "image": _EMBED}}
+# Models of page images whose processors hold numbers and two prompts; others have a template, which may run for long.
+_OF_PAGES = (["ColPaliForRetrieval"], ["ColQwen2ForRetrieval"])
+_NAMES = {
+    "processor_class": {"ColPaliProcessor", "ColQwen2Processor"},
+    "image_processor_type": {"SiglipImageProcessor", "Qwen2VLImageProcessor"},
+    "data_format": {"channels_first"},
+}
+_PROMPTS = ("query_prefix", "visual_prompt_prefix")
+# Of Qwen's processor, edges are numbers of pixels.
+_EDGES = ("shortest_edge", "longest_edge", "min_pixels", "max_pixels")
+_MOST_PIXELS, _MOST_SIDE, _LEAST_PATCH = 2**24, 2**12, 8
 _LARGEST_FILE = 2**24
 # Tokens of a text: of queries, which may be expanded to them, and of others.
 _LONGEST_QUERY, _LONGEST, _LONGEST_WORD = 2**13, 2**20, 1000
@@ -170,8 +183,8 @@ def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
     if any((folder / file).exists() for file in HEAD_FILES):
         yield f"its head is in {' or '.join(HEAD_FILES)}, a pickle; load it yourself and save it to a folder."
     for path in (*folder.glob("*.json"), *folder.glob("artifact.metadata")):
-        if path.name in _REFUSED:
-            yield f"it has a {path.name}: an adapter or a processor, which names other models."
+        if path.name == "adapter_config.json":
+            yield "it has an adapter_config.json: an adapter, which names other models."
         is_settings = path.name.endswith(("config.json", ".metadata"))
         if is_settings and path.name != "data_config.json":  # no loader reads the training data's
             settings[path.name] = _read(path)
@@ -186,6 +199,7 @@ def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
         yield from _oversized(file, content, shapes)
     if name not in ("TextEncoder", "Transformer"):
         return
+    yield from _reasons_of_pages(settings)
     yield from _describing_more(folder, name, settings, sum(map(math.prod, shapes)))
     if not (folder / "tokenizer.json").is_file():
         yield "it has no tokenizer.json."
@@ -217,9 +231,47 @@ def _references(name: str, settings: Any) -> Iterator[str]:
     activation = settings.get("activation_function")
     if isinstance(activation, str) and "." in activation and not _ACTIVATION.fullmatch(activation):
         yield f"{name} names the activation {short(activation)}, which is code of its own."
-    methods = settings.get("modality_config", {"text": _FORWARD})
-    if methods != {"text": _FORWARD} or settings.get("transformer_task", "feature-extraction") != "feature-extraction":
+    task = settings.get("transformer_task", "feature-extraction")
+    known = _METHODS.get(task) if isinstance(task, str) else None
+    methods = settings.get("modality_config", known)
+    if known is None or methods != known:
         yield f"{name} calls other methods than a text encoder's: {short(methods)}."
+
+
+def _reasons_of_pages(settings: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a model that reads page images, or with a processor of one that does not."""
+    architectures = _architectures(settings)
+    if not architectures and all(each.get("transformer_task") != "retrieval" for each in settings.values()):
+        if "processor_config.json" in settings:
+            yield "it has a processor_config.json: a processor, which names other models."
+        return
+    if architectures not in _OF_PAGES:
+        read = " and ".join(each for [each] in _OF_PAGES)
+        yield f"config.json names {short(architectures)}; of models of page images, {read} are read."
+    processors = [settings.get(each, {}) for each in ("processor_config.json", "preprocessor_config.json")]
+    items = list(_items_at_any_depth(processors))
+    kinds = {str(value) for key, value in items if key == "image_processor_type"}
+    if len(kinds) > 1:
+        yield f"its processor reads pictures in several ways: {', '.join(sorted(kinds))}."
+    for key, value in items:
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                named = each.removesuffix("Fast") in _NAMES.get(key, ())
+                is_known = named or (key in _PROMPTS and len(each) <= _LONGEST_WORD)
+            elif isinstance(each, (int, float)):
+                most = _MOST_PIXELS if key in _EDGES and kinds == {"Qwen2VLImageProcessor"} else _MOST_SIDE
+                is_known = (_LEAST_PATCH if key == "patch_size" else 0) <= each <= most
+            else:
+                is_known = each is None or isinstance(each, dict)
+            if not is_known:
+                yield f"its processor sets {short(key)} to {short(each)}, which is not in the list, or too large."
+
+
+def _architectures(settings: dict[str, Any]) -> list[Any]:
+    """Return the classes of a model of page images; none of a text encoder."""
+    named = settings.get("config.json", {}).get("architectures")
+    named = named if isinstance(named, list) else [named]
+    return named if any(str(each).endswith("ForRetrieval") for each in named) else []
 
 
 def _shapes(folder: Path, names: list[str]) -> list[list[int]]:
@@ -239,7 +291,7 @@ def _shapes(folder: Path, names: list[str]) -> list[list[int]]:
 def _oversized(name: str, settings: dict[str, Any], shapes: list[list[int]]) -> Iterator[str]:
     """Yield the first integer of a module's settings that its weights have no room for."""
     largest = max((dim for shape in shapes for dim in shape), default=_LONGEST)  # a module may have no weights
-    if name.startswith(("tokenizer", "preprocessor")):
+    if name.startswith(("tokenizer", "preprocessor", "processor")):
         return
     for key, value in _items_at_any_depth({**settings, "label2id": None}):
         for number in value if isinstance(value, list) else [value]:
@@ -259,6 +311,7 @@ def _oversized(name: str, settings: dict[str, Any], shapes: list[list[int]]) -> 
 def _describing_more(folder: Path, name: str, settings: dict[str, Any], numbers: int) -> Iterator[str]:
     """Yield why a configuration does not describe the weights: its model, without memory, has many more numbers."""
     import torch
+    import transformers
     from transformers import AutoConfig, AutoModel
 
     from latelier.modules import TransformerEncoder
@@ -270,7 +323,10 @@ def _describing_more(folder: Path, name: str, settings: dict[str, Any], numbers:
             else:
                 options: Any = {"trust_remote_code": False}
                 config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
-                model = AutoModel.from_config(config, **options)
+                of_pages = _architectures(settings)
+                model = (
+                    getattr(transformers, of_pages[0])(config) if of_pages else AutoModel.from_config(config, **options)
+                )
             described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     except Exception as error:
         raise ModelLoadError(str(folder), error) from error
