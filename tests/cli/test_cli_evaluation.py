@@ -62,15 +62,15 @@ def test_evaluate_searches_an_index(beir, run, tmp_path, run_file):
     records.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in DOCUMENTS.items()))
     indexing = run("index", records, "--index", tmp_path / "index", "--kind", "ivf", "--device", "cpu")
     assert indexing.exit_code == 0, indexing.output
-    options = ("--device", "cpu", "--measure", "nDCG@10", "--measure", "RR", "--output", tmp_path / "run.jsonl")
+    options = ("--device", "cpu", "--measure", "nDCG@10", "--measure", "IPrec@0.1", "--output", tmp_path / "run.jsonl")
     result = run("evaluate", beir, "--index", tmp_path / "index", *options)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["nDCG@10", "RR", "(mean", "model"]
+    assert [line.split()[0] for line in lines] == ["nDCG@10", "IPrec@0.1", "(mean", "model"]
     assert ", index IVF, bits 8, pool_factor 1, mode vectors, effort balanced, k 100, " in lines[3]
     found, exact = evaluation.read_run(tmp_path / "run.jsonl"), evaluation.read_run(run_file)
     assert {query: list(scores) for query, scores in found.items()} == {q: list(s) for q, s in exact.items()}
-    assert lines[0] == f"nDCG@10  {evaluation.evaluate(found, QRELS)['nDCG@10']:.4f}"
+    assert lines[0] == f"nDCG@10    {evaluation.evaluate(found, QRELS)['nDCG@10']:.4f}"
 
 
 def test_a_search_without_a_hit_says_why(beir, run, tmp_path, tiny):

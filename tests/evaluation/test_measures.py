@@ -9,7 +9,6 @@ import pytest
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
 from latelier.evaluation import evaluate, read_qrels, read_run
-from latelier.evaluation.measures import largest_cutoff
 
 
 def naive(scores, judged, k):
@@ -83,7 +82,6 @@ def test_what_stands_after_the_sign_may_be_a_recall():
     result = evaluate(run, qrels, ["IPrec@0.1", "IPrec@0", "IPrec(rel=1)@0.5", "IPrec@0.6", "IPrec@1"])
     # The largest precision at this recall or above: 2 of 3 documents, at a recall of 0.5.
     assert list(result.values()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0, 0])
-    assert largest_cutoff(["IPrec@0.1"]) is None
 
 
 def test_queries_whose_judgements_are_all_negative_have_no_relevant_document():
@@ -177,8 +175,6 @@ def test_missing_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ir_measures", None)
     with pytest.raises(MissingExtraError, match=r'pip install "latelier\[eval\]"'):
         evaluate({"q": {"d": 1.0}}, {"q": {"d": 1}})
-    with pytest.raises(MissingExtraError, match=r'pip install "latelier\[eval\]"'):
-        largest_cutoff()
 
 
 def test_the_document_with_the_id_of_its_query_is_left_out_where_it_is_no_answer():

@@ -251,19 +251,8 @@ def test_half_precision_embeddings_are_scored_in_float32(colbert, kind, scorer):
     assert colbert[1].linear.weight.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("loss", "scorer", "received", "expected"),
-    [
-        (
-            Contrastive,
-            ours.colbert_kd_scores,
-            "shape (2, 3)",
-            "expected shape (2, 6), as latelier.scores.colbert_scor",
-        ),
-    ],
-)
-def test_scores_of_another_shape_are_refused(loss, scorer, received, expected):
+def test_scores_of_another_shape_are_refused():
     model = Lexicon()
-    message = re.escape(f"score_metric returned {received} for 2 queries with 3 documents each; {expected}")
-    with pytest.raises(InvalidArgumentError, match=message):
-        loss(model, scorer)(small_batch(model)[0], LABELS_SCORERS)
+    message = "score_metric returned shape (2, 3) for 2 queries with 3 documents each; expected shape (2, 6)"
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        Contrastive(model, ours.colbert_kd_scores)(small_batch(model)[0], LABELS_SCORERS)
