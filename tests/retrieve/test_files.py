@@ -283,12 +283,14 @@ def test_ignored_files(tmp_path):
 
 def test_records_in_a_folder(tmp_path):
     for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": name, "text": f"text {name}"}))
-    assert [document.id for document in read_documents(tmp_path)] == ["a", "b"]  # a data set in parts
+        (tmp_path / "part=1").mkdir(exist_ok=True)
+        (tmp_path / "part=1" / f"{name}.jsonl").write_text(json.dumps({"id": name, "text": f"text {name}"}))
+    found = [(document.id, document.metadata) for document in read_documents(tmp_path)]
+    assert found == [("a", {"part": "1"}), ("b", {"part": "1"})]  # a data set in parts
     (tmp_path / "note.md").write_text("note")
     (tmp_path / "table.csv").write_text("fruit;price\npears;3\n")
     found = {document.id: document.text for document in read_documents(tmp_path)}
-    assert [*found] == ["a.jsonl#a", "b.jsonl#b", "note.md", "table.csv"]
+    assert [*found] == ["note.md", "part=1/a.jsonl#a", "part=1/b.jsonl#b", "table.csv"]
     assert found["table.csv"] == "fruit;price\npears;3\n"  # without a column of texts, it is one text
     (tmp_path / "package.json").write_text('{"name": "x"}')
     with pytest.warns(UserWarning, match="package.json: none of its records has a field 'text'"):
@@ -408,15 +410,18 @@ def test_long_records_of_python_are_warned_of(tiny):
 def test_tables_and_documents_of_frameworks(tiny):
     pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     rows = {"id": ["a", "b"], "text": ["pears", "moon"], "n": [1.5, None]}
-    for table in (pandas.DataFrame(rows), pyarrow.table(rows)):
+    duckdb = pytest.importorskip("duckdb")
+    frame, table = pandas.DataFrame(rows), pyarrow.table(rows)
+    dataset = pytest.importorskip("pyarrow.dataset").dataset(table)
+    for given in (frame, frame.set_index("id"), table, table.to_reader(), dataset, duckdb.from_arrow(table)):
         retriever = Retriever(tiny, device="cpu")
-        retriever.add(table)
+        retriever.add(given)
         assert [tuple(record) for record in retriever.index.get(["a", "b"])] == [
             ("a", "pears", {"n": 1.5}),
             ("b", "moon", {}),
         ]
-        with pytest.raises(InvalidArgumentError, match=r"expected a text or a list of texts, .* df\[.text.\]"):
-            retriever.rerank("pears", table)
+    with pytest.raises(InvalidArgumentError, match=r"expected a text or a list of texts, .* df\[.text.\]"):
+        retriever.rerank("pears", frame)
     langchain, haystack = pytest.importorskip("langchain_core.documents"), pytest.importorskip("haystack")
     schema = pytest.importorskip("llama_index.core.schema")
     documents = [

@@ -67,9 +67,10 @@ def read_documents(
         skipped; a warning at the end, and the attribute `skipped`, name them.
     format
         ``"jsonl"``: a record per line, with ``text``, optionally ``id`` and ``title``, and metadata under any other
-        key; also one JSON array, and the dumps of Elasticsearch, Vespa, LangChain and Haystack. ``"csv"``,
-        ``"parquet"``: columns of these names. ``"txt"``: a text per line. ``"whole"``: the file is one text, its name
-        the id. ``"auto"``: by the file's extension; if that is unknown, by the first line.
+        key; also one JSON array or object, and the dumps of Elasticsearch, MongoDB, Qdrant, Vespa, LangChain,
+        LlamaIndex, Haystack. ``"csv"``, ``"parquet"``: columns of these names. ``"txt"``: a text per line.
+        ``"whole"``: the file is one text, its name the id. ``"auto"``: by the file's extension; if that is unknown, by
+        the first line.
     id, text, title, metadata
         Names of the fields of JSONL, CSV and Parquet files to take instead: of the id, of the text (several are joined
         by line ends), of the title, and of the metadata. Without `metadata`, all other fields are metadata. A field
@@ -206,6 +207,7 @@ class DocumentFolder(FileDocuments):
         self._listed = len(self.skipped)
         self.files.sort(key=lambda path: path.relative_to(folder).parts)
         kinds = {_suffix(path.name) for path in self.files if not path.name.lower().startswith("readme")}
+        kinds = kinds - {".json"} or kinds  # what describes a data set
         self._is_data_set = len(kinds) == 1 and RECORD_FORMATS.get(kinds.pop()) in ("jsonl", "parquet")
         self.are_texts = not self._is_data_set and reading.pages == "texts"
 
@@ -240,9 +242,10 @@ class DocumentFolder(FileDocuments):
             reading = self._reading._replace(on_problem="skip")
             found = read_records(path, records, name, reading)
             found.path, number = None, -1  # without a warning of its own
+            partitions = dict(part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)  # as Hive names them
             for number, document in enumerate(found):
                 if self._is_data_set and document.id is not None:
-                    yield document
+                    yield document._replace(metadata={**partitions, **document.metadata})
                 else:
                     id = number if document.id is None else document.id
                     yield document._replace(id=f"{name}#{id}", metadata={"path": name, **document.metadata})

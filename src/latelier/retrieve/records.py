@@ -118,18 +118,33 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
 
 
 def _table_rows(documents: Any) -> Any:
-    """Return the rows of a table of pandas, polars or pyarrow as records; any other iterable as it is."""
+    """Return the rows of a table of pandas, polars, pyarrow or DuckDB as records; any other iterable as it is."""
     rows: Iterable[dict[str, Any]]
     if hasattr(documents, "itertuples"):
-        names = list(documents.columns)
-        rows = (dict(zip(names, row, strict=True)) for row in documents.itertuples(index=False, name=None))
-    elif hasattr(documents, "iter_rows"):
+        frame = documents if documents.index.names == [None] else documents.reset_index()
+        names = list(frame.columns)
+        rows = (dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None))
+    elif hasattr(documents, "n_chunks"):  # of polars alone
         rows = documents.iter_rows(named=True)
-    elif hasattr(documents, "to_batches"):
-        rows = (row for batch in documents.to_batches(max_chunksize=_ROWS) for row in _rows(batch))
+    elif hasattr(documents, "to_batches") or (
+        hasattr(documents, "__arrow_c_stream__") and (hasattr(documents, "schema") or hasattr(documents, "columns"))
+    ):
+        rows = (row for batch in _batches(documents) for row in _rows(batch))
     else:
         return documents
-    return ({str(name): _json_value(value) for name, value in row.items() if not _is_missing(value)} for row in rows)
+    return (
+        dict.fromkeys({"text"} & {*map(str, row)})
+        | {str(name): _json_value(value) for name, value in row.items() if not _is_missing(value)}
+        for row in rows
+    )
+
+
+def _batches(table: Any) -> Iterator[Any]:
+    """Yield the record batches of what pyarrow reads, a few rows each."""
+    import pyarrow
+
+    found = table.to_batches() if hasattr(table, "to_batches") else pyarrow.RecordBatchReader.from_stream(table)
+    return (batch.slice(start, _ROWS) for batch in found for start in range(0, batch.num_rows, _ROWS))
 
 
 def _is_missing(value: Any) -> bool:
@@ -186,25 +201,31 @@ def _as_record(item: Any) -> dict[str, Any]:
         return {"id": item.node_id, "text": item.get_content(), "metadata": item.metadata}
     if hasattr(item, "content") and hasattr(item, "meta"):
         return {"id": item.id, "text": item.content, "metadata": item.meta}
-    if not isinstance(item, Mapping):
+    if not hasattr(item, "keys"):  # a mapping, or a row of a database
         raise InvalidArgumentError(
             f"received {describe(item)}; expected a text, an (id, text) pair, or a dict with 'text'."
         )
     return _plain(item)
 
 
-def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record of Elasticsearch, Vespa, LangChain or Haystack with text, id and metadata at the top."""
+def _plain(item: Mapping[str, Any]) -> dict[str, Any]:  # noqa: C901 (a line or two for each program)
+    """Return a record as other programs dump them with text, id and metadata at the top."""
     record = dict(item)
-    if "text" in record:
+    if isinstance(oid := record.get("_id"), Mapping) and "$oid" in oid:  # MongoDB
+        record["_id"] = oid["$oid"]
+    if "text" in record and "id_" not in record:
         return record
-    if isinstance(record.get("_source"), Mapping):
-        return {"_id": record.get("_id"), **record["_source"]}
+    for outer in ("_source", "payload", "properties"):  # Elasticsearch, Qdrant, Weaviate
+        if isinstance(inner := record.get(outer), Mapping) and (outer == "_source" or "text" in inner):
+            return {key: record[key] for key in ("_id", "id") if key in record} | dict(inner)
     if isinstance(record.get("fields"), Mapping) and isinstance(name := record.get("put", record.get("id")), str):
         return {"id": name.partition("::")[2] or name, **record["fields"]}
     if record.get("lc") and isinstance(record.get("kwargs"), Mapping):
         record = dict(record["kwargs"])
-    if "page_content" in record:
+    if "id_" in record and {"text", "text_resource"} & {*record}:  # LlamaIndex
+        inner = record.get("text_resource") or record
+        record = {"id": record["id_"], "text": inner.get("text"), "metadata": record.get("metadata")}
+    elif "page_content" in record:
         record["text"] = record.pop("page_content")
         record.pop("type", None)
     elif "content" in record and isinstance(record.get("meta"), Mapping):
@@ -231,9 +252,9 @@ def _merged_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked_text(value: Any, id_: Any) -> str:
     name = "the text" if id_ is None else f"the text of {short(id_)}"
-    if not isinstance(value, str):
+    if not isinstance(value, (str, type(None))):
         raise InvalidArgumentError(f"{name} is of type {type(value).__name__}; expected str.")
-    if not value.strip():
+    if value is None or not value.strip():
         raise EmptyTextError(f"{name} is empty: nothing to index.")
     check_unicode(value, name)
     return value
@@ -462,15 +483,19 @@ def _line_records(lines: Iterator[str], source: str, format: str, reading: Readi
     if format == "txt" or (format == "auto" and not (head and head[-1].lstrip().startswith(("{", "[")))):
         yield from ((number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip())
         return
-    values = _bulk(_json_values(lines, head[-1].strip() if head else ""))
+    is_array = source.removesuffix(".gz").endswith(".json")
+    values = _unwrapped(_bulk(_json_values(lines, head[-1].strip() if head else "", is_array)), reading.fields)
     yield from reading.fields.checked_records(values, source) if reading.fields.are_named else values
 
 
-def _json_values(lines: Iterator[str], first: str) -> Iterator[tuple[int, Any]]:
-    """Yield the values of JSON lines, or those of one array or object over several lines; errors as values too."""
+def _json_values(lines: Iterator[str], first: str, is_array: bool) -> Iterator[tuple[int, Any]]:
+    """Yield the values of JSON lines, or of one array or objects over several lines; errors as values too.
+
+    A line of its own may be a pair of an id and a text; in a file that is called .json, an array holds documents.
+    """
     try:
         value = parse_json(first) if first else None
-        is_whole = isinstance(value, list) and len(value) > 0 and all(isinstance(each, dict) for each in value)
+        is_whole = isinstance(value, list) and (is_array or all(isinstance(each, (dict, list)) for each in value))
     except InvalidArgumentError:
         is_whole = first.startswith(("[", "{"))
     read: list[str] = []
@@ -478,8 +503,8 @@ def _json_values(lines: Iterator[str], first: str) -> Iterator[tuple[int, Any]]:
         read.extend(lines)
         try:
             value = parse_json("".join(read))
-        except InvalidArgumentError:  # JSON lines of which the first is faulty
-            lines = iter(read)
+        except InvalidArgumentError:  # JSON lines of which the first is faulty, or objects over several lines
+            lines = iter(re.split(r"(?m)^(?=\{)", "".join(read)) if first == "{" else read)
         else:
             values = value if isinstance(value, list) else [value]
             yield from enumerate(values, start=1)
@@ -492,6 +517,22 @@ def _json_values(lines: Iterator[str], first: str) -> Iterator[tuple[int, Any]]:
                 yield number, error
 
 
+def _unwrapped(values: Iterator[tuple[int, Any]], fields: DocumentFields) -> Iterator[tuple[int, Any]]:
+    """Yield the records in the only value of a file: those of a list within it (hits.hits), or of an object of ids."""
+    head = list(itertools.islice(values, 2))
+    value = head[0][1] if len(head) == 1 else None
+    if isinstance(value, dict) and not {*fields.text_names} & {*_plain(value), *_flat(value)}:
+        inner = [*_flat(value).values()]
+        lists = [
+            each for each in inner if isinstance(each, list) and each and all(isinstance(one, dict) for one in each)
+        ]
+        if len(lists) == 1:
+            head = list(enumerate(lists[0], start=1))
+        elif value and all(isinstance(each, dict) for each in value.values()):
+            head = list(enumerate(({"id": name, **each} for name, each in value.items()), start=1))
+    return itertools.chain(head, values)
+
+
 def _bulk(values: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """Put the ids of Elasticsearch's bulk actions, which stand on lines of their own, into the records after them."""
     for number, value in values:
@@ -499,7 +540,7 @@ def _bulk(values: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         if isinstance(action, dict) and next(iter(value)) in ("index", "create") and {*action} <= _BULK:
             number, record = next(values, (number, {}))
             yield number, {"_id": action.get("_id"), **record} if isinstance(record, dict) else record
-        else:
+        elif not (isinstance(action, dict) and next(iter(value)) == "delete" and {*action} <= _BULK):
             yield number, value
 
 
@@ -522,21 +563,26 @@ def _csv_records(file: str | Path | BinaryIO, source: str, reading: Reading) -> 
 
     named = _SEPARATOR.fullmatch(next(lines(), "").strip())
     before = 1 if named else 0  # lines before the header
-    is_tabs = ".tsv" in Path(source).suffixes
-    delimiter = reading.delimiter or (named[1] if named else "\t" if is_tabs else _sniffed(next(lines(before), "")))
+    header = next(lines(before), "")
+    is_tabs = ".tsv" in Path(source).suffixes and "\t" in header
+    delimiter = reading.delimiter or (named[1] if named else "\t" if is_tabs else _sniffed(header))
     # MySQL and others write a quote within quotes as \\" rather than twice.
     escaped = re.compile(rf'\\"(?=[^"\r\n{re.escape(delimiter)}])')
     dialect = {"delimiter": delimiter, "escapechar": "\\" if any(map(escaped.search, lines())) else None}
-    fields = reading.fields
-    rows = _csv_rows(lines(before), source, dialect, before)
+    dialect["skipinitialspace"] = f"{delimiter} " in header
+    null = re.compile(rf"(?:^|(?<={re.escape(delimiter)})) *\\N(?=[{re.escape(delimiter)}\r\n]|\Z)")  # of databases
+
+    def all_rows() -> Iterator[tuple[int, list[str]]]:
+        return _csv_rows((null.sub("", line) for line in lines(before)), source, dialect, before)
+
+    fields, rows = reading.fields, all_rows()
     number, names = next(rows, (1, []))
     _check_columns(names, fields, f"{source}:{number}: ")
     as_texts = {*(("id", "_id") if fields.id is None else (fields.id,)), fields.title or "title", *fields.text_names}
     numeric = {i for i, name in enumerate(names) if name not in as_texts}
     for _, row in rows:
         numeric = {i for i in numeric if i >= len(row) or not row[i] or _is_number(row[i])}
-    rows = itertools.islice(_csv_rows(lines(before), source, dialect, before), 1, None)
-    return _typed_rows(rows, names, {names[i] for i in numeric}, fields)
+    return _typed_rows(itertools.islice(all_rows(), 1, None), names, {names[i] for i in numeric}, fields)
 
 
 def _is_number(cell: str) -> bool:
