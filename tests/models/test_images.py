@@ -69,6 +69,9 @@ def test_a_page_is_shown_with_a_map_for_each_word(explain, tmp_path):
     assert "<script" not in page
     figure = explanation.figure()
     assert [axes.get_title() for axes in figure.axes] == ["(whole query)", "A", "table", "of", "profits"]
+    own = figure.add_subfigure(figure.add_gridspec()[0]).add_subplot()
+    assert (explanation.figure(own), own.get_title()) == (figure, "(whole query)")
+    assert explanation._repr_html_().count('type="radio"') == 5
     (tmp_path / "page.png").unlink()
     assert "was moved or removed since" in explanation.to_html()
 
