@@ -33,7 +33,7 @@ from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, evaluate, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
-from latelier.models.construction import SecondMoment, orthogonal_weight
+from latelier.models.construction import orthogonal_weight, principal_directions
 from latelier.scores import colbert_scores
 
 K = 10
@@ -67,10 +67,10 @@ def encode(
 def projections(documents: TokenEmbeddings, dims: list[int], fitted: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the name of each system and its projection, ``(dim, native dim)``."""
     yield f"{documents.dim} (native)", torch.eye(documents.dim)
-    moment = SecondMoment(documents.dim)
-    moment.add(documents[:fitted].vectors.float())
+    sampled = normalize(documents[:fitted].vectors.double(), dim=1)
+    directions = principal_directions(sampled.T @ sampled, documents.dim).float()
     for dim in dims:
-        yield f"{dim} (PCA)", moment.directions(dim)
+        yield f"{dim} (PCA)", directions[:dim]
         yield f"{dim} (random)", orthogonal_weight(dim, documents.dim)
 
 
