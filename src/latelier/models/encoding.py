@@ -240,12 +240,11 @@ def encode_pictures(
         most = min(budget // longest, _PICTURE_PIXELS // max(pixels[rows[0]], 1))
         rows += [waiting.popleft() for _ in range(min(most - 1, len(waiting)))]
         features = model.preprocess([load(row) for row in rows], prompt=job.prompt, task=job.task)
-        width = features["attention_mask"].shape[1]
-        longest = width if not batches else max(longest, width)
         with inference(job.device, forward.dtype):
             vectors, mask = forward.run(features)
             vectors = forward.finish(vectors)
             vectors = vectors.cpu() if job.save_to_cpu else vectors
+        longest = max(mask.shape[1], longest if batches else 1)
         batches.append(Batch(np.array(rows), vectors, mask.sum(dim=1).tolist()))
         if bar is not None:
             bar.update(len(rows))
