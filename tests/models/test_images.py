@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.interpretability import get_n_patches, maxsim_similarity_map
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from image_models import IMAGE_MODELS, pictures, save_image_model
 from latelier import indexes
@@ -94,3 +96,19 @@ def test_where_the_patches_are_unknown_that_is_said(family, pool_factor, vectors
     assert f"Which part of the page matched cannot be shown: {reason}" in explanation.to_html()
     with pytest.raises(LatelierError, match=f"document 'page' has no map: {reason}"):
         _ = explanation.similarity_map
+
+
+def test_an_encoder_with_a_head_that_keeps_patches_alone_fills_an_index(tmp_path):
+    whole, processor = IMAGE_MODELS["colmodernvbert"]()
+    whole.vlm.save_pretrained(tmp_path / "encoder")
+    processor.save_pretrained(tmp_path / "encoder")
+    where = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    mask = MultiVectorMask(keep_only_token_ids=[processor.tokenizer.convert_tokens_to_ids("<image>")])
+    modules = [Transformer(str(tmp_path / "encoder")), Dense(32, 16, bias=False, **where), Normalize(**where), mask]
+    MultiVectorEncoder(modules=modules, device="cpu").save(str(tmp_path / "model"), create_model_card=False)
+    theirs = MultiVectorEncoder(str(tmp_path / "model"), device="cpu")
+    expected = theirs.similarity(theirs.encode_query(QUERIES[0]), theirs.encode_document(pictures()))[0]
+    retriever = Retriever(tmp_path / "model", indexes.Flat(), device="cpu")
+    retriever.add([{"id": i, "image": each} for i, each in enumerate(pictures())])
+    found = {hit.id: hit.score for hit in retriever.search(QUERIES[0])}
+    assert [found[0], found[1]] == pytest.approx(expected.tolist(), abs=1e-5)

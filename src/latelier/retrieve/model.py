@@ -421,7 +421,10 @@ class QueryModel:
         if self._identity is None:
             kept = {name: value for name, value in self.options.items() if _is_storable(name, value)}
             stored = {name: int(value) if is_count(value) else value for name, value in kept.items()}  # of numpy
-            vectors = TokenEmbeddings.from_list(self._encode_whole([_SENTENCE])).to("numpy").to("float32")[0]
+            whole: Any = self._encode_whole([_SENTENCE])
+            if not len(whole[0]):  # of documents, the model keeps the vectors of patches alone
+                whole = self.loaded.encode_query([_SENTENCE], **self._encoding)
+            vectors = TokenEmbeddings.from_list(whole).to("numpy").to("float32")[0]
             fingerprint = [round(float(value), 4) for value in np.mean(vectors, axis=0)]
             self._identity = ModelIdentity(self.name, stored, fingerprint, sorted(set(self.options) - set(stored)))
         return self._identity
