@@ -121,6 +121,8 @@ def test_whatever_can_be_opened_is_read(tmp_path):
     assert read(tmp_path / "pipe.jsonl") == [(None, "through a pipe", {})]
     writer.join()
     assert read("/dev/null") == []
+    (tmp_path / "a.jsonl").write_text('{"text": "Größe"}\n', encoding="utf-16")  # as PowerShell writes it
+    assert read(tmp_path / "a.jsonl") == [(None, "Größe", {})]
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -309,7 +309,8 @@ def _smaller(index: Index, folder: Path) -> str:
 def _searchable(retriever: Retriever) -> str:
     """Say which part of the texts of an index searches compare."""
     if DocumentSettings.stored_in(retriever.index).passages is not None:
-        return f"in {len(retriever.index):,} passages; all of their text is searchable"
+        count = len(retriever.index)
+        return f"in {count:,} passage{'' if count == 1 else 's'}; all of their text is searchable"
     length = retriever.query_model.limits("document")[1]
     return "whole" if length is None else f"of which the first {length:,} tokens each are searchable"
 

@@ -6,6 +6,7 @@ one place.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
@@ -68,7 +69,7 @@ def open_binary(path: str | Path) -> BinaryIO:
 
 
 def text_lines(file: BinaryIO, source: str, *, compressed: bool = False, encoding: str = "utf-8-sig") -> Iterator[str]:
-    """Yield the lines of a text, UTF-8 by default, with their line ends, without a byte order mark.
+    """Yield the lines of a text, UTF-8 or with its mark UTF-16 by default, with line ends, without a byte order mark.
 
     `file`: opened for reading bytes; closed at the end. `compressed`: whether it is compressed with gzip. Raises
     `InvalidArgumentError` if it is not UTF-8, or a line is longer than `LONGEST_LINE`. Raises `StorageError` if it
@@ -77,8 +78,11 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False, encodin
     number = 0
     binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
     # With newline="", csv sees the line ends inside quotes.
-    with file, io.TextIOWrapper(binary, encoding=encoding, newline="") as text:
+    with file, io.BufferedReader(binary) as buffered:
         try:
+            if encoding == "utf-8-sig" and buffered.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                encoding = "utf-16"
+            text = io.TextIOWrapper(buffered, encoding=encoding, newline="")
             while line := text.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise InvalidArgumentError(f"{source}:{number + 1}: longer than {LONGEST_LINE:,} characters.")
