@@ -12,8 +12,6 @@ from latelier.evaluation import compare, evaluate
 from latelier.evaluation.comparison import bootstrap_interval, holm, randomization_test
 
 QRELS = {f"q{i}": {"good": 1, "fair": 1} for i in range(6)} | {"only negative": {"bad": 0}}
-
-
 A = {f"q{i}": {"good": 3.0, "bad": 2.0, "fair": 1.0} for i in range(6)}
 
 

@@ -121,8 +121,6 @@ def test_faulty_first_qrel_is_not_taken_for_a_header(folder, query, relevance):
 
 
 RUN = {"q1": {"d2": 1.25, "d1": 0.5}, "q2": {"d1": -3.0}}
-
-
 QRELS_RUN_FILES = {"q1": {"d1": 1, "d2": 0}, "q2": {"d1": 2}}
 
 
@@ -303,8 +301,6 @@ ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(
 
 
 scores = st.floats(allow_nan=False)
-
-
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 
 

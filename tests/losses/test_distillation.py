@@ -15,8 +15,6 @@ from latelier.losses.distillation import relative_rounding, row_weights
 pytestmark = [pytest.mark.processor, pytest.mark.filterwarnings("ignore:all candidates of a query")]
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2}
-
-
 QUERIES = ["are fruits healthy?", "how do planes fly?"]
 
 
@@ -27,8 +25,6 @@ DOCUMENTS = [
 
 
 ALL_DOCUMENTS = [text for rows in DOCUMENTS for text in rows]
-
-
 LABELS = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.5]]
 
 
@@ -202,11 +198,7 @@ def test_labels_that_give_no_margins_are_refused(n, labels, message):
 
 
 DIM, TOKENS = 16, 4
-
-
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
-
 LABELS_NORMALIZATION = [0.9, 0.1, 0.4, 0.7]
 
 

@@ -9,8 +9,6 @@ from latelier.models import ColBERT, Recipe, TextEncoder, pool_tokens, train_tok
 from latelier.modules import TransformerEncoder
 
 TEXTS = ["a pear, and a fig!", "planes"]
-
-
 TOKENIZER = train_tokenizer(TEXTS)
 VECTORS = TokenEmbeddings.from_list([np.eye(8, dtype="float32")])
 REFUSED = {

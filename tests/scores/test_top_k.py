@@ -1,4 +1,4 @@
-"""top_k against sorting the whole matrix, and the alignment of one query with one document against a loop."""
+"""top_k against sorting the whole matrix."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.scores import colbert_scores, top_k
-from latelier.scores.maxsim import align
-from naive import naive_matrix, naive_maxsim, ragged
+from naive import naive_matrix, ragged
 
 pytestmark = pytest.mark.processor
 
@@ -57,15 +56,3 @@ def test_equal_scores_in_blocks_are_one_stable_sort(scores, k, block):
     order = np.argsort(-np.array(scores), kind="stable")[:k]
     assert positions[0].tolist() == order.tolist()
     assert found[0].tolist() == [scores[i] for i in order]
-
-
-@pytest.mark.parametrize(("queries", "tokens"), [(1, 1), (4, 7), (32, 3)])
-def test_positions_and_similarities_are_those_of_a_loop(queries, tokens):
-    query, document = ragged([queries, tokens], seed=queries)
-    positions, similarities, matrix = align(query, document)
-    for i in range(queries):
-        row = [float(query[i] @ token) for token in document]
-        assert matrix[i].tolist() == pytest.approx(row, abs=1e-5)
-        assert positions[i] == row.index(max(row))
-        assert similarities[i] == pytest.approx(max(row), abs=1e-5)
-    assert similarities.sum() == pytest.approx(naive_maxsim(query, document), abs=1e-4)

@@ -14,8 +14,6 @@ from latelier.training import TrainingOptions, TrainingReport, train
 from latelier.training.run import build_model
 
 PAIRS = TrainingSet([f"what is {i}?" for i in range(12)], [[f"{i} is a number."] for i in range(12)])
-
-
 SCORED = TrainingSet(PAIRS.queries, PAIRS.documents, [[1.0]] * 12)
 
 
