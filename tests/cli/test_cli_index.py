@@ -259,7 +259,7 @@ def start(tmp_path, tiny):
         process.wait()
 
 
-def wait_until(fact, seconds=120):
+def wait_until(fact, seconds=300):
     """Wait until a fact holds; one that cannot be looked at yet does not."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
