@@ -7,8 +7,8 @@ import pytest
 
 from latelier.errors import InvalidArgumentError
 from latelier.serve import Access, Limits
+from latelier.serve.queues import Metrics
 from latelier.serve.security import BodyLimit, LoopbackHost, Observed, is_loopback
-from latelier.serve.service import Metrics
 
 READ, WRITE = "r" * 20, "w" * 20
 # fmt: off

@@ -7,9 +7,9 @@ from latelier.utils.misc import lazy_names
 if TYPE_CHECKING:
     from latelier.serve.app import create_app
     from latelier.serve.mcp import create_mcp_server
+    from latelier.serve.queues import Limits
     from latelier.serve.security import Access
     from latelier.serve.server import serve
-    from latelier.serve.service import Limits
 
 __all__ = ["Access", "Limits", "create_app", "create_mcp_server", "serve"]
 __getattr__, __dir__ = lazy_names(
@@ -18,5 +18,5 @@ __getattr__, __dir__ = lazy_names(
     mcp=("create_mcp_server",),
     security=("Access",),
     server=("serve",),
-    service=("Limits",),
+    queues=("Limits",),
 )

@@ -19,9 +19,9 @@ from starlette.middleware.cors import CORSMiddleware
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
+from latelier.serve.queues import Limits, Metrics, Service
 from latelier.serve.routes import router
 from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
-from latelier.serve.service import Limits, Metrics, Service
 
 _PAGE = Path(__file__).parent / "page"
 

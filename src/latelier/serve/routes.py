@@ -36,8 +36,8 @@ from latelier.retrieve.records import HEADINGS
 from latelier.retrieve.retriever import Search
 from latelier.serve import schemas
 from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
+from latelier.serve.queues import Limits, Service
 from latelier.serve.security import Reading, Writing
-from latelier.serve.service import Limits, Service
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import short
 

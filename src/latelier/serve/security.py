@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 
 from latelier.errors import InvalidArgumentError
 from latelier.serve.errors import ForbiddenError, TooLargeError, UnauthorizedError, error_body
-from latelier.serve.service import Limits, Metrics, begin_request
+from latelier.serve.queues import Limits, Metrics, begin_request
 from latelier.serve.transport import check_token, sends_token
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)

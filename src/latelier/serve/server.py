@@ -17,8 +17,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from latelier.retrieve import Retriever
 from latelier.serve.app import create_app
+from latelier.serve.queues import Limits
 from latelier.serve.security import ACCESS_LOG, Access, is_loopback
-from latelier.serve.service import Limits
 from latelier.serve.transport import exits_on_signals, listen
 
 # A stopping server gives its requests so much more than they may take, so that each gets its own answer.

@@ -11,7 +11,7 @@ from latelier.errors import LatelierError
 from latelier.retrieve.retriever import Search
 from latelier.serve import Limits, service
 from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError
-from latelier.serve.service import Batcher, Metrics, Service, begin_request
+from latelier.serve.queues import Batcher, Metrics, Service, begin_request
 
 
 def doubled(items):
