@@ -68,7 +68,7 @@ FolderOption: TypeAlias = Annotated[
 ]
 NewKindOption: TypeAlias = Annotated[
     Literal["auto", "flat", "ivf"],
-    typer.Option(help="Kind of a new index: flat is exact; ivf approximate; auto: ivf for more than 16 MB of files."),
+    typer.Option(help="Kind of a new index: flat is exact; ivf approximate; auto: ivf for more than 4 MB of files."),
 ]
 FormatOption: TypeAlias = Annotated[
     DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
@@ -288,9 +288,9 @@ def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any)
         raise
 
 
-# Bytes of files from which a new index is approximate: half a gigabyte to two of vectors. An index above `_LARGE` says
-# what is smaller.
-_MANY, _LARGE = 1 << 24, 1 << 26
+# Bytes of files from which a new index is approximate: up to a gigabyte of vectors, which of PDF and code are the most.
+# An index above `_LARGE` says what is smaller.
+_MANY, _LARGE = 1 << 22, 1 << 26
 
 
 def _new_kind(documents: FileDocuments) -> Kind:
