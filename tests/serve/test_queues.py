@@ -9,7 +9,7 @@ import pytest
 
 from latelier.errors import LatelierError
 from latelier.retrieve.retriever import Search
-from latelier.serve import Limits, service
+from latelier.serve import Limits, queues
 from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError
 from latelier.serve.queues import Batcher, Metrics, Service, begin_request
 
@@ -193,7 +193,7 @@ class Gathering:
 
     def __init__(self, monkeypatch):
         self.waits, self.began, self.over = [], asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(service, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep}))
+        monkeypatch.setattr(queues, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep}))
 
     async def sleep(self, seconds):
         self.waits.append(seconds)

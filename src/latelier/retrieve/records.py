@@ -213,7 +213,7 @@ def _plain(item: Mapping[str, Any]) -> dict[str, Any]:  # noqa: C901 (a line or 
     record = dict(item)
     if isinstance(oid := record.get("_id"), Mapping) and "$oid" in oid:  # MongoDB
         record["_id"] = oid["$oid"]
-    if "text" in record and "id_" not in record:
+    if "text" in record and ("id" in record or "id_" not in record):
         return record
     for outer in ("_source", "payload", "properties"):  # Elasticsearch, Qdrant, Weaviate
         if isinstance(inner := record.get(outer), Mapping) and (outer == "_source" or "text" in inner):
