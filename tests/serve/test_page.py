@@ -208,6 +208,7 @@ def test_filters_offer_the_values_of_fields_with_counts_and_limits(page, many):
     page.get_by_label("changed to").fill("2024-02-02")
     page.get_by_label("changed to").blur()
     expect(page.locator("#status")).to_have_text("No document found.")
+    assert ids(page) == []
 
 
 def test_the_first_screen_offers_searches_and_back_and_forward_restore_them(page):
@@ -269,6 +270,7 @@ def test_a_search_that_finds_nothing_offers_another(page):
     page.locator("#conditions input").fill("nothing is of this kind")
     page.fill("#query", "planets")
     expect(page.locator("#status")).to_have_text("No document found.", timeout=60_000)
+    assert ids(page) == []
     page.get_by_role("button", name="Search without the filters").click()
     expect(page.locator("#results h2")).to_have_count(4, timeout=60_000)
 
@@ -337,6 +339,7 @@ def test_a_query_that_is_cut_can_be_read_whole(browser, many):
     expect(page.locator("#results mark", has_text="earth")).to_be_visible(timeout=60_000)
     page.reload()
     expect(page.get_by_label("Read the whole query")).to_be_checked()
+    assert "whole" in page.url
     page.close()
 
 
