@@ -89,6 +89,7 @@ def test_errors_name_extras_that_exist():
     extras = set(metadata("latelier").get_all("Provides-Extra"))
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("MissingExtraError"):
-                assert ast.literal_eval(node.args[1]) in extras, f"{path.name}:{node.lineno}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("MissingExtraError", "needs_extra"):
+                extra = node.args[1]
+                assert isinstance(extra, ast.Name) or ast.literal_eval(extra) in extras, f"{path.name}:{node.lineno}"
     assert "eval" in extras

@@ -36,12 +36,13 @@ from latelier.cli.options import (
     refuse_unused,
 )
 from latelier.cli.output import print_json, printable, quiet_loading
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
 from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages, StoredDocuments
 from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
 from latelier.utils.checks import is_count, short
 from latelier.utils.files import number_or_text
+from latelier.utils.misc import needs_extra
 
 if TYPE_CHECKING:
     from latelier.indexes import Index
@@ -263,10 +264,8 @@ _LOOK = 30_000
 
 def changes_of(source: str) -> Iterator[object]:
     """Return an iterator that goes on whenever a folder or a file, or an index in it, may have changed."""
-    try:
+    with needs_extra("--watch", "files"):
         from watchfiles import watch
-    except ImportError as error:
-        raise MissingExtraError("--watch", "files") from error
     return watch(Path(source).resolve(), rust_timeout=_LOOK, yield_on_timeout=True)
 
 

@@ -20,8 +20,9 @@ from latelier.cli.options import (
     refuse_unused,
 )
 from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import InvalidArgumentError
 from latelier.retrieve.folders import read_documents
+from latelier.utils.misc import needs_extra
 
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever
@@ -66,12 +67,10 @@ def serve(
       latelier serve ./my-index
       latelier serve --demo
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    try:
+    with needs_extra("Serving", "serve"):
         from latelier.serve import Access, serve
         from latelier.serve.app import check_names
         from latelier.serve.transport import listen
-    except ImportError as error:
-        raise MissingExtraError("Serving", "serve") from error
     quiet_loading()
     if not folders and not demo:
         raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
@@ -143,11 +142,9 @@ def mcp(
     Example:
       latelier mcp ./my-index
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    try:
+    with needs_extra("The Model Context Protocol", "mcp"):
         from latelier.serve.mcp import create_mcp_server, serve_mcp, serve_stdio
         from latelier.serve.transport import check_token, listen
-    except ImportError as error:
-        raise MissingExtraError("The Model Context Protocol", "mcp") from error
     if http:
         token = given_secret(token, _VARIABLE)
         check_token("token", token)

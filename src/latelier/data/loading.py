@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from latelier.arrays import is_array
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
 from latelier.utils.checks import check_count, check_unicode, short
 from latelier.utils.files import as_path, is_folder, open_binary, parse_json, text_lines
+from latelier.utils.misc import needs_extra
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -357,10 +358,8 @@ class TrainingSet:
         >>> TrainingSet(["a"], [["x", "y"]]).to_dataset().column_names
         ['query', 'positive', 'negative_1']
         """
-        try:
+        with needs_extra("Making a data set for the trainer", "train"):
             from datasets import Dataset
-        except ImportError as error:
-            raise MissingExtraError("Making a data set for the trainer", "train") from error
         columns: dict[str, Sequence[str] | Sequence[Sequence[float]]] = {"query": list(self.queries)}
         for j in range(self.width):
             name = f"document_{j + 1}" if self.scores is not None else f"negative_{j}" if j else "positive"

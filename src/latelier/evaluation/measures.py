@@ -15,7 +15,7 @@ from subprocess import SubprocessError
 from types import ModuleType
 from typing import Any
 
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import InvalidArgumentError
 from latelier.evaluation.files import (
     Qrels,
     Run,
@@ -25,7 +25,7 @@ from latelier.evaluation.files import (
     ranking,
 )
 from latelier.utils.checks import describe
-from latelier.utils.misc import bar, fragment, table, warn_caller
+from latelier.utils.misc import bar, fragment, needs_extra, table, warn_caller
 
 DEFAULT_MEASURES = ("nDCG@10", "RR@10", "Success@1", "R@100")
 _GDEVAL_HIGHEST = 4
@@ -191,10 +191,8 @@ def largest_cutoff(measures: Iterable[str] = DEFAULT_MEASURES) -> tuple[str, int
 
 
 def _ir_measures() -> ModuleType:
-    try:
+    with needs_extra("Computing retrieval measures", "eval"):
         import ir_measures
-    except ImportError as error:
-        raise MissingExtraError("Computing retrieval measures", "eval") from error
     return ir_measures
 
 

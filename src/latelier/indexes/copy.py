@@ -23,7 +23,6 @@ from latelier.errors import (
     CorruptedIndexError,
     EmbeddingsError,
     InvalidArgumentError,
-    MissingExtraError,
     StorageError,
 )
 from latelier.indexes.base import Index, PathLike
@@ -31,7 +30,7 @@ from latelier.indexes.ivf import IVF
 from latelier.indexes.results import INT64, Id, dump_json, duplicate_ids
 from latelier.utils.checks import describe, parse_bytes, short
 from latelier.utils.files import parse_json, replaced
-from latelier.utils.misc import progress_bar
+from latelier.utils.misc import needs_extra, progress_bar
 
 # Bytes of the vectors of a batch: a transaction of an index, a row group of a file. A batch is in memory a few times.
 _BATCH_BYTES = 64 << 20
@@ -267,11 +266,9 @@ def parquet_path(path: object) -> Path:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
+    with needs_extra("Copying to and from Parquet files", "parquet"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("Copying to and from Parquet files", "parquet") from error
     return pyarrow, parquet
 
 

@@ -13,7 +13,7 @@ from datetime import date, datetime, timezone
 from os import PathLike, fspath
 from typing import Any, Literal
 
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import InvalidArgumentError
 from latelier.indexes.results import INT64
 from latelier.integrations.common import (
     RerankingModel,
@@ -34,14 +34,13 @@ from latelier.retrieve import Retriever
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
+from latelier.utils.misc import needs_extra
 
-try:
+with needs_extra("Searching from Haystack", "haystack"):
     from haystack import Document, component, default_from_dict, default_to_dict
     from haystack.core.errors import SerializationError
     from haystack.document_stores.types import FilterPolicy, apply_filter_policy
     from haystack.errors import FilterError
-except ImportError as error:
-    raise MissingExtraError("Searching from Haystack", "haystack") from error
 
 
 @component

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from latelier.errors import MissingExtraError
 from latelier.integrations.common import (
     SCORE_KEY,
     OpenedRetriever,
@@ -20,8 +19,9 @@ from latelier.integrations.common import (
 )
 from latelier.retrieve import Retriever
 from latelier.retrieve.retriever import rank_texts
+from latelier.utils.misc import needs_extra
 
-try:
+with needs_extra("Searching from LangChain", "langchain"):
     from langchain_core.callbacks import (
         AsyncCallbackManagerForRetrieverRun,
         CallbackManagerForRetrieverRun,
@@ -31,8 +31,6 @@ try:
     from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
     from langchain_core.runnables import run_in_executor
     from pydantic import ConfigDict, Field, PrivateAttr
-except ImportError as error:
-    raise MissingExtraError("Searching from LangChain", "langchain") from error
 
 
 class LangChainRetriever(OpenedRetriever, BaseRetriever):

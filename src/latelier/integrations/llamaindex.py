@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, Literal
 
-from latelier.errors import InvalidArgumentError, MissingExtraError
+from latelier.errors import InvalidArgumentError
 from latelier.integrations.common import (
     END_KEY,
     ID_KEY,
@@ -35,16 +35,15 @@ from latelier.integrations.common import (
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
+from latelier.utils.misc import needs_extra
 
-try:
+with needs_extra("Searching from LlamaIndex", "llamaindex"):
     from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
     from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
-except ImportError as error:
-    raise MissingExtraError("Searching from LlamaIndex", "llamaindex") from error
 
 
 class LlamaIndexRetriever(OpenedRetriever, BaseRetriever):

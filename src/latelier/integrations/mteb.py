@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.evaluation.evaluator import (
     MakeIndex,
     describe_index,
@@ -23,14 +23,13 @@ from latelier.indexes import IVF, Index
 from latelier.models import load
 from latelier.rank import rerank
 from latelier.utils.checks import describe
+from latelier.utils.misc import needs_extra
 
-try:
+with needs_extra("Evaluating with mteb", "mteb"):
     from mteb._create_dataloaders import create_dataloader  # what mteb's own models read texts with
     from mteb.models.abs_encoder import get_prompt_name
     from mteb.models.model_meta import ModelMeta
     from mteb.types import PromptType
-except ImportError as error:
-    raise MissingExtraError("Evaluating with mteb", "mteb") from error
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata

@@ -24,11 +24,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, ModelLoadError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError, StorageError
 from latelier.kernels.threads import allowed_threads, for_each, limited_threads
 from latelier.utils import batch_by_tokens, tokens_per_batch
 from latelier.utils.checks import check_count, check_unicode, describe
 from latelier.utils.files import as_path, parse_json
+from latelier.utils.misc import needs_extra
 
 
 def text_ranges(offsets: Iterable[tuple[int, int]], prompt: str, text: str) -> list[tuple[int, int] | None]:
@@ -302,10 +303,8 @@ class OnnxEncoder:
 
 
 def _open_session(path: Path, threads: int) -> Any:
-    try:
+    with needs_extra("Encoding with ONNX Runtime", "onnx"):
         import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError("Encoding with ONNX Runtime", "onnx") from error
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

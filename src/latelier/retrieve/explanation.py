@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.results import as_ids
 from latelier.retrieve.model import QueryModel, checked_queries
@@ -20,7 +20,7 @@ from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_i
 from latelier.scores.maxsim import Alignment, align
 from latelier.utils.checks import cut, printable, short
 from latelier.utils.files import as_path, write_bytes
-from latelier.utils.misc import Markup, bar, escape, fragment, table
+from latelier.utils.misc import Markup, bar, escape, fragment, needs_extra, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -617,10 +617,8 @@ def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
 
 def _figure_class() -> type[Figure]:
     """Return matplotlib's figure, shown in a notebook even if pyplot has not been imported."""
-    try:
+    with needs_extra("Drawing an explanation", "plot"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Drawing an explanation", "plot") from error
 
     class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:

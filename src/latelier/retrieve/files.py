@@ -19,11 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.retrieve.images import Picture, is_pdf, page_count, page_text
 from latelier.retrieve.records import HEADINGS, InputDocument, Part
 from latelier.utils.checks import cut, is_unicode
 from latelier.utils.files import LONGEST_LINE, open_binary, parse_json
+from latelier.utils.misc import needs_extra
 
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst")
 _PLAIN = (".txt", ".text", ".log", ".org", ".adoc", ".asciidoc", ".tex", ".textile", ".csv", ".tsv")
@@ -376,10 +377,8 @@ def _html(data: bytes | str) -> Iterator[Content]:
 
 
 def _pdf(data: bytes) -> Iterator[Content]:
-    try:
+    with needs_extra("Reading PDF", "files"):
         import pypdfium2
-    except ImportError as error:
-        raise MissingExtraError("Reading PDF", "files") from error
     try:
         file = pypdfium2.PdfDocument(data)
         texts = [page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip() for page in file]

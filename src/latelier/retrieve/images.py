@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.retrieve.records import InputDocument
 from latelier.utils.checks import cut, describe, is_count, short
 from latelier.utils.files import as_path, open_binary
+from latelier.utils.misc import needs_extra
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".gif", ".bmp"})
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP")
@@ -220,10 +221,8 @@ def _contents(path: Path) -> bytes:
 
 
 def _pil() -> Any:
-    try:
+    with needs_extra("Reading pictures", "images"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("Reading pictures", "images") from error
     return Image
 
 
@@ -284,10 +283,8 @@ def _as_rgb(image: Any) -> Any:
 
 @contextmanager
 def _open_pdf(path: Path) -> Iterator[Any]:
-    try:
+    with needs_extra("Reading PDF", "files"):
         import pypdfium2
-    except ImportError as error:
-        raise MissingExtraError("Reading PDF", "files") from error
     if not path.is_file():
         raise InvalidArgumentError("there is no such file.")
     try:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
-from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.indexes import Id
 from latelier.indexes.results import as_id
 from latelier.indexes.store.rows import encode_metadata
@@ -34,7 +34,7 @@ from latelier.utils.files import (
     parse_json,
     text_lines,
 )
-from latelier.utils.misc import warn_caller
+from latelier.utils.misc import needs_extra, warn_caller
 
 
 class Part(NamedTuple):
@@ -696,11 +696,9 @@ _ROWS = 1024
 
 def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> Iterator[tuple[str, Any]]:
     """Return an iterator over the rows of a file; its columns are checked before the first row is read."""
-    try:
+    with needs_extra("Reading Parquet files", "parquet"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("Reading Parquet files", "parquet") from error
     file = open_binary(path)
     try:
         opened = parquet.ParquetFile(file)

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from latelier import indexes
 from latelier.data import InOrder, TrainingSet, load_training_set, mine_hard_negatives, order_by_neighbours
-from latelier.errors import InvalidArgumentError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.comparison import bootstrap_interval
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
@@ -26,7 +26,7 @@ from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.training.distilling import STEPS, distill_head
 from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.files import as_path
-from latelier.utils.misc import bar, fragment, table
+from latelier.utils.misc import bar, fragment, needs_extra, table
 
 _MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's number of steps
 _LEAST_STEPS, _MOST_PASSES = 100, 20  # six steps move the weights by 3e-5; passes beyond twenty learn rows by heart
@@ -510,11 +510,9 @@ def build_model(model: str | os.PathLike[str] | ColBERT | None, options: Trainin
 
 
 def _require_trainer() -> None:
-    try:
+    with needs_extra("Training", "train"):
         import accelerate  # noqa: F401
         import datasets  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("Training", "train") from error
 
 
 def _check(model: object, options: TrainingOptions) -> None:

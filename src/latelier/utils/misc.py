@@ -10,11 +10,12 @@ import numbers
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
+from latelier.errors import MissingExtraError
 from latelier.utils.checks import printable
 
 
@@ -92,6 +93,15 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str]
         return sorted({*vars(sys.modules[package]), *home})
 
     return load, names
+
+
+@contextmanager
+def needs_extra(feature: str, extra: str) -> Iterator[None]:
+    """Surround imports of packages that only the extra `extra` installs; `feature` begins the message."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(feature, extra) from error
 
 
 class NotCopied:

@@ -6,7 +6,8 @@ import os
 import sys
 from typing import Any
 
-from latelier.errors import MissingExtraError, StorageError
+from latelier.errors import StorageError
+from latelier.utils.misc import needs_extra
 
 # The process that has connected to Ray, -1 in its forks: there every call of Ray would wait forever.
 _process: int | None = None
@@ -22,10 +23,8 @@ def connect_to_ray(feature: str, num_cpus: int = 0) -> Any:
     # Read when ray is imported: no report of its use to its makers, and no warning about actors without a GPU.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
+    with needs_extra(feature, "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtraError(feature, "ray") from error
     check_not_forked()
     global _process
     _process = os.getpid()

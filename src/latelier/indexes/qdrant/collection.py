@@ -54,7 +54,6 @@ from latelier.errors import (
     IndexFormatError,
     InvalidArgumentError,
     LatelierError,
-    MissingExtraError,
     StorageError,
 )
 from latelier.indexes.filters import fold_name, is_nameable, new_fields
@@ -65,6 +64,7 @@ from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
 from latelier.indexes.store.rows import SqlValue, StoredDocument
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.checks import describe
+from latelier.utils.misc import needs_extra
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models
@@ -303,10 +303,8 @@ class QdrantConnection:
     def __init__(
         self, path: Path | None, *, url: str | None, api_key: str | None, prefer_grpc: bool, timeout: int
     ) -> None:
-        try:
+        with needs_extra("indexes.Qdrant", "qdrant"):
             from qdrant_client import QdrantClient
-        except ImportError as error:
-            raise MissingExtraError("indexes.Qdrant", "qdrant") from error
         self.is_local = url is None
         self.path = path
         self.place = url or ("memory" if path is None else str(path))
