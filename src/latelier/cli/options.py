@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -160,12 +160,11 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def refuse_unused(context: typer.Context, names: Iterable[str], cure: str) -> None:
+def refuse_unused(context: typer.Context, names: Collection[str], cure: str) -> None:
     """Refuse options that are on the command line; `cure` continues the message: "has no effect without --http"."""
-    spelled = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    for name in names:
-        if name in spelled and is_given(context, name):
-            raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=spelled[name])
+    for parameter in context.command.params:
+        if parameter.name in names and is_given(context, parameter.name):
+            raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=parameter.opts[0])
 
 
 def refuse_unused_split(context: typer.Context, qrels: Path) -> None:

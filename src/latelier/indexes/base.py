@@ -31,6 +31,7 @@ from latelier.indexes.results import (
     StageLoss,
     VerifyReport,
     WhyNotReport,
+    as_id,
     as_prefixes,
 )
 from latelier.indexes.why_not import why_not_by_vectors
@@ -258,9 +259,10 @@ class Index(NotCopied, ABC):
     def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
         """Return the options of a search, checked, as this index accepts them; None stands for a default everywhere."""
         fields = SearchOptions.__dataclass_fields__
-        known = [name for name in fields if name not in OF_SOME_INDEXES or name in self.search_options]
         for name, value in keywords.items():
-            if name not in known and (name not in fields or value is not None):
+            is_of_others = name in OF_SOME_INDEXES and name not in self.search_options
+            if name not in fields or (is_of_others and value is not None):
+                known = [each for each in fields if each not in OF_SOME_INDEXES or each in self.search_options]
                 raise InvalidArgumentError(
                     f"a search of {type(self).__name__} has no option {short(name)}; its options are "
                     f"{', '.join(known)}."
@@ -363,6 +365,11 @@ class Index(NotCopied, ABC):
     def dtype(self) -> str:
         """Floating type of the vectors that `get_embeddings` returns."""
         return "float32"
+
+    @property
+    def working_memory(self) -> int | None:
+        """Bytes of temporary arrays within the memory budget; ``None`` without a budget."""
+        return None
 
     @property
     @abstractmethod
@@ -532,7 +539,15 @@ class Index(NotCopied, ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __contains__(self, id: object) -> bool: ...
+    def existing(self, ids: Sequence[Id]) -> set[Id]:
+        """Return those of some ids that documents have."""
+
+    def __contains__(self, id: object) -> bool:
+        try:
+            known = as_id(id)
+        except InvalidArgumentError:
+            return False
+        return bool(self.existing([known]))
 
     def __enter__(self) -> Self:
         return self

@@ -73,12 +73,7 @@ def open(
             f"the index in {path} is of kind {kind!r}, but this version of latelier knows {', '.join(_KINDS)}; upgrade "
             "with: pip install --upgrade latelier"
         )
-    return _class_of(kind)(path, read_only=read_only, max_memory=max_memory, device=device)
-
-
-def _class_of(kind: str) -> type[Flat] | type[IVF] | type[Sharded]:
+    opened: type[Flat] | type[IVF] | type[Sharded] = Flat if kind == Flat.kind else IVF
     if kind == _SHARDED:
-        from latelier.indexes.sharded import Sharded  # a search of the other kinds does without its modules
-
-        return Sharded
-    return Flat if kind == Flat.kind else IVF
+        from latelier.indexes.sharded import Sharded as opened  # a search of the other kinds does without its modules
+    return opened(path, read_only=read_only, max_memory=max_memory, device=device)

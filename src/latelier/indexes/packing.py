@@ -18,7 +18,7 @@ from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.results import Id, is_single_id
-from latelier.indexes.store.rows import DocumentColumns, StoredDocument
+from latelier.indexes.store.rows import DocumentColumns
 from latelier.kernels.threads import allowed_threads, for_each
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.misc import progress_bar
@@ -47,7 +47,7 @@ def pack(
     if isinstance(items, TokenEmbeddings):
         vectors, offsets = source.vectors, source.offsets
     else:
-        vectors, offsets = np.concatenate(matrices), lengths_to_offsets([len(matrix) for matrix in matrices])
+        vectors, offsets = np.concatenate(matrices), lengths_to_offsets(list(map(len, matrices)))
     without = np.flatnonzero(np.diff(offsets) == 0)
     if without.size:
         raise EmbeddingsError(f"{name(int(without[0]))} has no token; every text needs at least one.")
@@ -126,7 +126,7 @@ _PEEKED = 16  # documents; so few are read at once with any budget, on which cod
 class DocumentBatch(NamedTuple):
     """Documents that are stored together, and their token arrays, which have one row per token."""
 
-    documents: Sequence[StoredDocument]
+    documents: DocumentColumns
     lengths: np.ndarray
     dim: int
     arrays: dict[str, np.ndarray]
@@ -170,8 +170,8 @@ class DocumentBatches:
             metadata = [metadata] if isinstance(metadata, Mapping) else metadata
         elif is_array(embeddings) or isinstance(metadata, Mapping) or isinstance(texts, str):
             raise InvalidArgumentError("a single matrix, text or dict needs a single id; for several ids, give lists.")
-        self._columns = {"ids": ids}
-        self._columns |= {name: each for name, each in (("texts", texts), ("metadata", metadata)) if each is not None}
+        columns = {"ids": ids, "texts": texts, "metadata": metadata}
+        self._columns = {name: values for name, values in columns.items() if values is not None}
         known = {name: len(values) for name, values in self._columns.items() if isinstance(values, Sized)}
         self._count = known.get("ids")
         if isinstance(embeddings, TokenEmbeddings):
@@ -237,16 +237,17 @@ class DocumentBatches:
         for items in _split(self._embeddings, self._read_bytes):
             first, size, documents = 0, 0, DocumentColumns([], [], [], [])
             for last in range(1, len(items) + 1):
-                given = {name: next(values, self) for name, values in columns.items()}
-                for name, value in given.items():
-                    if value is self:
+                given = {}
+                for name, values in columns.items():
+                    given[name] = next(values, self)
+                    if given[name] is self:
                         hint = "; the tokens of one document are one array (tokens, dim), not a list"
                         raise InvalidArgumentError(
                             f"{name} ended after {count} documents, but there are more embeddings; give one of each "
                             f"per document{hint if self._count == 1 else ''}."
                         )
                 count += 1
-                size += documents.append(given["ids"], given.get("texts"), given.get("metadata"))
+                size += documents.append(given.get("ids"), given.get("texts"), given.get("metadata"))
                 if size >= self._read_bytes or last == len(items):
                     yield documents, items[first:last], size
                     first, size, documents = last, 0, DocumentColumns([], [], [], [])
@@ -281,14 +282,16 @@ class _TokenArrays:
         if self._tokens > self._reserved:
             self._reserved = max(self._tokens, self._most if before else 0)
             layout = self._encode(packed[:0], None)
-            reserved = {name: np.empty((self._reserved, *rows.shape[1:]), rows.dtype) for name, rows in layout.items()}
-            for name, rows in self._arrays.items():
-                reserved[name][:before] = rows[:before]
-            self._arrays = reserved
-        added = {name: rows[before : self._tokens] for name, rows in self._arrays.items()}
-        for rows in added.values():
+            for name, rows in layout.items():
+                reserved = np.empty((self._reserved, *rows.shape[1:]), rows.dtype)
+                if before:
+                    reserved[:before] = self._arrays[name][:before]
+                self._arrays[name] = reserved
+        added = {}
+        for name, rows in self._arrays.items():
+            added[name] = rows[before : self._tokens]
             # In a virtual machine, memory takes twice as long where several threads are the first to write to it.
-            rows.reshape(-1).view("uint8")[:: mmap.PAGESIZE] = 0
+            added[name].reshape(-1).view("uint8")[:: mmap.PAGESIZE] = 0
 
         def encode_part(cut: tuple[int, int]) -> None:
             part, tokens = packed[slice(*cut)], slice(*packed.offsets[list(cut)])
@@ -304,8 +307,12 @@ class _TokenArrays:
 
     def filled(self) -> dict[str, np.ndarray]:
         """Return the arrays; copies if most of what was reserved is not needed."""
-        some = {name: rows[: self._tokens] for name, rows in self._arrays.items()}
-        return some if 2 * self._tokens > self._reserved else {name: rows.copy() for name, rows in some.items()}
+        filled = {}
+        for name, rows in self._arrays.items():
+            filled[name] = rows[: self._tokens]
+            if 2 * self._tokens <= self._reserved:
+                filled[name] = filled[name].copy()
+        return filled
 
 
 def _split(embeddings: Any, read_bytes: int) -> Iterator[list[Any] | TokenEmbeddings]:

@@ -45,7 +45,6 @@ from latelier.indexes.results import (
     IndexStatistics,
     Record,
     VerifyReport,
-    as_id,
     as_ids,
     as_prefixes,
     check_known,
@@ -57,7 +56,7 @@ from latelier.indexes.results import (
 from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import as_folder, closed_error
 from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
-from latelier.indexes.store.rows import StoredDocument, find_row_ids, has_texts
+from latelier.indexes.store.rows import DocumentColumns, StoredDocument, find_row_ids, has_texts
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import MemoryReport, StoredIndex
@@ -207,9 +206,8 @@ class ShardWorker:
     ) -> None:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction, vectors = self._begun(), _writable(embeddings)
-        batch = DocumentBatch(
-            list(documents), vectors.lengths, vectors.dim, self._index.encode_in(transaction, vectors)
-        )
+        arrays = self._index.encode_in(transaction, vectors)
+        batch = DocumentBatch(DocumentColumns.of(documents), vectors.lengths, vectors.dim, arrays)
         transaction.make_fields(fields)
         self._index.insert(transaction, batch, replace=replace, row_ids=np.array(row_ids))
         self._has_inserted = True
@@ -498,6 +496,11 @@ class Sharded(Index):
         tables, working = sum(report.tables for report in reports), sum(report.working for report in reports)
         return MemoryReport(sum(budgets) if budgets else None, tables, working, dict(kept), dict(read))
 
+    @property
+    def working_memory(self) -> int | None:
+        """See `Index.working_memory`."""
+        return None if self.memory.budget is None else self.memory.working
+
     # Writing.
 
     def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
@@ -646,6 +649,10 @@ class Sharded(Index):
         places = {id: place for place, id in enumerate(id for own, _ in found for id in own)}
         return TokenEmbeddings.concatenate([own for _, own in found])[np.array([places[id] for id in wanted])]
 
+    def existing(self, ids: Sequence[Id]) -> set[Id]:
+        """See `Index.existing`."""
+        return set(self._row_ids(ids))
+
     def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
         begin = None if prefix is None else as_prefixes([prefix])[0]
@@ -690,13 +697,6 @@ class Sharded(Index):
 
     def __len__(self) -> int:
         return sum(self._read("__len__"))
-
-    def __contains__(self, id: object) -> bool:
-        try:
-            return bool(self._row_ids([as_id(id)]))
-        except InvalidArgumentError:
-            self._check_open()
-            return False
 
     def __repr__(self) -> str:
         stored = self._configuration

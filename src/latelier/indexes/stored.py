@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -30,7 +31,6 @@ from latelier.indexes.results import (
     IndexStatistics,
     Record,
     VerifyReport,
-    as_id,
     as_ids,
     as_prefixes,
     check_known,
@@ -42,7 +42,6 @@ from latelier.indexes.store.catalog import UserSettings, catalog_bytes
 from latelier.indexes.store.connections import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
 from latelier.indexes.store.rows import (
-    DocumentColumns,
     all_ids,
     field_values,
     find_records,
@@ -162,16 +161,15 @@ class StoredIndex(Index):
         device: str | torch.device | None,
     ) -> None:
         """Open or make an index; `chosen`: a value for each of `_choices`, None for that of the index or the first."""
+        of_new = {}
         for name, value in chosen.items():
-            check_choice(name, value, self._choices[name], optional=True)
+            known = self._choices[name]
+            check_choice(name, value, known, optional=True)
+            of_new[name] = known[0 if value is None else known.index(value)]
         self.path = None if path is None else as_folder(path)
         self._max_memory = parse_bytes("max_memory", max_memory)
         self._gpu: GpuSearch | None = None
         resolved = None if device is None else resolve_device(device)  # before a folder is made
-        of_new = {
-            name: known[0 if (value := chosen[name]) is None else known.index(value)]
-            for name, known in self._choices.items()
-        }
         given = check_options(keywords, tokenizer)
         self._storage = Storage(
             self.path, {"kind": self.kind, **of_new}, self._layout, tokenizer=given, read_only=read_only
@@ -227,6 +225,11 @@ class StoredIndex(Index):
         return self._planned(self._storage.snapshot())
 
     @property
+    def working_memory(self) -> int | None:
+        """See `Index.working_memory`."""
+        return None if self._max_memory is None else self.memory.working
+
+    @property
     def tokenizer(self) -> str | None:
         """Tokenizer of the keyword index; None if the index has none."""
         return self._storage.ask(stored_tokenizer)
@@ -267,7 +270,7 @@ class StoredIndex(Index):
 
             rankings = by_vectors if options.mode == "vectors" else [best_of_one(i) for i in range(len(texts))]
         ids = iter(snapshot.ids(np.concatenate([np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)])))
-        return [[Hit(next(ids), score) for score in ranking.scores.tolist()] for ranking in rankings]
+        return [list(map(Hit, islice(ids, len(each.scores)), each.scores.tolist())) for each in rankings]
 
     def _best(
         self,
@@ -307,9 +310,13 @@ class StoredIndex(Index):
                 part.segment.release()
         return found
 
+    def existing(self, ids: Sequence[Id]) -> set[Id]:
+        """See `Index.existing`."""
+        return set(self._storage.ask(find_row_ids, ids))
+
     def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
-        return self._storage.ask(all_ids, *as_prefixes([] if prefix is None else [prefix]))
+        return self._storage.ask(all_ids, None if prefix is None else as_prefixes([prefix])[0])
 
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
@@ -363,13 +370,6 @@ class StoredIndex(Index):
     def __len__(self) -> int:
         return self._storage.snapshot().documents
 
-    def __contains__(self, id: object) -> bool:
-        try:
-            known = as_id(id)
-        except InvalidArgumentError:
-            return False
-        return bool(self._storage.ask(find_row_ids, [known]))
-
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else repr(str(self.path))
         try:
@@ -392,26 +392,29 @@ class StoredIndex(Index):
     def _insert(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
-        before, documents, tokens, texts = self._storage.snapshot(), 0, 0, 0
-
-        def fitting(batch: DocumentBatch) -> DocumentBatch:
-            """Raise an error if the index could not be searched within its budget."""
-            nonlocal documents, tokens, texts
-            if self._max_memory is not None:
-                documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
-                texts += DocumentColumns.of(batch.documents).nbytes
-                self._planned(before, documents, tokens, batch.dim, texts)
-            return batch
-
+        before = self._storage.snapshot()
         first = None if before.documents else batches.peek()
         if first is not None:
             self.prepare(first)
         with self._storage.transaction() as transaction:
-            for batch in transaction.prepare(map(fitting, batches.read(self.dim, self.encode, self._are_finite))):
+            # The dim is read by another connection, which notices if other files were copied over those of the index.
+            encoded = batches.read(self.dim, self.encode, self._are_finite)
+            if self._max_memory is not None:
+                encoded = self._fitting(encoded, before)
+            for batch in transaction.prepare(encoded):
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
                 self.insert(transaction, batch, replace=replace)
             transaction.remove_prefixed(prefixes)  # if there is nothing to insert
+
+    def _fitting(self, batches: Iterator[DocumentBatch], before: Snapshot) -> Iterator[DocumentBatch]:
+        """Yield batches; raise an error once the index could not be searched within its budget."""
+        documents = tokens = texts = 0
+        for batch in batches:
+            documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
+            texts += batch.documents.nbytes
+            self._planned(before, documents, tokens, batch.dim, texts)
+            yield batch
 
     def _max_segment_tokens(self, dim: int) -> int:
         """Return the maximum number of tokens of a merged segment."""
@@ -455,9 +458,8 @@ class StoredIndex(Index):
     @property
     def batch_bytes(self) -> int:
         """Size of the vectors that a write holds in memory at a time, in bytes."""
-        if self._max_memory is None:
-            return self._segment_bytes
-        return min(self._segment_bytes, self.memory.working // _BATCH_SHARE)
+        working = self.working_memory
+        return self._segment_bytes if working is None else min(self._segment_bytes, working // _BATCH_SHARE)
 
     def insert(
         self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, row_ids: np.ndarray | None = None

@@ -48,7 +48,11 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     tokens = int(offsets[-1] - offsets[0])
     threads = allowed_threads()
     pieces = max(tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
-    pieces = -(-pieces // threads) * threads if pieces > 1 else 1  # the same number for each thread
+    if pieces < 2:
+        if documents:
+            function(0, documents)
+        return
+    pieces = -(-pieces // threads) * threads  # the same number for each thread
     cuts = np.searchsorted(offsets, offsets[0] + np.arange(1, pieces) * tokens // pieces)
     edges = sorted({0, *cuts.tolist(), documents})
     for_each(lambda edge: function(*edge), pairwise(edges))

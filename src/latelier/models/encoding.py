@@ -214,7 +214,7 @@ def encode_rows(
         if pixels:
             return encode_pictures(model, rows.__getitem__, pixels, job, bar)
         parts = [window.to_embeddings() for window in encode_windows(model, rows, job, bar)]
-    return parts[0] if len(parts) == 1 else TokenEmbeddings.concatenate(parts) if parts else parts
+    return TokenEmbeddings.concatenate(parts) if parts else parts
 
 
 def encode_pictures(

@@ -47,15 +47,15 @@ def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: 
     """Lower the texts of a batch and of a transaction to the memory budget of the index, if it has one."""
     # Half of its working memory is for the activations of a batch: about 16 * hidden + heads * L numbers per token of a
     # text with L tokens, while one layer computes. A quarter is for the vectors of a transaction.
-    memory = getattr(index, "memory", None)
-    if memory is None or memory.budget is None:
+    working = index.working_memory
+    if working is None:
         return batch_size, chunk_size
     length = model.limits("document")[1] or (1024 if model.reads_pictures else 512)
     encoder: Any = getattr(model.loaded[0], "model", None) if model.can_load else None
     hidden = getattr(getattr(encoder, "config", None), "hidden_size", 768)
     activations = 4 * length * (16 * hidden + hidden // 32 * length)
-    batch_size = min(batch_size, max(1, memory.working // 2 // activations))
-    return batch_size, min(chunk_size, max(1, memory.working // 4 // (4 * length * model.dim)))
+    batch_size = min(batch_size, max(1, working // 2 // activations))
+    return batch_size, min(chunk_size, max(1, working // 4 // (4 * length * model.dim)))
 
 
 # Tokens of a passage of files at most, as far as the model reads: longer ones find less.
@@ -100,24 +100,33 @@ def read_chunks(
                 f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
                 "each document an id of its own, or none an id."
             )
-        is_stored = document.id is not None and on_existing in ("raise", "skip") and id_ in stored
-        if is_stored and on_existing == "raise":
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is in the index already.", advice="update-or-skip"
-            )
         positions[id_] = position
         if number is not None and isinstance(id_, int):
             number = max(number, id_ + 1)
-        if is_stored:
-            bar.update(1)
-            continue
         chunk.append((id_, document))
         characters += len(document.text) + (document.image.held if document.image else 0)
         if len(chunk) == size or characters > _MOST_CHARACTERS:
-            yield chunk
+            yield _without_stored(chunk, stored, on_existing, positions, bar)
             chunk, characters = [], 0
     if chunk:
-        yield chunk
+        yield _without_stored(chunk, stored, on_existing, positions, bar)
+
+
+def _without_stored(
+    chunk: Chunk, stored: StoredDocuments, on_existing: OnExisting, positions: dict[Id, int], bar: Any
+) -> Chunk:
+    """Leave out, or refuse, the documents that are in the index, unless they are to be replaced."""
+    given = [id for id, document in chunk if document.id is not None]
+    if not given or on_existing in ("update", "synchronise"):
+        return chunk
+    found = stored.existing(given)
+    if found and on_existing == "raise":
+        position, id = min((positions[id], id) for id in found)
+        raise DuplicateIdError(
+            f"documents[{position}]: id {short(id)} is in the index already.", advice="update-or-skip"
+        )
+    bar.update(len(found))
+    return [each for each in chunk if each[0] not in found]
 
 
 def _next_number(ids: Iterable[Id]) -> int:
@@ -171,8 +180,9 @@ def divide(
     """Cut documents into passages and yield transactions of the pace's rows; a document is never in two."""
     for chunk in chunks:
         rows = Rows([], [], [], [], [], [])
+        known = stored.existing([id for id, _ in chunk]) if skip_unchanged else ()
         for (id, document), forms in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
-            if skip_unchanged and id in stored:
+            if id in known:
                 is_stored = _is_stored(stored, document, id, forms)
                 pace.unchanged += is_stored
                 pace.changed += not is_stored
@@ -205,7 +215,8 @@ def _stored_forms(
 ) -> Iterator[tuple[list[Id], list[str], list[dict[str, Any]]]]:
     """Yield the ids, texts and metadata under which each document is stored: its own, or those of its passages."""
     if passages is None:
-        yield from (([id], [document.with_title()], [document.metadata]) for id, document in chunk)
+        for id, document in chunk:
+            yield [id], [document.with_title()], [document.metadata]
         return
     of_texts = _passages([each for each in chunk if each[1].image is None], passages, model)
     for id, document in chunk:
@@ -340,15 +351,13 @@ def _row_ids(rows: Rows, stored: StoredDocuments) -> Iterator[Id]:
     nothing has to be encoded again. A document with passages that is in the index by now is an error here: its new
     passages may have other ids than the stored ones, so the index itself would take both.
     """
-    numbers = dict.fromkeys(rows.numbers)
-    taken = [id for id in (rows.documents if stored.has_passages else numbers) if id in stored]
-    given = [id for id in taken if id not in numbers]
-    if given:
-        raise duplicate_ids(given, "in the index already")
     moved: dict[Id, Id] = {}
-    if taken:
-        others = (id for id in rows.documents if id not in numbers)
-        moved = dict(zip(numbers, itertools.count(_next_number([*stored.ids(), *others])), strict=False))
+    if taken := stored.existing(rows.documents if stored.has_passages else rows.numbers):
+        numbers = set(rows.numbers)
+        given = [id for id in rows.documents if id not in numbers]
+        if twice := [id for id in given if id in taken]:
+            raise duplicate_ids(twice, "in the index already")
+        moved = dict(zip(rows.numbers, itertools.count(_next_number([*stored.ids(), *given])), strict=False))
     for id in rows.ids:
         passage = decode_passage_id(id) if moved and stored.has_passages else None
         if passage is None:

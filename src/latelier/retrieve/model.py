@@ -272,13 +272,14 @@ class ModelIdentity(NamedTuple):
 
     def check(self, index: Index) -> None:
         """Raise `InvalidArgumentError` if other weights filled an index; the options are the user's own choice."""
-        if index.dim is None:
+        dim = index.dim
+        if dim is None:
             return
         stored = _read_identity(index) or {"name": None, "fingerprint": None}
         filler = f"the model {short(stored['name'])}" if stored["name"] else "another model"
-        if index.dim != len(self.fingerprint):
+        if dim != len(self.fingerprint):
             raise InvalidArgumentError(
-                f"the index holds embeddings of {index.dim} dimensions, this model makes {len(self.fingerprint)}: it "
+                f"the index holds embeddings of {dim} dimensions, this model makes {len(self.fingerprint)}: it "
                 f"was filled by {filler}. Retriever.open(path) loads the model that an index names; or make a new "
                 "index."
             )
@@ -305,7 +306,8 @@ def _read_identity(index: Index) -> dict[str, Any] | None:
         not is_name
         or not isinstance(fingerprint, list)
         or not 0 < len(fingerprint) <= _MOST_DIMENSIONS
-        or not all(type(value) in (int, float) and -1e6 <= value <= 1e6 for value in fingerprint)
+        or not set(map(type, fingerprint)) <= {int, float}
+        or not (np.abs(fingerprint) <= _LARGEST_NUMBER).all()
     ):
         raise IndexFormatError(f"{_FOREIGN}: {describe(stored)}. {_FORGET}")
     return {**stored, "name": name}
@@ -572,7 +574,10 @@ class QueryModel:
                 vectors = pool_tokens(vectors, pool_factor)
             return vectors if precision is None else vectors.to(precision)
 
-        texts = [each for each in documents if isinstance(each, str)]
+        texts: list[str] = []
+        pictures: list[Picture] = []
+        for each in documents:
+            texts.append(each) if isinstance(each, str) else pictures.append(each)
         if self._load is None:
             return reduced(TokenEmbeddings.from_list(self._encode_whole(texts)))
         from latelier.models.encoding import Job, packed_windows
@@ -580,11 +585,10 @@ class QueryModel:
         dtype, dim = self.compute_dtype, self.loaded.truncate_dim
         job = Job("document", batch_size=batch_size, compute_dtype=dtype, truncate_dim=dim)
         windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None)
-        encoded = [reduced(window) for window in windows]
-        pictures = [each for each in documents if not isinstance(each, str)]
+        encoded = list(map(reduced, windows))
         for first in range(0, len(pictures), _PICTURES):
             encoded.append(reduced(self._encode_pictures(pictures[first : first + _PICTURES], job)))
-        joined = encoded[0] if len(encoded) == 1 else TokenEmbeddings.concatenate(encoded)
+        joined = TokenEmbeddings.concatenate(encoded)
         if not (texts and pictures):
             return joined
         order = np.argsort([not isinstance(each, str) for each in documents], kind="stable")
@@ -619,14 +623,16 @@ class QueryModel:
 
     def unread(self, texts: Sequence[str], task: str) -> list[int]:
         """Return how many tokens at the end of each text the model does not read; 0 where it cannot tell."""
-        overhead, limit = self.limits(task)
+        unread, (overhead, limit) = [0] * len(texts), self.limits(task)
         if limit is None or not (self.encoder or getattr(self.loaded.tokenizer, "is_fast", False)):
-            return [0] * len(texts)
+            return unread
         # A token has more than two bytes on average: shorter texts need not be tokenised to know that they are read.
-        long = [text for text in texts if len(text) * (1 if text.isascii() else 3) > 2 * (limit - overhead)]
-        found = self.token_starts(long) if long else []
-        counts, kept = iter([max(0, len(starts) + overhead - limit) for starts in found]), set(long)
-        return [next(counts) if text in kept else 0 for text in texts]
+        most = 2 * (limit - overhead)
+        long = [i for i, text in enumerate(texts) if len(text) * (1 if text.isascii() else 3) > most]
+        if long:
+            for i, starts in zip(long, self.token_starts([texts[i] for i in long]), strict=True):
+                unread[i] = max(0, len(starts) + overhead - limit)
+        return unread
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -361,8 +362,15 @@ class StoredDocuments:
             DocumentSettings.stored_in(index).passages is not None if has_passages is None else has_passages
         )
 
-    def __contains__(self, id: Id | None) -> bool:
-        return bool(id is not None and self.parts(id)) if self.has_passages else id in self.index
+    def existing(self, ids: Sequence[Id]) -> set[Id]:
+        """Return those of some ids that documents have, by one look at the index."""
+        if not self.has_passages:
+            return self.index.existing(ids)
+        with self.index.snapshot():
+            return {id for id in ids if self.parts(id)}
+
+    def __contains__(self, id: Id) -> bool:
+        return bool(self.existing([id]))
 
     def __len__(self) -> int:
         return len(self.ids()) if self.has_passages else len(self.index)
@@ -398,7 +406,7 @@ class StoredDocuments:
             self.index.remove(ids)
             return
         wanted = as_ids(ids)
-        check_known(wanted, [id for id in wanted if id in self])
+        check_known(wanted, self.existing(wanted))
         whole = [id for id in wanted if self._is_whole(id)]
         self.index.remove(whole, prefixes=map(passage_prefix, wanted))
 
@@ -418,11 +426,10 @@ class StoredDocuments:
             hits = self.find_by_passages(vectors, texts, k, options)[0]
         else:
             hits = self.index.find(vectors, k, [] if options.mode == "vectors" else list(texts), options)
-        if own is None:
-            return [[Found(*hit, None) for hit in row] for row in hits]
+        means: Any = repeat(repeat(None)) if own is None else self.index.mean_scores(own, hits)
         found = []
-        for row, means in zip(hits, self.index.mean_scores(own, hits), strict=True):
-            pairs = zip(row, means, strict=True)
+        for row, own_means in zip(hits, means, strict=False):
+            pairs = zip(row, own_means, strict=False)
             found.append([Found(*hit, mean) for hit, mean in pairs if least is None or mean >= least])
         return found
 
@@ -455,13 +462,20 @@ class StoredDocuments:
     def results(self, hits: Sequence[Sequence[Found]]) -> list[Results]:
         """Return hits of `find` with the texts and the metadata that are stored; each document is read once."""
         ids = list(dict.fromkeys(hit.id for row in hits for hit in row))
-        records = {record.id: record for record in self.index.get(ids)} if ids else {}
-        return [Results(self._result(hit, records[hit.id]) for hit in row) for row in hits]
-
-    def _result(self, hit: Found, record: Record) -> Result:
-        passage = decode_passage_id(hit.id) if self.has_passages else None
-        id, start, end = (hit.id, None, None) if passage is None else (passage.document, passage.start, passage.end)
-        return Result(id, hit.score, record.text, record.metadata, start, end, hit.mean_score)
+        records = dict(zip(ids, self.index.get(ids), strict=True)) if ids else {}
+        found = []
+        for row in hits:
+            results = Results()
+            for id, score, mean in row:
+                _, text, metadata = records[id]
+                passage = decode_passage_id(id) if self.has_passages else None
+                if passage is None:
+                    results.append(Result(id, score, text, metadata, mean_score=mean))
+                else:
+                    place = passage.start, passage.end
+                    results.append(Result(passage.document, score, text, metadata, *place, mean))
+            found.append(results)
+        return found
 
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""

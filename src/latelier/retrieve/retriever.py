@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, count, groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
@@ -385,7 +385,7 @@ class Retriever(NotCopied):
             raise InvalidArgumentError(f"no file of {documents.path} can be read, so nothing is removed.")
         state = Synchronisation(self.index, documents.path)
         read = state.records(documents.path, documents) if folder is None else state.documents(folder)
-        complete, gone = False, []
+        complete, gone = False, set[Id]()
         numbers: list[Id] = []  # filled while documents are stored, so that an interrupted run knows them
         pace = Pace(1, adapts=False)
         try:
@@ -396,8 +396,7 @@ class Retriever(NotCopied):
                 chosen = options.get("passages"), options.get("pool_factor")
                 DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)
             stored = StoredDocuments(self.index)
-            gone = [id for id in state.gone(folder) if id in stored] if remove else []
-            if gone:
+            if remove and (gone := stored.existing(state.gone(folder))):
                 stored.remove(gone)
             complete = True
         finally:
@@ -432,7 +431,8 @@ class Retriever(NotCopied):
         model.identity.check(index)
         batch_size, size = bounded_sizes(index, model, batch_size, chunk_size or _CHUNK_SIZE)
         pace = Pace(size, adapts=chunk_size is None and workers is None)
-        if passages is None and index.dim is None and isinstance(documents, FileDocuments):
+        is_new = index.dim is None
+        if passages is None and is_new and isinstance(documents, FileDocuments):
             documents, passages = default_passages(documents, model, size)
         settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.limits("document")[1])
         stored = StoredDocuments(index, has_passages=settings.passages is not None)
@@ -448,17 +448,17 @@ class Retriever(NotCopied):
             else:
                 encoded = encode_by_workers(workers, model, transactions, size, bar, **options)
             for rows, vectors in encoded:
-                if index.dim is None:
+                if is_new:
                     model.identity.store_in(index)
                     settings.store_in(index)
+                    is_new = False
                 store(rows, vectors, stored, on_existing)
                 pace.committed(rows)
                 if numbers is not None:
                     numbers += rows.numbers
                 if settings.passages is None:
-                    unread += filter(
-                        None, model.unread([each for each in rows.inputs if isinstance(each, str)], "document")
-                    )
+                    texts = [each for each in rows.inputs if isinstance(each, str)]
+                    unread += filter(None, model.unread(texts, "document"))
         if unread:
             index.settings[CUT] = stored_cut(index.settings) + len(unread)
         if unread and passages is None:
@@ -843,6 +843,10 @@ class Search(NamedTuple):
         """Whether the queries are texts."""
         return bool(self.queries) and isinstance(self.queries[0], str)
 
+    def reads_texts(self, options: SearchOptions) -> bool:
+        """Whether the model encodes the queries."""
+        return self.has_texts and options.mode != "keywords"
+
 
 def search_batch(
     retriever: Retriever,
@@ -854,57 +858,71 @@ def search_batch(
     All texts are encoded in one call, and searches with equal options are one call of the index. `stage` is called with
     ``"encode"``, ``"search"`` and ``"read"``, for a context that measures that stage.
     """
-    index = retriever.index
-    options = [_checked(retriever, search) for search in searches]
-    found: list[Any] = [each if isinstance(each, LatelierError) else [] for each in options]
-    groups: dict[str, list[int]] = {}
-    texts: set[tuple[bool, str]] = set()  # that are compared as vectors, and whether to read them whole
-    for i, (search, chosen) in enumerate(zip(searches, options, strict=True)):
-        if isinstance(chosen, SearchOptions) and search.queries:
+    index, model = retriever.index, retriever.query_model
+    answers: list[Any] = []
+    asked: dict[int, tuple[Search, SearchOptions]] = {}
+    groups: dict[str, dict[int, Search]] = {}
+    for i, search in enumerate(searches):
+        options = _checked(retriever, search)
+        answers.append(options if isinstance(options, LatelierError) else [])
+        if isinstance(options, SearchOptions) and search.queries:
+            asked[i] = search, options
             # As a text: 1, 1.0 and True are equal, but may select other documents.
-            groups.setdefault(repr((search.has_texts, search.k, chosen)), []).append(i)
-            if search.has_texts and chosen.mode != "keywords":
-                texts.update((chosen.whole_query, text) for text in search.queries)
-    rows = {text: row for row, text in enumerate(sorted(texts))}
-    encoded = own = None
-    if rows:
-        with stage("encode"):
-            has_means = any(isinstance(each, SearchOptions) and each.min_mean_score is not None for each in options)
-            encoded, own = _encode(retriever.query_model, list(rows), has_means=has_means)
+            groups.setdefault(repr((search.has_texts, search.k, options)), {})[i] = search
+    encoded = _encode(model, list(asked.values()), stage)
+    rows: list[list[Found]] = []
+    places: dict[int, slice] = {}  # among these rows, of each search
     with index.snapshot():
         stored = StoredDocuments(index)
         with stage("search"):
             for group in groups.values():
-                hits = _find(stored, [searches[i] for i in group], options[group[0]], encoded, own, rows)
-                for i, each in zip(group, hits, strict=True):
-                    found[i] = each
+                found = _find(stored, list(group.values()), asked[next(iter(group))][1], encoded)
+                for i, hits in zip(group, found, strict=True):
+                    if isinstance(hits, LatelierError):
+                        answers[i] = hits
+                    else:
+                        places[i] = slice(len(rows), len(rows) + len(hits))
+                        rows += hits
         with stage("read"):
-            results = iter(stored.results([row for hits in found if isinstance(hits, list) for row in hits]))
-    answers: list[Any] = [[next(results) for _ in hits] if isinstance(hits, list) else hits for hits in found]
-    if rows:
-        _tell_unread(retriever.query_model, searches, answers)
+            results = stored.results(rows)
+    for i, place in places.items():
+        answers[i] = results[place]
+        search, options = asked[i]
+        if search.reads_texts(options) and not options.whole_query:
+            for tokens, each in zip(model.unread(search.queries, "query"), answers[i], strict=True):
+                each.unread = tokens
     return answers
 
 
+class _Encoded(NamedTuple):
+    """Texts as vectors, and the row of each and of whether it is read whole; `own`: for means, see `own_vectors`."""
+
+    rows: dict[tuple[bool, str], int]
+    vectors: TokenEmbeddings
+    own: TokenEmbeddings | None
+
+
 def _encode(
-    model: QueryModel, texts: Sequence[tuple[bool, str]], *, has_means: bool
-) -> tuple[TokenEmbeddings, TokenEmbeddings | None]:
-    encoded, own = [], []
-    for whole, group in groupby(texts, key=itemgetter(0)):
-        queries = [text for _, text in group]
-        encoded.append(model.encode_queries(queries, whole=whole))
-        if has_means:
-            own.append(model.own_vectors(queries, encoded[-1], whole=whole))
-    return TokenEmbeddings.concatenate(encoded), TokenEmbeddings.concatenate(own) if has_means else None
-
-
-def _tell_unread(model: QueryModel, searches: Sequence[Search], answers: Sequence[list[Results] | Any]) -> None:
-    """Set how many tokens of each query the model did not read."""
-    for search, answer in zip(searches, answers, strict=True):
-        is_cut = search.has_texts and not search.options.get("whole_query")
-        if is_cut and isinstance(answer, list) and search.options.get("mode") != "keywords":
-            for tokens, results in zip(model.unread(search.queries, "query"), answer, strict=True):
-                results.unread = tokens
+    model: QueryModel,
+    asked: Sequence[tuple[Search, SearchOptions]],
+    stage: Callable[[str], AbstractContextManager[Any]],
+) -> _Encoded | None:
+    texts: set[tuple[bool, str]] = set()
+    has_means = False
+    for search, options in asked:
+        if search.reads_texts(options):
+            texts.update(zip(repeat(options.whole_query), search.queries))
+            has_means |= options.min_mean_score is not None
+    if not texts:
+        return None
+    rows, vectors, own = dict(zip(sorted(texts), count())), [], []
+    with stage("encode"):
+        for whole, group in groupby(rows, key=itemgetter(0)):
+            queries = [text for _, text in group]
+            vectors.append(model.encode_queries(queries, whole=whole))
+            if has_means:
+                own.append(model.own_vectors(queries, vectors[-1], whole=whole))
+    return _Encoded(rows, TokenEmbeddings.concatenate(vectors), TokenEmbeddings.concatenate(own) if own else None)
 
 
 def _checked(retriever: Retriever, search: Search) -> SearchOptions | LatelierError:
@@ -912,8 +930,8 @@ def _checked(retriever: Retriever, search: Search) -> SearchOptions | LatelierEr
         check_count("k", search.k)
         options = retriever.index.checked_options(search.options)
         check_texts(list(search.queries) if search.has_texts else None, options.mode)
-        if options.whole_query and options.mode != "keywords":
-            for text in search.queries if search.has_texts else ():
+        if options.whole_query and search.reads_texts(options):
+            for text in search.queries:
                 retriever.query_model.reading(text, whole=True)
         return options
     except LatelierError as error:
@@ -921,24 +939,24 @@ def _checked(retriever: Retriever, search: Search) -> SearchOptions | LatelierEr
 
 
 def _find(
-    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any, own: Any, rows: Mapping[Any, int]
+    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any
 ) -> list[list[list[Found]] | LatelierError]:
     """Answer searches with equal options; a fault in the vectors of one is not that of another."""
     queries = [query for search in searches for query in search.queries]
     vectors: Any = None
     means: Any = None
     try:
-        if not searches[0].has_texts:
+        if searches[0].reads_texts(options):
+            rows = [encoded.rows[options.whole_query, text] for text in queries]
+            vectors, means = encoded.vectors[rows], None if options.min_mean_score is None else encoded.own[rows]
+        elif not searches[0].has_texts:
             vectors = prepare_queries(queries, stored.index.dim)
             means = None if options.min_mean_score is None else vectors
-        elif options.mode != "keywords":
-            chosen = [rows[options.whole_query, text] for text in queries]
-            vectors, means = encoded[chosen], None if options.min_mean_score is None else own[chosen]
         hits = iter(stored.find(vectors, queries, searches[0].k, options, means))
-        return [[next(hits) for _ in search.queries] for search in searches]
+        return [list(islice(hits, len(search.queries))) for search in searches]
     except EmbeddingsError as error:
         if len(searches) == 1:
             return [error]
-        return [_find(stored, [search], options, encoded, own, rows)[0] for search in searches]
+        return [_find(stored, [search], options, encoded)[0] for search in searches]
     except LatelierError as error:
         return [error for _ in searches]

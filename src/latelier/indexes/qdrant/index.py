@@ -46,7 +46,6 @@ from latelier.indexes.results import (
     Record,
     StageLoss,
     VerifyReport,
-    as_id,
     as_ids,
     as_prefixes,
     check_known,
@@ -417,6 +416,10 @@ class Qdrant(Index):
         check_known(known, found)
         return TokenEmbeddings.from_list([found[id] for id in known]).to(self.dtype)
 
+    def existing(self, ids: Sequence[Id]) -> set[Id]:
+        """See `Index.existing`."""
+        return set(self._points.find(ids))
+
     def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
         return self._points.ids(None if prefix is None else as_prefixes([prefix])[0])
@@ -500,13 +503,6 @@ class Qdrant(Index):
 
     def __len__(self) -> int:
         return self._points.count()
-
-    def __contains__(self, id: object) -> bool:
-        try:
-            known = as_id(id)
-        except InvalidArgumentError:
-            return False
-        return known in self._points.find([known])
 
     def __repr__(self) -> str:
         where = f"{self._collection.name!r} in {self._connection.place}"

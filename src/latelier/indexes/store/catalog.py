@@ -116,7 +116,9 @@ def check_catalog(connection: sqlite3.Connection) -> None:
 
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     """Return the configuration and the counters."""
-    settings = {name: decode_json(value, f"setting {name!r}") for name, value in read_rows(connection, "setting")}
+    settings = {}
+    for name, value in read_rows(connection, "setting"):
+        settings[name] = decode_json(value, f"setting {name!r}")
     check_counters(settings)
     return settings
 
@@ -128,7 +130,7 @@ def read_stamp(connection: sqlite3.Connection) -> Any:
 
 def write_settings(connection: sqlite3.Connection, **values: Any) -> None:
     """Set values of the configuration, or counters."""
-    insert_rows(connection, "setting", [(name, json.dumps(value)) for name, value in values.items()])
+    insert_rows(connection, "setting", zip(values, map(json.dumps, values.values()), strict=True))
 
 
 # The settings of users.
@@ -145,7 +147,7 @@ class UserSettings(MutableMapping[str, Any]):
         self._read, self._write = read, write
 
     def __getitem__(self, name: str) -> Any:
-        rows = self._read(lambda connection: list(read_rows(connection, "user_setting", "WHERE name = ?", (name,))))
+        rows = self._read(read_rows, "user_setting", "WHERE name = ?", (name,))
         if not rows or rows[0][0] != name:  # SQLite finds "1" for 1
             raise KeyError(name)
         return decode_json(rows[0][1], f"user setting {name!r}")
@@ -164,8 +166,7 @@ class UserSettings(MutableMapping[str, Any]):
                 raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        rows = self._read(lambda connection: list(read_rows(connection, "user_setting", "ORDER BY name")))
-        return iter([name for name, _ in rows])
+        return iter([name for name, _ in self._read(read_rows, "user_setting", "ORDER BY name")])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -215,11 +216,10 @@ def write_segment(connection: sqlite3.Connection, row: SegmentRow) -> None:
     insert_rows(connection, "segment", [(*row[:-1], json.dumps(row.files))])
 
 
-def delete_segments(connection: sqlite3.Connection, names: Iterable[str]) -> None:
-    """Delete the rows of segments and their tombstones."""
-    rows = [(name,) for name in names]
-    connection.executemany("DELETE FROM segment WHERE name = ?", rows)
-    connection.executemany("DELETE FROM tombstone WHERE segment = ?", rows)
+def delete_segment(connection: sqlite3.Connection, name: str) -> None:
+    """Delete the row of a segment and its tombstones."""
+    connection.execute("DELETE FROM segment WHERE name = ?", (name,))
+    connection.execute("DELETE FROM tombstone WHERE segment = ?", (name,))
 
 
 def catalog_bytes(connection: sqlite3.Connection) -> int:
@@ -230,8 +230,8 @@ def catalog_bytes(connection: sqlite3.Connection) -> int:
 def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     """Return the row ids of a segment's removed documents, ascending."""
     row_ids = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
-    fits = all(type(row_id) is int and row.first <= row_id <= row.last for row_id in row_ids)
-    if not fits or len(row_ids) != row.removed:
+    fits = set(map(type, row_ids)) <= {int} and len(row_ids) == row.removed
+    if not fits or (row_ids and not row.first <= row_ids[0] <= row_ids[-1] <= row.last):
         raise damaged(f"its segment {row.name!r:.60} counts {row.removed} removed documents, but lists others")
     return row_ids
 
@@ -282,7 +282,6 @@ def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Seque
 
 def read_rows(
     connection: sqlite3.Connection, table: str, tail: str = "", parameters: Sequence[Any] = ()
-) -> Iterator[Sequence[Any]]:
-    """Yield rows of a table of `COLUMNS` that match their checksums; `tail` is the end of the statement."""
-    for row in connection.execute(f"SELECT * FROM {table} {tail}", parameters):
-        yield check_row(table, row)
+) -> list[Sequence[Any]]:
+    """Return rows of a table of `COLUMNS` that match their checksums; `tail` is the end of the statement."""
+    return [check_row(table, row) for row in connection.execute(f"SELECT * FROM {table} {tail}", parameters)]

@@ -69,15 +69,15 @@ def damaged(reason: str) -> CorruptedIndexError:
 
 def check_side_files(folder: Path) -> None:
     """Reject files beside the catalog that would make SQLite touch other files, or wait for ever on a pipe."""
-    for name in (CATALOG, *(f"{CATALOG}-{suffix}" for suffix in ("wal", "shm", "journal"))):
-        file = folder / name
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        file = folder / f"{CATALOG}{suffix}"
         with suppress(FileNotFoundError):  # another process may delete a file at any moment
             mode = file.lstat().st_mode
             if not stat.S_ISREG(mode):
                 kind = "a link, but an index must hold its own files" if stat.S_ISLNK(mode) else "not a regular file"
                 raise damaged(f"{file} is {kind}")
             # SQLite deletes the file that such a journal names.
-            if name.endswith("-journal") and file.read_bytes().endswith(_SUPER_JOURNAL):
+            if suffix == "-journal" and file.read_bytes().endswith(_SUPER_JOURNAL):
                 raise damaged(f"{file} is not a journal that an index writes")
 
 
@@ -102,12 +102,12 @@ def own_file(segments: Path, name: object, file: str) -> Path:
 
 def check_tables(connection: sqlite3.Connection, tables: Collection[str], keywords: Iterable[Collection[str]]) -> None:
     """Check that a catalog has the tables with these statements, those of one keyword index or none, and no more."""
-    found = set()
+    found, own = set(), set(tables)
     for kind, statement in connection.execute("SELECT type, sql FROM sqlite_master"):
         if (kind, statement) != ("index", None):  # made by SQLite for a primary key or a unique column
             whole = _FIELD_COLUMNS.fullmatch(str(statement))
             found.add(f"{whole[1]})" if whole else statement)
-    if not found.issuperset(tables) or not any(found - set(tables) == set(some) for some in ((), *keywords)):
+    if not found >= own or found - own not in [set(), *map(set, keywords)]:
         raise damaged("its tables are not those of an index")
 
 

@@ -371,7 +371,7 @@ def _searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
 
 def _frequent_words(idf: dict[str, float]) -> tuple[set[str], float]:
     """Return the most frequent words that can together add no more than the idf of the rarest word, and how much."""
-    words = sorted(idf, key=lambda word: idf[word])
+    words = sorted(idf, key=idf.__getitem__)
     frequent, most = set(), 0.0
     for word in words[:-1]:
         if most + _MAX_TF * idf[word] > idf[words[-1]]:
@@ -409,4 +409,4 @@ def _ranked(
 
 def _any_of(words: list[str]) -> str:
     """Return the FTS5 expression of documents that hold at least one of some words, none of which has a quote."""
-    return " OR ".join(f'"{word}"' for word in words)
+    return " OR ".join(map('"{}"'.format, words))

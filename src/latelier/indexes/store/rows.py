@@ -63,12 +63,12 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
 
     Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
     """
-    if metadata is None:
-        return "{}", _NO_FIELDS
-    if not isinstance(metadata, Mapping):
+    if metadata is not None and not isinstance(metadata, Mapping):
         raise InvalidArgumentError(
             f"document {id!r} came with {type(metadata).__name__} as its metadata; give a dict or None."
         )
+    if not metadata:
+        return "{}", _NO_FIELDS
     what = f"the metadata of document {id!r}"
     plain = {as_key(key, what): value for key, value in metadata.items()}
     check_row_size(what, plain.values())
@@ -77,10 +77,12 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
 
 def known_fields(connection: sqlite3.Connection) -> list[Field]:
     """Return all fields in the order in which they were made; their column names become part of SQL statements."""
-    fields = [Field(*row) for row in read_rows(connection, "field", "ORDER BY rowid")]
-    for field in fields:
+    fields = []
+    for row in read_rows(connection, "field", "ORDER BY rowid"):
+        field = Field(*row)
         if set(map(type, field)) != {str} or not _COLUMN.fullmatch(field.column):
             raise damaged(f"its field {field.spelling!r:.60} has no valid column")
+        fields.append(field)
     return fields
 
 
@@ -169,11 +171,8 @@ class DocumentColumns(Sequence[StoredDocument]):
 
     @classmethod
     def of(cls, documents: Sequence[StoredDocument]) -> DocumentColumns:
-        """Return documents as columns, unless they are."""
-        if isinstance(documents, cls):
-            return documents
-        columns = zip(*documents, strict=True) if documents else ((), (), (), ())
-        return cls(*map(list, columns))
+        """Return documents, at least one, as columns."""
+        return cls(*map(list, zip(*documents, strict=True)))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -183,7 +182,7 @@ class DocumentColumns(Sequence[StoredDocument]):
 
     def __getitem__(self, position: Any) -> Any:
         kind: Any = DocumentColumns if isinstance(position, slice) else StoredDocument
-        return kind(*(column[position] for column in self.columns))
+        return kind(self.ids[position], self.texts[position], self.metadata[position], self.fields[position])
 
     @property
     def nbytes(self) -> int:
@@ -191,25 +190,23 @@ class DocumentColumns(Sequence[StoredDocument]):
         values = chain(self.ids, self.texts, self.metadata, self.metadata)  # twice: `fields` has the values too
         return _ROW_BYTES * len(self) + sum(map(sys.getsizeof, values))
 
-    @property
-    def columns(self) -> tuple[list[Any], ...]:
-        """All columns, in the order of `StoredDocument`."""
-        return self.ids, self.texts, self.metadata, self.fields
-
     def append(self, id: object, text: object, metadata: object) -> int:
         """Append a document as a user gives it; return its size, as in `nbytes`."""
         known = as_id(id)
-        check_row_size(f"document {known!r:.60} with its text", (known, text))
         plain, (encoded, fields) = check_text(text, known), encode_metadata(metadata, known)
         check_row_size(f"document {known!r:.60} with its text and metadata", (known, plain, encoded))
-        for column, value in zip(self.columns, (known, plain, encoded, fields), strict=True):
-            column.append(value)
+        self.ids.append(known)
+        self.texts.append(plain)
+        self.metadata.append(encoded)
+        self.fields.append(fields)
         return _ROW_BYTES + sum(map(sys.getsizeof, (known, plain, encoded, encoded)))
 
     def extend(self, more: DocumentColumns) -> None:
         """Append more documents."""
-        for column, values in zip(self.columns, more.columns, strict=True):
-            column += values
+        self.ids += more.ids
+        self.texts += more.texts
+        self.metadata += more.metadata
+        self.fields += more.fields
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:
@@ -280,17 +277,19 @@ def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
 
 def insert_documents(connection: sqlite3.Connection, row_ids: Sequence[int], given: DocumentColumns) -> None:
     """Insert documents under their row ids; new metadata keys get columns."""
-    make_fields(connection, chain.from_iterable(given.fields))
-    names = {field.folded: field.column for field in known_fields(connection)}
+    names: dict[str, str] = {}
+    if any(given.fields):
+        make_fields(connection, chain.from_iterable(given.fields))
+        names = {field.folded: field.column for field in known_fields(connection)}
     sizes = [len(text or "") + len(metadata) for text, metadata in zip(given.texts, given.metadata, strict=True)]
     for first, last in split_by_rows(lengths_to_offsets(sizes), _WRITTEN, _ROWS):
-        some = slice(first, last)
-        some_ids, ids, texts, metadata, fields_given = (column[some] for column in (row_ids, *given.columns))
-        values = zip(*map(_field_values, fields_given, repeat(names)), strict=True) if names else ()
+        numbers, some = row_ids[first:last], given[first:last]
+        values = zip(*map(_field_values, some.fields, repeat(names)), strict=True) if names else ()
         fields = _without_null(dict(zip(names.values(), values, strict=True)))
-        document = {"number": some_ids, "id": ids, **fields, "checksum": document_checksums(some_ids, ids, fields)}
-        content = {"number": some_ids, "metadata": metadata, **_without_null({"text": texts})}
-        content["checksum"] = content_checksums(some_ids, ids, metadata, texts)
+        document = {"number": numbers, "id": some.ids, **fields}
+        document["checksum"] = document_checksums(numbers, some.ids, fields)
+        content = {"number": numbers, "metadata": some.metadata, **_without_null({"text": some.texts})}
+        content["checksum"] = content_checksums(numbers, some.ids, some.metadata, some.texts)
         _insert_columns(connection, "document", document)
         _insert_columns(connection, "content", content)
     if stored_tokenizer(connection) is not None:
@@ -305,7 +304,7 @@ def remove_documents(connection: sqlite3.Connection, row: SegmentRow, row_ids: S
     if stored_tokenizer(connection) is not None:
         delete_texts(connection, row_ids)
     for table in ("document", "content"):
-        connection.executemany(f"DELETE FROM {table} WHERE number = ?", ((row_id,) for row_id in row_ids))
+        connection.executemany(f"DELETE FROM {table} WHERE number = ?", zip(row_ids, strict=True))
     return row
 
 
@@ -332,17 +331,15 @@ def content_checksums(
 
 def _insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
     """Insert new rows into a table, many in one statement, which takes half the time of a statement for each."""
-    width, values = len(columns), list(columns.values())
-    row, count = f"({', '.join('?' * width)})", max(1, _MOST_VALUES // width)
-    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {row}"
-    several = len(values[0]) // count * count
-    row_by_row: list[Any] = [None] * (several * width)
-    for place, column in enumerate(values):
-        row_by_row[place::width] = column[:several]
-    full = f"{statement}{f', {row}' * (count - 1)}"
-    for first in range(0, len(row_by_row), count * width):
-        connection.execute(full, row_by_row[first : first + count * width])
-    connection.executemany(statement, zip(*(column[several:] for column in values), strict=True))
+    width = len(columns)
+    row_by_row: list[Any] = [None] * (width * len(columns["number"]))
+    for place, column in enumerate(columns.values()):
+        row_by_row[place::width] = column
+    most = width * max(1, _MOST_VALUES // width)
+    for first in range(0, len(row_by_row), most):
+        values = row_by_row[first : first + most]
+        marks = ", ".join([f"({', '.join('?' * width)})"] * (len(values) // width))
+        connection.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {marks}", values)
 
 
 def _without_null(columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:

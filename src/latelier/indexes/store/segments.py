@@ -31,7 +31,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -176,8 +175,6 @@ Arrays: TypeAlias = "dict[str, np.ndarray]"
 
 # Names of the two arrays that describe the documents; all others are the token arrays of the index.
 _DOCUMENTS, _IDS = "documents", "ids"
-# Rows of the array "documents".
-_ROW_IDS, _OFFSETS, _ID_OFFSETS = range(3)
 # Tokens of a block that `Part.blocks` yields.
 _BLOCK_TOKENS = 1 << 14
 
@@ -195,16 +192,18 @@ class TokenArray(NamedTuple):
 Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
 
 
-@dataclass(frozen=True, eq=False)
 class Segment:
     """Some documents in the order of insertion.
 
-    `arrays`: the stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `row_ids`, `offsets` and
-    `id_offsets`; ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
+    `arrays`: the stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `row_ids`, ``(n,)``, ascending,
+    `offsets` (document ``i`` has the tokens ``offsets[i]:offsets[i + 1]``) and `id_offsets` (of the bytes of ids);
+    ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
     """
 
-    arrays: Arrays
-    dim: int = 0
+    def __init__(self, arrays: Arrays, dim: int = 0) -> None:
+        self.arrays, self.dim = arrays, dim
+        row_ids, self.offsets, self.id_offsets = arrays[_DOCUMENTS]
+        self.row_ids = row_ids[:-1]
 
     @classmethod
     def build(
@@ -226,31 +225,22 @@ class Segment:
         `scratch`: where the arrays are made; None: in memory.
         """
         scratch = scratch or Scratch()
-        row_ids = np.concatenate([part.segment.row_ids[part.positions] for part in parts])
-        lengths = np.concatenate([part.lengths for part in parts])
-        sizes = np.concatenate([np.diff(part.segment.id_offsets)[part.positions] for part in parts])
-        ids = [part.segment.arrays[_IDS][rows_or_slice(part.segment.id_offsets, part.positions)] for part in parts]
-        names = [name for name in parts[0].segment.arrays if name not in (_DOCUMENTS, _IDS)]
-        arrays = _document_arrays(row_ids, lengths, np.concatenate(ids).tobytes(), sizes)
-        for name in names:
-            rows = (block for part in parts for block in part.blocks(name))
-            arrays[name] = scratch.concatenate(rows, int(lengths.sum()), like=parts[0].segment.arrays[name])
+        row_ids, lengths, sizes, ids = [], [], [], []
+        for part in parts:
+            segment, positions = part
+            row_ids.append(segment.row_ids[positions])
+            lengths.append(part.lengths)
+            sizes.append(np.diff(segment.id_offsets)[positions])
+            ids.append(segment.arrays[_IDS][rows_or_slice(segment.id_offsets, positions)])
+        all_lengths = np.concatenate(lengths)
+        arrays = _document_arrays(
+            np.concatenate(row_ids), all_lengths, np.concatenate(ids).tobytes(), np.concatenate(sizes)
+        )
+        for name, like in parts[0].segment.arrays.items():
+            if name not in arrays:
+                blocks = (block for part in parts for block in part.blocks(name))
+                arrays[name] = scratch.concatenate(blocks, int(all_lengths.sum()), like)
         return cls(arrays)
-
-    @cached_property
-    def row_ids(self) -> np.ndarray:
-        """``(n,)``: those of the documents, ascending."""
-        return self.arrays[_DOCUMENTS][_ROW_IDS, :-1]
-
-    @cached_property
-    def offsets(self) -> np.ndarray:
-        """``(n + 1,)``: document ``i`` has the tokens ``offsets[i]:offsets[i + 1]``."""
-        return self.arrays[_DOCUMENTS][_OFFSETS]
-
-    @cached_property
-    def id_offsets(self) -> np.ndarray:
-        """``(n + 1,)``: document ``i`` has the bytes ``id_offsets[i]:id_offsets[i + 1]`` of the array of ids."""
-        return self.arrays[_DOCUMENTS][_ID_OFFSETS]
 
     @property
     def tokens(self) -> int:
@@ -286,7 +276,7 @@ class Segment:
         return list(ids)
 
     def __len__(self) -> int:
-        return self.arrays[_DOCUMENTS].shape[1] - 1
+        return len(self.row_ids)
 
 
 class Part(NamedTuple):
@@ -323,10 +313,8 @@ def _document_arrays(
     id_sizes: Sequence[int] | np.ndarray,
 ) -> Arrays:
     """Return the two arrays that describe the documents of a segment."""
-    documents = np.empty((3, len(row_ids) + 1), dtype="int64")
-    documents[_ROW_IDS, :-1], documents[_ROW_IDS, -1] = row_ids, row_ids[-1] + 1
-    documents[_OFFSETS] = lengths_to_offsets(lengths)
-    documents[_ID_OFFSETS] = lengths_to_offsets(id_sizes)
+    ends = np.append(row_ids, row_ids[-1] + 1).astype("int64")
+    documents = np.stack([ends, lengths_to_offsets(lengths), lengths_to_offsets(id_sizes)])
     return {_DOCUMENTS: documents, _IDS: np.frombuffer(ids, dtype="uint8")}
 
 
@@ -516,10 +504,10 @@ class Snapshot:
     @cached_property
     def damaged(self) -> frozenset[str]:
         """Names of the segments and of the ANN data that cannot be read."""
-        states: list[tuple[str, object]] = [(state.row.name, state.part) for state in self.segments]
-        if self.ann_state is not None:
-            states.append((self.ann_state.row.name, self.ann_state.arrays))
-        return frozenset(name for name, found in states if isinstance(found, CorruptedIndexError))
+        names = {state.row.name for state in self.segments if isinstance(state.part, CorruptedIndexError)}
+        if self.ann_state is not None and self.ann_damage is not None:
+            names.add(self.ann_state.row.name)
+        return frozenset(names)
 
     @property
     def ann_data(self) -> Arrays | None:
@@ -551,7 +539,7 @@ class Snapshot:
         """
         if row_ids is None:
             return [state.live for state in self.segments]
-        parts = []
+        parts, held = [], 0
         begins = np.searchsorted(row_ids, self._firsts).tolist()
         ends = np.searchsorted(row_ids, self._lasts, side="right").tolist()
         for state, begin, end in zip(self.segments, begins, ends, strict=True):
@@ -562,7 +550,8 @@ class Snapshot:
                 if state.row.removed:
                     is_held &= np.isin(positions, live)
                 parts.append(Part(segment, positions[is_held]))
-        if sum(len(part.positions) for part in parts) < len(row_ids):
+                held += len(parts[-1].positions)
+        if held < len(row_ids):
             raise damaged("it names documents that no segment holds")
         return parts
 

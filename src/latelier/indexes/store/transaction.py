@@ -73,8 +73,7 @@ class Transaction:
         merged segment. `row_ids` ascend and are above those of all documents before; None takes the next ones.
         """
         connection, dropped = self._start(), len(self.dropped)
-        documents = rows.DocumentColumns.of(batch.documents)
-        ids, following = documents.ids, self._settings["next_number"]
+        ids, following = batch.documents.ids, self._settings["next_number"]
         if not 1 <= batch.dim <= MAX_DIM:
             raise EmbeddingsError(
                 f"document {ids[0]!r} has dim {batch.dim:,}; an index holds dims of 1 to {MAX_DIM:,}."
@@ -86,24 +85,25 @@ class Transaction:
             )
         self._settings["dim"] = batch.dim
         present = rows.find_row_ids(connection, ids)
-        twice = [id for id, count in Counter(ids).items() if count > 1]
-        twice += [id for id, row_id in present.items() if row_id >= self._first_row_id]
-        if twice:
+        if len(set(ids)) < len(ids) or max(present.values(), default=-1) >= self._first_row_id:
+            twice = [id for id, count in Counter(ids).items() if count > 1]
+            twice += [id for id, row_id in present.items() if row_id >= self._first_row_id]
             raise duplicate_ids(twice, "given twice in this call; give every document a different id")
         if present and not replace:
             raise duplicate_ids(present, "in the index already", advice="update")
-        self._remove(present.values())
+        if present:
+            self._remove(present.values())
         if row_ids is None:
             row_ids = np.arange(following, following + len(ids))
         elif row_ids[0] < following or (np.diff(row_ids) <= 0).any():
             raise damaged(f"its next number is {following}, but the documents to insert have lower row ids")
         segment = Segment.build(row_ids, ids, batch.lengths, batch.arrays)
         small = self._take_small_segments(segment.tokens, max_tokens)
-        rows.insert_documents(connection, row_ids.tolist(), documents)
+        rows.insert_documents(connection, row_ids.tolist(), batch.documents)
         self._settings["next_number"] = int(row_ids[-1]) + 1
         self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))], self._scratch) if small else segment)
         # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
-        self._store.delete(name for name in self.dropped[dropped:] if name in self.written)
+        self._store.delete({*self.dropped[dropped:]} & {*self.written})
 
     def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents, which must exist; segments without live documents are dropped."""
@@ -179,7 +179,8 @@ class Transaction:
         if self._started is None:
             connection = self._begin()
             stored = catalog.read_settings(connection)
-            self._settings = {name: stored[name] for name in ("dim", "next_number", "generation")}
+            self._settings = {"dim": stored["dim"], "next_number": stored["next_number"]}
+            self._settings["generation"] = stored["generation"]
             self._first_row_id = stored["next_number"]
             self._rows = catalog.read_segments(connection)
             if self._rows and self._first_row_id <= self._rows[-1].last:
@@ -219,10 +220,10 @@ class Transaction:
         self._drop([row for row in self._rows if row.removed == row.documents])
 
     def _drop(self, dropped: Sequence[SegmentRow]) -> None:
-        names = {row.name for row in dropped}
-        catalog.delete_segments(self._start(), names)
-        self.dropped += names
-        self._rows = [row for row in self._rows if row.name not in names]
+        for row in dropped:
+            catalog.delete_segment(self._start(), row.name)
+            self.dropped.append(row.name)
+        self._rows = [row for row in self._rows if row.name not in self.dropped]
 
     def _write(self, segment: Segment) -> None:
         name, files = self._store.write(segment.arrays)
