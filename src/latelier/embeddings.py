@@ -199,10 +199,10 @@ class TokenEmbeddings(Sequence[Any]):
         3
         """
         given = list(parts)
+        if len(given) == 1:
+            return given[0]
         parts = [part for part in given if len(part) or part.dim] or given[:1]
         first = parts[0]
-        if len(parts) == 1:
-            return first
         for part in parts:
             mine, others = describe_matrix(part.vectors), describe_matrix(first.vectors)
             if mine != others:

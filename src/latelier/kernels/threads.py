@@ -46,13 +46,12 @@ def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_p
     """
     documents = len(offsets) - 1
     tokens = int(offsets[-1] - offsets[0])
-    threads = allowed_threads()
     pieces = max(tokens * work_per_token // _RANGE_WORK, tokens // _RANGE_TOKENS)
     if pieces < 2:
         if documents:
             function(0, documents)
         return
-    pieces = -(-pieces // threads) * threads  # the same number for each thread
+    pieces += -pieces % allowed_threads()  # the same number for each thread
     cuts = np.searchsorted(offsets, offsets[0] + np.arange(1, pieces) * tokens // pieces)
     edges = sorted({0, *cuts.tolist(), documents})
     for_each(lambda edge: function(*edge), pairwise(edges))

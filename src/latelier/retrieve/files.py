@@ -7,7 +7,6 @@ file is executed or fetched, and what is taken of an archive is limited.
 from __future__ import annotations
 
 import datetime
-import gzip
 import io
 import re
 import zipfile
@@ -19,11 +18,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from latelier.errors import InvalidArgumentError, LatelierError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve.images import Picture, is_pdf, page_count, page_text
 from latelier.retrieve.records import HEADINGS, InputDocument, Part
 from latelier.utils.checks import cut, is_unicode
-from latelier.utils.files import LONGEST_LINE, open_binary, parse_json
+from latelier.utils.files import LONGEST_LINE, parse_json, read_bytes
 from latelier.utils.misc import needs_extra
 
 _MARKDOWN = (".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst")
@@ -75,7 +74,7 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
     if not is_unicode(name):
         raise InvalidArgumentError("its name is not valid Unicode, so it cannot be an id; rename it.")
     plain = PurePosixPath(name.removesuffix(".gz"))
-    data = _contents(path)
+    data = read_bytes(path, _MOST_BYTES)
     suffix = _kind(path)
     try:
         modified = _modified(path)
@@ -132,21 +131,6 @@ def read_pictures(path: Path, name: str, skip: Callable[[str], None]) -> Iterato
 def _modified(path: Path) -> str:
     changed = datetime.datetime.fromtimestamp(int(path.stat().st_mtime), datetime.timezone.utc)
     return changed.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _contents(path: Path) -> bytes:
-    file = open_binary(path)
-    binary: Any = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
-    with file:
-        try:
-            data: bytes = binary.read(_MOST_BYTES + 1)
-        except (EOFError, zlib.error) as error:
-            raise StorageError(f"cannot read {path}: damaged gzip: {error}.") from error
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error}.") from error
-    if len(data) > _MOST_BYTES:
-        raise InvalidArgumentError(f"it is longer than {_MOST_BYTES:,} bytes; split it.")
-    return data
 
 
 def _decoded(data: bytes, encoding: str | None = None) -> str:

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError, LatelierError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve.records import InputDocument
 from latelier.utils.checks import cut, describe, is_count, short
-from latelier.utils.files import as_path, open_binary
+from latelier.utils.files import as_path, read_bytes
 from latelier.utils.misc import needs_extra
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".gif", ".bmp"})
@@ -210,14 +210,7 @@ def _hashed(path: Path, modified: int, size: int) -> str:
 def _contents(path: Path) -> bytes:
     if path.exists() and not path.is_file():
         raise InvalidArgumentError(f"{str(path)!r} is not a regular file.")
-    with open_binary(path) as file:
-        try:
-            data = file.read(_MOST_BYTES + 1)
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error}.") from error
-    if len(data) > _MOST_BYTES:
-        raise InvalidArgumentError(f"it is longer than {_MOST_BYTES:,} bytes.")
-    return data
+    return read_bytes(path, _MOST_BYTES)
 
 
 def _pil() -> Any:
@@ -257,15 +250,11 @@ def _from_pil(image: Any) -> Any:
 
 def check_size(width: int, height: int) -> None:
     """Raise `InvalidArgumentError` for so many pixels that reading them is no use, or dangerous."""
-    if width * height > _MOST_PIXELS:
+    least, most = sorted((width, height))
+    if least < _LEAST_SIDE or most > _LARGEST_RATIO * least or width * height > _MOST_PIXELS:
         raise InvalidArgumentError(
-            f"it has {width:,} x {height:,} pixels; expected at most {_MOST_PIXELS:,}: reduce it."
-        )
-    if min(width, height) < _LEAST_SIDE:
-        raise InvalidArgumentError(f"it has {width:,} x {height:,} pixels; expected {_LEAST_SIDE} a side at least.")
-    if max(width, height) > _LARGEST_RATIO * min(width, height):
-        raise InvalidArgumentError(
-            f"it has {width:,} x {height:,} pixels; expected at most {_LARGEST_RATIO} times as long as wide: cut it."
+            f"it has {width:,} x {height:,} pixels; expected at least {_LEAST_SIDE} a side, at most "
+            f"{_LARGEST_RATIO} times as long as wide, and at most {_MOST_PIXELS:,} in all."
         )
 
 

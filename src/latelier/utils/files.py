@@ -42,6 +42,21 @@ def as_path(path: object, name: str = "path") -> Path:
     raise InvalidArgumentError(f"received {describe(path)} as {name}; give a str or a pathlib.Path.")
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the contents of a file of at most `most` bytes, decompressed if its name ends in ``.gz``."""
+    with open_binary(path) as file:
+        binary: Any = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
+        try:
+            data: bytes = binary.read(most + 1)
+        except (EOFError, zlib.error) as error:
+            raise StorageError(f"cannot read {path}: damaged gzip: {error}.") from error
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error}.") from error
+    if len(data) > most:
+        raise InvalidArgumentError(f"it is longer than {most:,} bytes; split it.")
+    return data
+
+
 def is_file(path: Path) -> bool:
     """Whether there is a file of this name; false for a name that the system does not allow."""
     return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for a name that is too long)

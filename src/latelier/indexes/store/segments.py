@@ -498,8 +498,8 @@ class Snapshot:
         self.stamp, self.segments, self.ann_state = stamp, segments, ann_state
         self.dim = dim if segments else None
         self.selections = SelectionCache()
-        self._firsts = np.array([state.row.first for state in segments], dtype="int64")
-        self._lasts = np.array([state.row.last for state in segments], dtype="int64")
+        ends = np.array([(state.row.first, state.row.last) for state in segments], dtype="int64").reshape(-1, 2)
+        self._firsts, self._lasts = np.ascontiguousarray(ends.T)
 
     @cached_property
     def damaged(self) -> frozenset[str]:
