@@ -123,10 +123,7 @@ def save_image_model(family, folder, *, patches_only=False):
         how = {"method": "forward", "method_output_name": "embeddings"}
         reads = {"text": how, "image": how, **({"message": {**how, "format": "structured"}} if has_template else {})}
         encoder = Transformer(
-            str(folder),
-            transformer_task="retrieval",
-            modality_config=reads,
-            module_output_name="token_embeddings",
+            str(folder), transformer_task="retrieval", modality_config=reads, module_output_name="token_embeddings"
         )
         patch = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
         mask = MultiVectorMask(keep_only_token_ids=[patch] if patches_only else None)

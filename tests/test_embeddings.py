@@ -183,10 +183,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path):
             lambda: TokenEmbeddings(torch.zeros(1, 2, dtype=torch.int8), [0, 1], torch.ones(2)),
             r"scales of shape \(2,\)",
         ),
-        (
-            lambda: TokenEmbeddings.from_padded(torch.zeros(2, 3, 4), torch.ones(2, 4)),
-            r"a mask of shape \(2, 4\)",
-        ),
+        (lambda: TokenEmbeddings.from_padded(torch.zeros(2, 3, 4), torch.ones(2, 4)), r"a mask of shape \(2, 4\)"),
     ],
 )
 def test_what_does_not_fit_is_rejected(make, message):

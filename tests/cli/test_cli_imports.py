@@ -44,11 +44,7 @@ def test_commands_import_what_they_use(tiny, tmp_path, monkeypatch):
     commands = [["--version"], ["index", "--help"], ["info", str(folder)]]
     commands += [["search", str(folder), "bananas", "--mode", "keywords"], ["search", str(folder), "bananas", "--json"]]
     commands += [["search", ivf, "bananas", "--explain"], ["explain", ivf, "bananas", "a", "--html", page]]
-    process = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-    )
+    process = subprocess.run([sys.executable, "-c", COMMANDS, json.dumps(commands)], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     version, help_, info, keywords, search, explained, explain = json.loads(process.stdout.splitlines()[-1])
     assert version[0] == help_[0] == info[0] == keywords[0] == ["numpy", "sqlite3"]

@@ -19,11 +19,7 @@ def test_an_option_of_another_search_mode_is_refused(run, command, mode, option,
     assert f"Invalid value for {option}: it has no effect on --mode {mode}, only on " in result.stderr
 
 
-SEARCH = {
-    "--index": "x",
-    "--mode": "vectors",
-    "--device": "banana",
-}
+SEARCH = {"--index": "x", "--mode": "vectors", "--device": "banana"}
 
 
 @pytest.mark.parametrize(("option", "value"), SEARCH.items())

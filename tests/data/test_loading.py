@@ -188,13 +188,7 @@ def test_fields_of_which_one_would_be_ignored_are_refused(row, names):
         load_training_set([row], queries=QUERIES, documents=DOCUMENTS)
 
 
-@pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [
-        ("hard_negative", "negative"),
-        ("negative_scores", "neg_scores"),
-    ],
-)
+@pytest.mark.parametrize(("name", "suggestion"), [("hard_negative", "negative"), ("negative_scores", "neg_scores")])
 @pytest.mark.parametrize("row", [GOOD, {"query": "q", "documents": ["x"]}, {"query": "q", "document_1": "x"}])
 def test_misspelled_fields_are_named(row, name, suggestion):
     message = f"row 0 has the field '{name}', which is no field of .*; did you mean '{suggestion}'"

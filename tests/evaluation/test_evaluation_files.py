@@ -9,15 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.evaluation import (
-    Collection,
-    load_beir,
-    ranking,
-    read_qrels,
-    read_run,
-    write_run,
-    write_trec_qrels,
-)
+from latelier.evaluation import Collection, load_beir, ranking, read_qrels, read_run, write_run, write_trec_qrels
 from latelier.evaluation.files import check_run_file
 
 CORPUS = [

@@ -124,12 +124,7 @@ def test_measures_that_cannot_be_read(measure, message):
     [
         ({1: {"2": 1.0}}, {"1": {"2": 1}}, ["RR"], r"received 1 \(int\) as a query id of the run; .* ids as str"),
         ({"q": {"d": 1.0}}, {"q": {"d": 5}}, ["ERR@10"], r"ERR@10 takes relevances up to 4; query 'q' has 5 \(int\)"),
-        (
-            {"q": {"d": 1.0}},
-            {"q": {"d": 1}},
-            ["Accuracy"],
-            r"cannot compute .*Accuracy.*: float division by zero",
-        ),
+        ({"q": {"d": 1.0}}, {"q": {"d": 1}}, ["Accuracy"], r"cannot compute .*Accuracy.*: float division by zero"),
         ({"q": {"d": math.nan}}, {"q": {"d": 1}}, ["RR"], "document 'd' of query 'q' in the run has score NaN"),
         ({"1": {"d": 1.0}}, {"q1": {"d": 1}}, ["RR"], "share no query: the run has '1', ..., the qrels 'q1'"),
     ],

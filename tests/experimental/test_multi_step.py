@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from latelier.errors import UnknownIdError
-from latelier.experimental import (
-    MultiStepRetriever,
-    QueryDynamics,
-    ReadingExample,
-    merge_hits,
-    train_query_dynamics,
-)
+from latelier.experimental import MultiStepRetriever, QueryDynamics, ReadingExample, merge_hits, train_query_dynamics
 from latelier.indexes import Hit
 from latelier.retrieve import Retriever
 

@@ -88,9 +88,7 @@ def test_a_page_is_shown_with_a_map_for_each_word(explain, tmp_path):
 def test_where_the_patches_are_unknown_that_is_said(family, pool_factor, vectors, reason, explain):
     explanation, model = explain(family, pool_factor=pool_factor)
     expected = maxsim_similarity_map(
-        model.encode_query(QUERIES[0]),
-        model.encode_document(pictures()[:1], pool_factor=pool_factor)[0],
-        (vectors, 1),
+        model.encode_query(QUERIES[0]), model.encode_document(pictures()[:1], pool_factor=pool_factor)[0], (vectors, 1)
     )
     torch.testing.assert_close(torch.from_numpy(explanation.similarities), expected[:, 0], rtol=0, atol=1e-5)
     assert f"Which part of the page matched cannot be shown: {reason}" in explanation.to_html()

@@ -149,10 +149,7 @@ HOSTILE = {
         lambda f: edit(f / "tokenizer.json", normalizer=parts("normalizers", *[replace("e", "ee")] * 30)),
         "has a Replace that makes a text grow",
     ),
-    "a text that is repeated": (
-        lambda f: edit(f / "tokenizer.json", post_processor=TEMPLATE),
-        "repeats a text",
-    ),
+    "a text that is repeated": (lambda f: edit(f / "tokenizer.json", post_processor=TEMPLATE), "repeats a text"),
     "padding without end": (
         lambda f: edit(f / "tokenizer.json", padding={"strategy": {"Fixed": 10**9}, "pad_id": 0}),
         "'Fixed' is 1000000000",

@@ -59,15 +59,7 @@ def cases() -> Iterator[Case]:
     return itertools.starmap(
         Case,
         itertools.product(
-            ("BN", "LN"),
-            boolean,
-            (0, 1, 2),
-            (1, 2),
-            ((7,), (7, 7)),
-            boolean,
-            (None, "PReLU", "GELU"),
-            boolean,
-            boolean,
+            ("BN", "LN"), boolean, (0, 1, 2), (1, 2), ((7,), (7, 7)), boolean, (None, "PReLU", "GELU"), boolean, boolean
         ),
     )
 

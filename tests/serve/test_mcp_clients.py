@@ -49,10 +49,7 @@ def served(folder):
         port = free.getsockname()[1]
     command = [sys.executable, *COMMAND, "mcp", str(folder), "--device", "cpu", "--http", "--port", str(port)]
     with subprocess.Popen(
-        command,
-        env={**os.environ, "LATELIER_MCP_TOKEN": TOKEN},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        command, env={**os.environ, "LATELIER_MCP_TOKEN": TOKEN}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         try:
             address = f"http://127.0.0.1:{port}/mcp"

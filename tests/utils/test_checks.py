@@ -53,15 +53,7 @@ def test_what_has_no_entries(value):
 
 
 @pytest.mark.parametrize(
-    ("given", "size"),
-    [
-        (1, 1),
-        ("512MB", 512_000_000),
-        ("1gb", 10**9),
-        ("2KiB", 2048),
-        ("1TB", 10**12),
-        (None, None),
-    ],
+    ("given", "size"), [(1, 1), ("512MB", 512_000_000), ("1gb", 10**9), ("2KiB", 2048), ("1TB", 10**12), (None, None)]
 )
 def test_sizes(given, size):
     assert parse_bytes("max_memory", given) == size

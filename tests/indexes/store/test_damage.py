@@ -13,12 +13,7 @@ from index_helpers import contents, in_child, matrices
 from index_tampering import IDS, KINDS, change, file_of, flip, forge, make, row_checksum
 
 from latelier import indexes
-from latelier.errors import (
-    CorruptedIndexError,
-    IndexDamageWarning,
-    LatelierError,
-    StorageError,
-)
+from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError, StorageError
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork, links and resource limits")
 ALL = [*IDS, "x"]
@@ -197,10 +192,7 @@ def test_a_catalog_that_is_no_database_or_scrambled_is_named(tmp_path):
         ("UPDATE segment SET tokens = tokens + 1", lambda index: index.search(matrices([1]))),
         ("DELETE FROM tombstone", lambda index: index.search(matrices([1]))),
         ("UPDATE field SET column = 'f7' WHERE name = 'n'", lambda index: index.search(matrices([1]), filter="n = 1")),
-        (
-            "UPDATE setting SET value = '2', checksum = {} WHERE name = 'next_number'",
-            lambda index: index.add("y", ONE),
-        ),
+        ("UPDATE setting SET value = '2', checksum = {} WHERE name = 'next_number'", lambda index: index.add("y", ONE)),
     ],
 )
 def test_a_changed_row_is_named_and_not_read(tmp_path, statement, reads):

@@ -44,8 +44,7 @@ MODELS = {
         tiny, 32, "cpu", recipe=Recipe(query_marker="", document_marker="[DOC] ", skiplist=())
     ),
     "trained heads": lambda tiny, folder: ColBERT(
-        dense_with_head(tiny, folder / "dense", 48, activation="activation.Tanh", bias=True),
-        device="cpu",
+        dense_with_head(tiny, folder / "dense", 48, activation="activation.Tanh", bias=True), device="cpu"
     ),
     "marker and prompt": lambda tiny, folder: ColBERT(
         tiny, 16, "cpu", prompts={"query": "[Q] find: ", "document": "[D] "}

@@ -6,12 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.indexes.ivf.kernels.candidates import NO_CENTROID
-from latelier.indexes.ivf.kernels.centroids import (
-    centroid_dots,
-    nearest_centroids,
-    nearest_of_groups,
-    quantise_query,
-)
+from latelier.indexes.ivf.kernels.centroids import centroid_dots, nearest_centroids, nearest_of_groups, quantise_query
 from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
 from latelier.indexes.ivf.layout import byte_width
 from latelier.indexes.ivf.lists import pack_centroids
