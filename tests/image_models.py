@@ -110,10 +110,7 @@ IMAGE_MODELS = {
 
 
 def save_image_model(family, folder, *, patches_only=False):
-    """Write a model of a family, as its authors do where sentence-transformers reads that; return the folder's name.
-
-    `patches_only`: leave out the vectors of the prompt around a picture, in a folder of sentence-transformers.
-    """
+    """Write a model of a family, as its authors do where sentence-transformers reads that; return the folder's name."""
     torch.manual_seed(0)
     model, processor = IMAGE_MODELS[family]()
     model.eval().save_pretrained(folder)

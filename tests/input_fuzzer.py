@@ -1,9 +1,4 @@
-"""Makes hostile inputs for ``latelier index FILE``, and says what the reading of one came to.
-
-Half of the cases are seeds of every format with bytes flipped, cut, repeated and spliced; the others are written to
-hit what readers get wrong. `run_case` goes through everything that reads a file before a model is needed, so
-thousands of cases take seconds; all that an accepted document holds must be storable.
-"""
+"""Makes hostile inputs for ``latelier index FILE``, and says what the reading of one came to."""
 
 from __future__ import annotations
 

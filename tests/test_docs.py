@@ -16,7 +16,6 @@ PAGES = {
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 
-
 SLOW = ("docs/training.md",)
 
 

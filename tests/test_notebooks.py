@@ -32,10 +32,7 @@ def test_every_notebook_is_known():
 
 
 def executed_for_the_documentation(path):
-    """Return a notebook as `make docs` has executed it, and its folder; None if anything has changed since.
-
-    Executing them takes minutes: where the documentation has just been built, once is enough.
-    """
+    """Return a notebook as `make docs` has executed it, and its folder; None if anything has changed since."""
     file, folder = ROOT / "jupyter_execute" / "notebooks" / path.name, ROOT / "docs" / "notebooks"
     sources = [path, ROOT / "pyproject.toml", ROOT / "constraints.txt", *(ROOT / "src").rglob("*.py")]
     newest = max(source.stat().st_mtime for source in sources)

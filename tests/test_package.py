@@ -48,19 +48,6 @@ def test_importing_is_silent_and_loads_no_torch():
     assert run_python(code, "-W", "error") == "[]"
 
 
-def test_help_of_the_command_line_loads_no_torch():
-    code = """
-import sys
-from latelier.cli import main
-sys.argv = ["latelier", "--help"]
-try:
-    main()
-except SystemExit as stop:
-    print("code", stop.code, "torch", "torch" in sys.modules)
-"""
-    assert run_python(code).endswith("code 0 torch False")
-
-
 def test_a_missing_extra_is_named_with_the_command_that_installs_it():
     """In one process, which takes seconds to import torch."""
     uses = {

@@ -49,8 +49,8 @@ def test_a_parameter_in_double_quotes_is_a_text(run, tmp_path, tiny):
         options = ("--filter", filter, "--parameter", value, "--json")
         result = run("search", tmp_path / "index", "bananas", *options, "--mode", "keywords")
         assert len(json.loads(result.stdout)["results"]) == count
-        told = json.loads(run("why-not", tmp_path / "index", "bananas", "1", *options, "--device", "cpu").stdout)
-        assert ("filtered" in [cause["kind"] for cause in told["causes"]]) is (count == 0)
+    told = json.loads(run("why-not", tmp_path / "index", "bananas", "1", *options, "--device", "cpu").stdout)
+    assert "filtered" not in [cause["kind"] for cause in told["causes"]]
 
 
 def test_info(run, folder, tmp_path):

@@ -19,16 +19,6 @@ def test_an_option_of_another_search_mode_is_refused(run, command, mode, option,
     assert f"Invalid value for {option}: it has no effect on --mode {mode}, only on " in result.stderr
 
 
-SEARCH = {"--index": "x", "--mode": "vectors", "--device": "banana"}
-
-
-@pytest.mark.parametrize(("option", "value"), SEARCH.items())
-def test_evaluate_refuses_options_of_a_search_beside_a_run(run, option, value):
-    result = run("evaluate", "no-data", "--run", "no-run", option, value)
-    assert result.exit_code == 2
-    assert f"Invalid value for {option}: it has no effect" in result.stderr
-
-
 @pytest.mark.parametrize("command", [("search", "no-index", "fruit"), ("why-not", "no-index", "fruit", "moon")])
 @pytest.mark.parametrize("option", ["--parameter", "--filter-timeout"])
 def test_options_of_a_filter_need_it(run, command, option):
@@ -46,16 +36,21 @@ def test_a_search_by_keywords_refuses_what_encodes_the_query(run, option, value)
     assert (result.exit_code, "there is no index" in result.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["read", "write"])
-@pytest.mark.parametrize("token", ["", "   "])
-def test_an_empty_token_of_a_server_is_refused(run, monkeypatch, name, token):
-    pytest.importorskip("fastapi")
-    given = [run("serve", "no-index", f"--{name}-token", token)]
-    monkeypatch.setenv(f"LATELIER_{name.upper()}_TOKEN", token)
-    given.append(run("serve", "no-index"))
-    for result in given:
+@pytest.mark.parametrize("token", ["", "   ", "short"])
+@pytest.mark.parametrize(
+    ("command", "option", "variable"),
+    [
+        (["serve", "no-index"], "--read-token", "LATELIER_READ_TOKEN"),
+        (["serve", "no-index"], "--write-token", "LATELIER_WRITE_TOKEN"),
+        (["mcp", "no-index", "--http"], "--token", "LATELIER_MCP_TOKEN"),
+    ],
+)
+def test_an_empty_token_of_a_server_is_refused(run, monkeypatch, command, option, variable, token):
+    given = [run(*command, option, token)]
+    monkeypatch.setenv(variable, token)  # empty if the command that makes it fails
+    for result in [*given, run(*command)]:
         assert result.exit_code == 1
-        assert f"the {name} token has {len(token)} characters; expected at least 16" in result.stderr
+        assert f"token has {len(token)} characters; expected at least 16" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from latelier.evaluation.comparison import bootstrap_interval, holm, randomizati
 QRELS = {f"q{i}": {"good": 1, "fair": 1} for i in range(6)} | {"only negative": {"bad": 0}}
 A = {f"q{i}": {"good": 3.0, "bad": 2.0, "fair": 1.0} for i in range(6)}
 
-
 B = {
     **A,
     "q0": {"good": 2.0, "fair": 1.0},

@@ -1,9 +1,4 @@
-"""Random filters: valid ones, valid ones with a flaw, and tokens in no order, as a stranger might send them.
-
-`random_filter(random.Random(seed))` returns an expression and its parameters, over the documents that `ROWS` describes.
-What must hold of each: a search with ``filter=["tenant = 't1'", expression]`` raises `InvalidArgumentError` (or
-`FilterTimeoutError`), or finds only documents of ``t1``.
-"""
+"""Random filters: valid ones, valid ones with a flaw, and tokens in no order, as a stranger might send them."""
 
 import random
 

@@ -65,10 +65,7 @@ def contents(index):
 
 
 def start_child(function, from_thread=False):
-    """Run a function in a forked child process; return a function that waits for its JSON result.
-
-    Fork before starting threads: what another thread has locked stays locked in the child.
-    """
+    """Run a function in a forked child process; return a function that waits for its JSON result."""
     reader, writer = os.pipe()
     children = []
 

@@ -239,8 +239,6 @@ def test_progress_is_shown_on_stderr_only_when_asked(index, capsys, monkeypatch)
     assert "2 of 2 documents so far." in err
 
 
-# Ids that begin alike: listed, removed and replaced together, in one commit.
-
 ALIKE = ["a#1", "a#2", "a", "b#1", 1, 12, "1", "A#1", "a\U0010ffff#1", "a\ud7ff", "a\ue000", "é#1"]
 
 

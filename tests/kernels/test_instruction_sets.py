@@ -2,18 +2,16 @@
 
 import os
 import platform
-import re
 import subprocess
 import sys
 
 import llvmlite.binding as llvm
 import numba
 import pytest
-from llvmlite import ir
 
 from latelier.errors import InvalidArgumentError
-from latelier.kernels.jit import ROWS, at, constant, has_features
-from latelier.kernels.multiply import INSTRUCTION_SETS, Factors, instruction_set, multiply_floats, supported
+from latelier.kernels.jit import has_features
+from latelier.kernels.multiply import INSTRUCTION_SETS, instruction_set, supported
 
 PROGRAM = """
 import sys, torch
@@ -106,98 +104,3 @@ def test_processors_whose_features_llvm_does_not_list(monkeypatch, machine, name
     finally:
         has_features.cache_clear()
     assert best == expected
-
-
-# The inner loops that LLVM makes for each processor: the instructions that were meant, and no sums kept in memory. LLVM
-# compiles for any processor on any other, so loops for ARM are checked on x86, and those for x86 on ARM.
-
-new_llvm = pytest.mark.skipif(
-    llvm.llvm_version_info[0] < 20, reason="the loops of older releases of LLVM have other instructions around them"
-)
-X86, ARM, APPLE = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "arm64-apple-darwin"
-STACK = re.compile(r"\(%rsp|\[sp")
-
-
-def assembly(emit, triple, cpu):
-    """Compile a function of four addresses or numbers with `emit(builder, arguments)`; return its innermost loops."""
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4), "kernel")
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    emit(builder, list(function.args))
-    builder.ret_void()
-    try:
-        machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
-    except RuntimeError as error:
-        pytest.skip(f"this build of LLVM is not for {triple}: {error}")
-    module.triple, module.data_layout = triple, str(machine.target_data)
-    parsed = llvm.parse_assembly(str(module))
-    llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3)).getModulePassManager().run(
-        parsed, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
-    )
-    return inner_loops(machine.emit_assembly(parsed))
-
-
-def inner_loops(text):
-    """The instructions from each label to the jump back to it, if there is no label between."""
-    loops, label, body = [], None, []
-    for line in text.splitlines():
-        found = re.match(r"(\.?LBB\w+):", line)
-        if found:
-            label, body = found[1], []
-            continue
-        words = line.split("#")[0].split(";")[0].split("//")[0].split()
-        if not words or words[0].startswith("."):
-            continue
-        body.append(" ".join(words))
-        if label and words[-1] == label and re.match(r"j|b\.|cbn?z|tbn?z", words[0]):
-            loops.append(body)
-            label, body = None, []
-    return loops
-
-
-def dot_products_of_floats(isa):
-    def emit(builder, arguments):
-        rows, query, words, out = arguments
-        for r, totals in enumerate(multiply_floats(builder, isa.tile, rows, query, words)):
-            for g, total in enumerate(totals):
-                place = builder.add(out, constant(64 * (r * isa.tile.groups + g)))
-                builder.store(total, at(builder, place, total.type), align=4)
-
-    return emit
-
-
-def dot_products_of_bytes(isa, lanes=16):
-    def emit(builder, arguments):
-        rows, query, words, out = arguments
-        start = builder.add(query, builder.mul(words, constant(64)))
-        factors = Factors(rows, [(query, start)], words, ROWS, lanes=lanes)
-        for r, total in enumerate(isa.products.multiply(builder, factors)):
-            builder.store(total, at(builder, builder.add(out, constant(64 * r)), total.type), align=4)
-
-    return emit
-
-
-# instruction set, processor, how many multiplications; on ARM, one element of a register and no copy of it (dup, ld1r)
-FLOATS, BYTES = dot_products_of_floats, dot_products_of_bytes
-LOOPS = [
-    (FLOATS, "avx512vnni", X86, "cascadelake", {r"vfmadd\d+ps %zmm": 64, "vbroadcastss": 32, "vmovups": 8}),
-    (FLOATS, "avx2", X86, "haswell", {r"vfmadd\d+ps %ymm": 48, "vbroadcastss": 24, "vmovups": 8}),
-    (FLOATS, "neon", ARM, "cortex-a72", {r"fmla.*\[[0-3]\]": 64, "dup|ld1r": 0}),
-    (BYTES, "avx512vnni", X86, "cascadelake", {"vpdpbusd.*%zmm": 8, "vpbroadcastd": 8}),
-    (BYTES, "avx2", X86, "haswell", {"vpmaddwd.*%ymm": 8, "vpaddd": 8, "vpmovsxbw": 2, "vpbroadcastq": 4}),
-    (BYTES, "generic", X86, "x86-64", {"pmaddwd": 8, "paddd": 8}),
-    (BYTES, "dotprod", APPLE, "apple-m1", {r"sdot.*\[[0-3]\]": 64, "eor": 4}),
-]
-
-
-@new_llvm
-@pytest.mark.parametrize(("multiply", "name", "triple", "cpu", "expected"), LOOPS)
-def test_products_are_added_up_in_registers(multiply, name, triple, cpu, expected):
-    loops = assembly(multiply(INSTRUCTION_SETS[name]), triple, cpu)
-    assert loops
-    for loop in loops:
-        found = {pattern: sum(re.match(pattern, line) is not None for line in loop) for pattern in expected}
-        assert found == expected
-        assert not any(map(STACK.search, loop))

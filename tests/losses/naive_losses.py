@@ -7,11 +7,7 @@ from naive import naive_tensor_maxsim
 
 
 class Lexicon(nn.Module):
-    """A late-interaction encoder without context: each token id has one vector, whatever stands around it.
-
-    As in a real model, 0 is padding, tokens of a skiplist are not scored in documents, and the modules write into the
-    dict of features.
-    """
+    """A late-interaction encoder without context: each token id has one vector, whatever stands around it."""
 
     def __init__(self, vocabulary=30, dim=6, skiplist=(1, 2, 3), dtype=torch.float32):
         super().__init__()

@@ -4,20 +4,13 @@ import warnings
 
 import pytest
 import torch
-from naive_losses import Lexicon, embed, features, naive_contrastive, score_each, vocabulary_texts
+from naive_losses import Lexicon, features, naive_contrastive, score_each, vocabulary_texts
 
 from latelier.losses import CachedContrastive, Contrastive
 
 pytestmark = pytest.mark.processor
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2}
-
-
-COLUMNS = {
-    "anchor": ["are fruits healthy?", "how do planes fly?", "where is Rome?"],
-    "positive": ["Fruits are good (very good!) for health.", "Wings push air down.", "Rome is in Italy; so is Milan."],
-    "negative": ["Fruits...", "Planes are made of metal, mostly - as are trains.", "Rome, Georgia."],
-}
 
 
 def small_batch(negatives, model, b=3, seed=0):
@@ -44,24 +37,6 @@ def test_value_and_gradient_equal_the_loop(negatives, mean, temperature, dtype):
     scale = expected_gradient.abs().max()
     assert scale > 1e-2
     torch.testing.assert_close(loss_gradient / scale, expected_gradient / scale, rtol=0, atol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("columns", [2, 3], ids=["pairs", "triplets"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-5), (torch.bfloat16, 0.1)])
-def test_a_real_model_gives_the_value_of_one_text_at_a_time(colbert, dtype, tolerance, columns):
-    colbert.to(dtype)
-
-    texts = list(COLUMNS.values())[:columns]
-    documents = [embed(colbert, column[i], False) for i in range(3) for column in texts[1:]]
-    scores = [score_each(embed(colbert, query, True), documents) for query in texts[0]]
-    batch = [colbert.tokenize(column, is_query=column is texts[0]) for column in texts]
-    loss = Contrastive(colbert)(batch)
-    expected = naive_contrastive(scores, columns - 1)
-    assert loss.item() == pytest.approx(expected.item(), rel=tolerance, abs=tolerance)
-    gradients = [torch.autograd.grad(x, colbert[1].linear.weight)[0].float() for x in (loss, expected)]
-    scale = gradients[1].abs().max()
-    assert scale > 1e-3
-    torch.testing.assert_close(gradients[0] / scale, gradients[1] / scale, rtol=0, atol=max(tolerance, 1e-3) * 2)
 
 
 def test_nothing_to_contrast_is_said_once():

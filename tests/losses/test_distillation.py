@@ -17,12 +17,10 @@ pytestmark = [pytest.mark.processor, pytest.mark.filterwarnings("ignore:all cand
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2}
 QUERIES = ["are fruits healthy?", "how do planes fly?"]
 
-
 DOCUMENTS = [
     ["Fruits are good (very good!) for health.", "Fruits...", "Fruits are sold by weight, or by the piece."],
     ["Planes are made of metal, mostly.", "Wings push air down; the air pushes back.", "Birds fly."],
 ]
-
 
 ALL_DOCUMENTS = [text for rows in DOCUMENTS for text in rows]
 LABELS = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.5]]
@@ -79,13 +77,7 @@ def test_a_real_model_gives_the_value_of_one_text_at_a_time(colbert, dtype, tole
 
 
 def rounding_of_a_gradient(scores, dtype, normalize):
-    """How far apart rounding alone may set two gradients, in the norm, relative to it.
-
-    Two layers, there and back, round some forty times one after the other; that adds up like a random walk, on both
-    sides of a comparison: ``2 sqrt(40) eps``. Scores are off by `relative_rounding`, which counts in proportion to the
-    range that they are stretched from. Single elements may be off by several times as much; which ones depends on the
-    order in which a processor adds.
-    """
+    """How far apart rounding alone may set two gradients, in the norm, relative to it."""
     rows = torch.tensor([[value.item() for value in row] for row in scores])
     unit = (rows.amax(1) - rows.amin(1)).min() if normalize else 1.0
     of_scores = relative_rounding(torch.float32, dtype, 16, 12) * rows.abs().max() / unit

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.processor
 
 LABELS = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.5], [0.3, 0.6, 0.2]]
 
-
 LOSSES = {
     "contrastive": Contrastive,
     "cached": CachedContrastive,

@@ -1,7 +1,4 @@
-"""Models that several tests only read: loading one takes longer than using it.
-
-They have the first two of MiniLM's six layers: what is tested here does not depend on how well the model reads.
-"""
+"""Models that several tests only read: loading one takes longer than using it."""
 
 import pytest
 import torch

@@ -62,11 +62,7 @@ def write(path, content):
 
 
 def by_hand(encoder_folder, text, *, marker_id, weight, width=None, skip=()):
-    """ColBERT's embedding of one text with nothing but transformers and matrix products.
-
-    [CLS] marker text [SEP], then [MASK] up to `width` (not attended to), projected, normalised; the
-    rows of tokens in `skip` are left out.
-    """
+    """ColBERT's embedding of one text with nothing but transformers and matrix products."""
     tokenizer, encoder = AutoTokenizer.from_pretrained(encoder_folder), AutoModel.from_pretrained(encoder_folder)
     # Length with a special token: the marker itself takes one place of the cap.
     ids = tokenizer(text, truncation=True, max_length=(width or 512) - (marker_id is not None))["input_ids"]

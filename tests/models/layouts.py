@@ -91,10 +91,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a checkpoint computes, in the order of queries and documents; and `write`, which writes its files.
-
-    `settings`: of the file that the layout has for them, those that differ from what the other fields say.
-    """
+    """What a checkpoint computes, in the order of queries and documents; and `write`, which writes its files."""
 
     write: Callable[["Layout", Any], None]
     encoder: str = "Bert"

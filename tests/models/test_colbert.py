@@ -163,8 +163,6 @@ def test_queries_are_expanded_to_a_least_length_and_longer_ones_read_whole(tiny,
         Recipe(query_expansion="least")
 
 
-# Calls written for other libraries.
-
 CALLS = {
     "query": lambda model: model.encode_query(TEXTS),
     "encode by position": lambda model: model.encode(

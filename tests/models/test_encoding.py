@@ -138,8 +138,6 @@ def test_the_autocast_that_a_trainer_leaves_on_a_model_decides_nothing(tiny, dty
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-# Devices.
-
 AVAILABLE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 
 

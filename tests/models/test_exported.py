@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from latelier.models import ColBERT, ExportedEncoder, Recipe
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
-
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 40, "Über naïve café 東京"]
 
@@ -103,20 +100,6 @@ def test_a_text_is_encoded_as_it_is_alone_however_many_threads(exported, name, t
         for got, want in zip(together[encode], expected, strict=True):
             assert got.shape == want.shape
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = sys.modules["transformers"] = sys.modules["sentence_transformers"] = None
-from latelier.models import ExportedEncoder
-print(ExportedEncoder(sys.argv[1], threads=1).encode_queries(["pear"])[0].shape)
-"""
-
-
-def test_neither_torch_nor_transformers_is_imported(exported):
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(exported["recipe"].folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.stdout, done.returncode) == ("(14, 16)\n", 0), done.stderr
 
 
 def test_an_export_is_replaced_and_other_folders_are_not(models, exported, tmp_path):

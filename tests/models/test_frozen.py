@@ -154,9 +154,6 @@ def test_copies_pickles_shared_memory_and_the_end_of_a_model(own):
     torch.testing.assert_close(own.encode_document("pear"), expected)
 
 
-# Threads.
-
-
 @pytest.mark.parametrize(
     ("backend", "dtype"), [("torch", "float32"), ("torch", "bfloat16"), ("onnx", "float32"), ("onnx", "int8")]
 )

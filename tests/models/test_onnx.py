@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models import ColBERT
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 from latelier.models import onnx
-from latelier.models.exported import OnnxEncoder, is_own, is_whole, read_description, write_folder
+from latelier.models.exported import OnnxEncoder
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 
@@ -167,54 +166,3 @@ def test_without_the_extra_auto_is_torch(tiny, torch_model, monkeypatch):
     assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
     with pytest.raises(ImportError, match=r'pip install "latelier\[onnx\]"'):
         ColBERT(tiny, device="cpu", backend="onnx")
-
-
-# The files of exports: whole or not there, of this user alone, and nothing left behind by killed processes.
-
-
-def write(folder, content=b"weights"):
-    write_folder(folder, lambda target: (target / "encoder.onnx").write_bytes(content) and {"dim": 3})
-    return folder
-
-
-def test_what_was_written_is_whole_and_is_replaced_as_a_whole(tmp_path):
-    folder = write(tmp_path / "export")
-    assert (is_whole(folder), read_description(folder)["dim"]) == (True, 3)
-    write(folder, b"others")
-    assert (folder / "encoder.onnx").read_bytes() == b"others"
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_file_that_changed_needs_its_checksum(tmp_path):
-    folder = write(tmp_path / "export")
-    os.utime(folder / "encoder.onnx", (0, 0))  # as a copy has another time
-    assert read_description(folder)["dim"] == 3
-    (folder / "encoder.onnx").write_bytes(b"weightS")
-    with pytest.raises(ModelLoadError, match=r"'encoder\.onnx' is damaged"):
-        read_description(folder)
-    (folder / "encoder.onnx").write_bytes(b"weight")
-    with pytest.raises(ModelLoadError, match=r"'encoder\.onnx' is damaged"):
-        read_description(folder)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
-def test_folders_that_others_can_write_and_links_are_not_ones_own(tmp_path):
-    mask = os.umask(0)
-    try:
-        folder = write(tmp_path / "export")
-    finally:
-        os.umask(mask)
-    assert is_own(folder)
-    for path in (folder, folder / "encoder.onnx"):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        path.chmod(mode | stat.S_IWGRP)
-        assert not is_own(folder)
-        path.chmod(mode)
-    assert is_own(folder)
-    (folder / "encoder.onnx").rename(tmp_path / "elsewhere")
-    (folder / "encoder.onnx").symlink_to(tmp_path / "elsewhere")
-    assert is_whole(folder)
-    assert not is_own(folder)
-    (tmp_path / "link").symlink_to(write(tmp_path / "other"))
-    assert not is_own(tmp_path / "link")
-    assert not is_own(tmp_path / "missing")

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
-from tokenizers import models as tokenizer_models
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from layouts import make_tokenizer
+from tokenizers import Regex, normalizers, pre_tokenizers
+from transformers import BertConfig, BertModel
 
 from latelier.errors import LatelierError
 from latelier.models import ColBERT, ExportedEncoder
@@ -82,9 +82,6 @@ def test_a_panic_of_the_tokenizer_is_an_error(tiny):
             model.encode_document(texts)
 
 
-# Ranges of tokens.
-
-
 def ranges_of(model, text, is_query=False):
     return scored_ranges(model, model.tokenize([text], is_query=is_query), text)
 
@@ -95,33 +92,16 @@ def pieces(model, text, is_query=False):
     return list(zip(model.tokens(text, is_query), [each and text[slice(*each)] for each in found], strict=True))
 
 
-def byte_level():
-    tokenizer = Tokenizer(tokenizer_models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return tokenizer, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>", "<pad>"])
-
-
-def sentence_piece():
-    tokenizer = Tokenizer(tokenizer_models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    return tokenizer, trainers.UnigramTrainer(vocab_size=120, special_tokens=["<s>", "<pad>"], unk_token="<s>")
-
-
-@pytest.fixture(scope="module", params=[byte_level, sentence_piece])
+@pytest.fixture(scope="module", params=["bytes after BOS", "pieces"])
 def other_kind(request, tmp_path_factory):
     """A model with the kind of tokenizer that GPT-2 has, or XLM-RoBERTa, and a prompt."""
-    tokenizer, trainer = request.param()
-    tokenizer.train_from_iterator(TEXTS * 3, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
-    folder = tmp_path_factory.mktemp("kinds") / "model"
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", cls_token="<s>").save_pretrained(folder)
+    tokenizer, folder = make_tokenizer(request.param), tmp_path_factory.mktemp("kinds") / "model"
+    if request.param == "pieces":
+        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=tokenizer.get_vocab_size(), **sizes)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
     return ColBERT.from_dense(str(folder), device="cpu", prompts={"query": "query: ", "document": "passage: "})
 
 
@@ -170,9 +150,6 @@ def test_exported_encoders_give_the_same_ranges(plain, recipe, tmp_path):
         for text in [*TEXTS, "one two three four five six seven eight nine ten"]:
             for is_query in (False, True):
                 assert encoder.token_ranges(text, is_query) == ranges_of(model, text, is_query)
-
-
-# Threads and processes.
 
 
 def test_threads_truncate_queries_and_documents_at_their_own_lengths(tiny):

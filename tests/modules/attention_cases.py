@@ -1,10 +1,4 @@
-"""Options that `Attention` and the class of diffusers both have, with inputs and weights, from attention_cases.jsonl.
-
-Weights and inputs come from numpy's legacy generator, whose numbers are the same in every version.
-
-Run where diffusers is installed, it stores the reference numbers of the tests:
-``PYTHONPATH=src:tests/modules python tests/modules/attention_cases.py``.
-"""
+"""Cases of `Attention` and of diffusers' class; run as a program where that is installed, it stores its numbers."""
 
 import json
 from pathlib import Path

@@ -1,10 +1,4 @@
-"""Combinations of options of `DynamicsNetwork`, with inputs and weights for each, and what a network makes of them.
-
-Weights and inputs come from numpy's legacy generator, whose numbers are the same in every version.
-
-Run where LightZero is installed, it stores the reference numbers of the tests:
-``PYTHONPATH=src:tests/modules python tests/modules/dynamics_cases.py``.
-"""
+"""Cases of `DynamicsNetwork`; run as a program where LightZero is installed, it stores the numbers of its network."""
 
 import inspect
 import itertools
@@ -116,10 +110,7 @@ def theirs(peer: type, case: Case) -> Any:
 
 
 def stored_numbers(make: Callable[[Case], Any]) -> dict[str, np.ndarray]:
-    """What is stored of the networks of a few cases: outputs, statistics, and each twentieth gradient.
-
-    Computed in float64, as a batch norm over a small batch multiplies rounding errors, and stored as float32.
-    """
+    """What is stored of the networks of a few cases: outputs, statistics, and each twentieth gradient."""
     results = [run(fill(make(case)), case, torch.float64) for case in list(cases())[::61]]
     numbers = {
         kind: np.concatenate([tensor.flatten().numpy() for result in results for tensor in result[kind]]).astype("f")

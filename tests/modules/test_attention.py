@@ -1,6 +1,5 @@
 """`Attention`: the formula, torch's own multi-head attention, masks, options and errors."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -14,43 +13,6 @@ from latelier.modules import Attention, ExplicitProcessor, FusedProcessor, SDPAP
 
 SMALL = {"query_dim": 8, "heads": 2, "dim_head": 4}
 PROCESSORS = [SDPAProcessor(), ExplicitProcessor(), SlicedProcessor(3)]
-
-
-def by_hand(attention, sequence, source, allowed=None):
-    """softmax(Q K^T / sqrt(d)) V W_O, one sequence, one head and one query at a time."""
-    heads, dim = attention.heads, attention.dim_head
-    rows = []
-    for queries, keys, values in zip(
-        attention.to_q(sequence), attention.to_k(source), attention.to_v(source), strict=True
-    ):
-        row = []
-        for position, query in enumerate(queries):
-            parts = []
-            for head in range(heads):
-                mine = slice(head * dim, (head + 1) * dim)
-                group = head // (heads // attention.kv_heads)
-                shared = slice(group * dim, (group + 1) * dim)
-                scores = torch.stack([query[mine] @ key[shared] / math.sqrt(dim) for key in keys])
-                if allowed is not None:
-                    scores[~allowed[len(rows), position]] = -torch.inf
-                weights = scores.exp() / scores.exp().sum()
-                parts.append(sum(weight * value[shared] for weight, value in zip(weights, values, strict=True)))
-            row.append(attention.to_out[0](torch.cat(parts)))
-        rows.append(torch.stack(row))
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
-@pytest.mark.parametrize("kv_heads", [None, 1, 2])
-def test_equals_the_formula(kv_heads, processor):
-    attention = Attention(8, 6, heads=4, kv_heads=kv_heads, dim_head=4, bias=True, processor=processor)
-    sequence, context = torch.randn(2, 3, 8), torch.randn(2, 5, 6)
-    allowed = torch.rand(2, 3, 5) > 0.4
-    allowed[..., 0] = True
-    with torch.no_grad():
-        torch.testing.assert_close(attention(sequence, context), by_hand(attention, sequence, context))
-        found = attention(sequence, context, allowed)
-        torch.testing.assert_close(found, by_hand(attention, sequence, context, allowed))
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=repr)
@@ -131,14 +93,6 @@ def test_added_keys_precede_and_a_mask_of_the_context_leaves_the_sequence_unmask
     torch.testing.assert_close(attention(sequence, context, mask), expected)
     changed = context.masked_fill(~mask[..., None], 9.0)
     torch.testing.assert_close(attention(sequence, changed, mask), expected)
-
-
-def test_pre_only_returns_the_heads_before_the_output_projection():
-    attention, plain = Attention(**SMALL, pre_only=True), Attention(**SMALL)
-    plain.load_state_dict(attention.state_dict(), strict=False)
-    sequence = torch.randn(2, 3, 8)
-    torch.testing.assert_close(plain.to_out[0](attention(sequence)), plain(sequence))
-    assert attention.to_out is None
 
 
 def test_fusing_and_unfusing():

@@ -8,7 +8,6 @@ from torch import nn
 from latelier.embeddings import TokenEmbeddings
 from latelier.models import pool_tokens
 from latelier.modules import AttentionPooling
-from latelier.modules.pooling import ward_clusters
 
 DIM = 8
 
@@ -65,12 +64,7 @@ def naive(pooling: AttentionPooling, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def naive_ward(units: list[torch.Tensor], weights: list[float], clusters: int) -> list[int]:
-    """Merge the two clusters whose union costs least, until the wanted number is left; label by first tokens.
-
-    The squared distance of two clusters is ``2 a b / (a + b)`` times that of their means, for the weights a and b. It
-    is computed from all pairs of tokens: with d(A, B) for the weighted mean of the squared distances, the squared
-    distance of the means is ``d(A, B) - d(A, A) / 2 - d(B, B) / 2``.
-    """
+    """Merge the two clusters whose union costs least, until the wanted number is left; label by first tokens."""
     square = [[float(1 - u @ v) ** 2 if u is not v else 0.0 for v in units] for u in units]
 
     def between(left: list[int], right: list[int]) -> float:
@@ -107,15 +101,6 @@ def test_numbers_are_those_of_the_loop(holes):
     assert pooled["attention_mask"].sum(dim=1).tolist() == [3, 1, 3, 3]
     for vectors, tokens in zip(rows(pooled), rows(features), strict=True):
         torch.testing.assert_close(vectors, naive(pooling, tokens), rtol=1e-4, atol=1e-5)
-
-
-def test_the_weights_change_the_clusters():
-    unit = F.normalize(batch(12)["token_embeddings"], dim=-1)
-    mask = torch.ones(1, 12, dtype=torch.bool)
-    equal = ward_clusters(unit, mask, torch.ones(1, 12), 4)
-    weights = torch.linspace(0.02, 50, 12)[None]
-    assert ward_clusters(unit, mask, weights, 4)[0].tolist() == naive_ward(list(unit[0]), weights[0].tolist(), 4)
-    assert not torch.equal(ward_clusters(unit, mask, weights, 4), equal)
 
 
 @pytest.mark.parametrize("make", [AttentionPooling, lambda dim, k: trained(k)], ids=["untrained", "trained"])

@@ -12,12 +12,7 @@ from latelier import modules
 
 
 class Case(NamedTuple):
-    """A class, arguments of its constructor, and a function that makes positional inputs of a dtype.
-
-    Inputs that are integers or masks have a dtype of their own. Inputs may be tuples of tensors or dicts of them;
-    outputs are tensors, or tuples or dicts of tensors, nested or not. If some parameters start at zero, so that others
-    have no effect yet, the tests give them random values.
-    """
+    """A class, arguments of its constructor, and a function that makes positional inputs of a dtype."""
 
     cls: type[nn.Module]
     arguments: dict[str, Any]

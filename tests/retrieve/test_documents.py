@@ -1,7 +1,5 @@
 """What a retriever takes as documents, and how it names the ones that it does not take."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -59,11 +57,3 @@ def test_what_is_no_iterable_of_documents(shared_retriever, documents):
     for call in (shared_retriever.add, shared_retriever.update):
         with pytest.raises(InvalidArgumentError, match=f"documents of type {type(documents).__name__}"):
             call(documents)
-
-
-def test_documents_are_read_as_they_come(small):
-    retriever = Retriever(small)
-    texts = (f"text {i}" if i < 5 else 5 for i in itertools.count())
-    with pytest.raises(InvalidArgumentError, match=r"documents\[5\]"):
-        retriever.add(texts, chunk_size=2)
-    assert [record.text for record in retriever.index.get(retriever.index.ids())] == [f"text {i}" for i in range(4)]

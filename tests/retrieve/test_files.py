@@ -260,18 +260,8 @@ def test_the_headings_above_a_passage_stand_before_it(tmp_path, tiny):
 
 
 def test_ignored_files(tmp_path):
-    for name in (
-        "a.py",
-        "build/b.py",
-        "src/build/c.py",
-        "src/d.log",
-        "src/keep.log",
-        "node_modules/e.js",
-        "env/pyvenv.cfg",
-        "env/lib/f.py",
-        ".git/f.md",
-        "x/y/z.md",
-    ):
+    names = "a.py build/b.py src/build/c.py src/d.log src/keep.log node_modules/e.js env/pyvenv.cfg env/lib/f.py"
+    for name in f"{names} .git/f.md x/y/z.md".split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
     (tmp_path / ".gitignore").write_text("# comment\n/build/\n*.log\n!keep.log\n")

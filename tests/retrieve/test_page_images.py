@@ -6,9 +6,8 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from sentence_transformers import MultiVectorEncoder
 
-from image_models import IMAGE_MODELS, save_image_model
+from image_models import save_image_model
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import IVF, Flat
 from latelier.models import load
@@ -158,25 +157,6 @@ def pages_folder(tmp_path_factory):
 def pages(pages_folder):
     """A model of page images."""
     return load(pages_folder, device="cpu")
-
-
-@pytest.mark.parametrize("family", IMAGE_MODELS)
-def test_stored_vectors_are_those_of_sentence_transformers(family, tmp_path):
-    folder = save_image_model(family, tmp_path / "model")
-    NOISE.save(tmp_path / "a.png")
-    (tmp_path / "b.pdf").write_bytes(pdf_of((200, 300)))
-    retriever = Retriever(folder, device="cpu")
-    given = {
-        "png": tmp_path / "a.png",
-        "pdf": str(tmp_path / "b.pdf"),
-        "pil": NOISE.rotate(9),
-        "bytes": encoded("JPEG"),
-    }
-    retriever.add([{"id": id, "image": image, "page": 1} for id, image in given.items()])
-    read = [load_image(tmp_path / "a.png"), load_image(tmp_path / "b.pdf", 1), NOISE.rotate(9)]
-    expected = MultiVectorEncoder(folder, device="cpu").encode_document([*read, Picture.of(given["bytes"]).load()])
-    for id, vectors in zip(given, expected, strict=True):
-        np.testing.assert_allclose(retriever.index.get_embeddings(id)[0], vectors.numpy(), atol=1e-5)
 
 
 def test_pictures_are_added_searched_updated_and_removed_beside_texts(pages, tmp_path):

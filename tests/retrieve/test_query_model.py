@@ -68,13 +68,19 @@ def test_an_encoder_is_found_by_name_options_and_fingerprint(home, change):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
-@pytest.mark.parametrize("fault", ["damaged", "writable"])
-def test_exports_that_are_damaged_or_that_others_can_write_are_replaced(home, fault):
+@pytest.mark.parametrize("fault", ["damaged", "writable", "link"])
+def test_exports_that_are_damaged_or_that_others_can_write_are_not_used_and_replaced(home, fault):
     [folder] = (home / "cache" / "encoders").iterdir()
+    file = folder / "encoder.onnx"
     if fault == "damaged":
-        (folder / "encoder.onnx").write_bytes(b"")
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    elif fault == "writable":
+        file.chmod(0o666)
     else:
-        (folder / "encoder.onnx").chmod(0o666)
+        file.rename(home / "elsewhere")
+        file.symlink_to(home / "elsewhere")
+    with pytest.raises(InvalidArgumentError, match="no exported encoder of"):
+        Retriever.open(home / "index", backend="onnx")
     with Retriever.open(home / "index") as retriever:
         assert len(retriever.search("pears")) == len(TEXTS)
         retriever.export_encoder()

@@ -1,9 +1,6 @@
 """Text in, ranked documents out: adding, searching, replacing, and refusing what would give nonsense."""
 
 import copy
-import itertools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -106,29 +103,6 @@ def test_ids_that_others_have_taken_meanwhile_are_an_error(small, stored, passag
     assert [stored(retriever).text(id) for id in ("a", "b")] == ["first", "theirs"]
     retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=True)
     assert stored(retriever).ids() == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("passages", [None, 16])
-def test_threads_and_retrievers_number_the_documents_of_one_folder(small, stored, tmp_path, passages):
-    start = threading.Barrier(6)
-    retrievers = [Retriever(small, tmp_path / "index") for _ in range(2)]
-    retrievers[0].add(["zero"], passages=passages)
-    texts = [[f"note {i} of writer {writer}" + i * writer * " and on" for i in range(5)] for writer in range(6)]
-
-    def write(writer):
-        start.wait()
-        retrievers[writer % 2].add(iter(texts[writer]), chunk_size=2)
-
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(write, range(6)))
-    documents = stored(retrievers[0])
-    assert documents.ids() == list(range(31))
-    found = [documents.text(id) for id in documents.ids()]
-    assert sorted(found) == sorted(["zero", *itertools.chain(*texts)])
-    for own in texts:
-        assert [text for text in found if text in own] == own  # each writer's in its order
-    for retriever in retrievers:
-        retriever.close()
 
 
 def test_chunks_before_an_invalid_document_are_kept_and_nothing_of_its_own(small):

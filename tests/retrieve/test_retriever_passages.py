@@ -90,17 +90,6 @@ def test_many_passages_of_one_document_do_not_hide_the_others(small):
     assert [result.id for result in retriever.search(["the same words", "again"], k=2)[0]] == ["long", "far"]
 
 
-def test_passages_joined_by_their_offsets_are_the_text(filled, stored):
-    for id, text in TEXTS.items():
-        parts = [json.loads(part) for part in stored(filled).parts(id)]
-        assert [part[1] for part in parts] == list(range(len(parts)))
-        covered = sorted({at for _, _, start, end in parts for at in range(start, end)})
-        assert "".join(text[at] for at in covered).replace(" ", "") == text.replace(" ", "")
-        tokens = [len(filled.index.get_embeddings([part])[0]) for part in stored(filled).parts(id)]
-        assert max(tokens) <= 32
-    assert len(filled) == len(stored(filled).ids()) == 4
-
-
 def test_documents_are_removed_updated_and_skipped_as_a_whole(filled, stored):
     with pytest.raises(DuplicateIdError, match="'a' is in the index already"):
         filled.add([("a", "again")])

@@ -60,16 +60,3 @@ def test_a_fault_of_one_search_is_not_that_of_another(shared_retriever):
     for error, expected in zip(found[:-1], ("k=0", "yera", "nothing", "effort"), strict=True):
         assert isinstance(error, InvalidArgumentError)
         assert expected in str(error)
-
-
-def test_each_mode_finds_its_own(shared_retriever):
-    """ "integers" is a word of one document; no word of "unhealthy fruit" is in any."""
-    best = {mode: shared_retriever.search("unhealthy fruit", mode=mode) for mode in ("vectors", "hybrid")}
-    assert [results[0].id for results in best.values()] == ["fruit", "fruit"]
-    assert shared_retriever.search("unhealthy fruit", mode="keywords") == []
-    for mode in ("keywords", "rerank"):
-        [result] = shared_retriever.search("integers", mode=mode)
-        assert (result.id, result.metadata) == ("sum", {"year": 2024})
-    assert shared_retriever.search("integers", mode="rerank")[0].score == pytest.approx(
-        next(hit.score for hit in shared_retriever.search("integers") if hit.id == "sum"), rel=1e-5
-    )

@@ -6,8 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from latelier.embeddings import TokenEmbeddings
@@ -242,21 +240,6 @@ def test_gradients_of_a_training_batch_equal_those_of_plain_torch():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6),
-    order=st.randoms(use_true_random=False),
-    backend=st.sampled_from(BACKENDS),
-)
-def test_permuting_documents_and_tokens_permutes_the_scores(lengths, order, backend):
-    queries, documents = ragged([3, 1]), ragged(lengths, seed=11)
-    scores = colbert_scores(queries, documents, backend=backend)
-    places = list(range(len(documents)))
-    order.shuffle(places)
-    shuffled = [documents[i][torch.randperm(len(documents[i]))] for i in places]
-    torch.testing.assert_close(colbert_scores(queries, shuffled, backend=backend), scores[:, places])
-
-
 REFUSED = {
     "queries have dim 4, the documents 5": lambda: colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 5)),
     "received queries of type str": lambda: colbert_scores("text", torch.ones(1, 2, 5)),
@@ -282,20 +265,6 @@ def test_unknown_or_unfit_backends_are_named():
         colbert_scores(torch.ones(1, 2, 4, requires_grad=True), torch.ones(1, 2, 4), backend="int8")
     with pytest.raises(InvalidArgumentError, match="'fused' runs on CUDA, but the documents are on cpu"):
         colbert_scores(torch.ones(1, 2, 4), torch.ones(1, 2, 4), backend="fused")
-
-
-@pytest.mark.slow
-def test_indexes_and_scores_import_neither_transformers_nor_the_compiler_of_torch():
-    program = """
-import sys, torch
-from latelier import indexes, scores
-rows = torch.eye(2, requires_grad=True)
-scores.colbert_scores([rows], [rows]).sum().backward()
-unwanted = {"sympy", "torch._dynamo", "transformers", "sentence_transformers"}
-print(sorted(unwanted & sys.modules.keys()), rows.grad.tolist())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[] [[2.0, 0.0], [0.0, 2.0]]\n"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="system libraries elsewhere forbid forks")

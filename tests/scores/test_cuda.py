@@ -1,9 +1,4 @@
-"""Fused scoring against the double loop: on a GPU where there is one, and on the CPU by Triton's interpreter.
-
-Both need triton. The interpreter has to be chosen before triton is imported, so it runs these tests again in a process
-of its own. It cannot multiply bfloat16, and what it runs was not compiled: that the
-kernels compile for GPUs is a test of its own.
-"""
+"""Fused scoring against the double loop: on a GPU where there is one, and on the CPU by Triton's interpreter."""
 
 import os
 import re

@@ -1,13 +1,8 @@
-"""The tools, called by the package's own client; once over standard input and output of a real process."""
-
-import os
-import shutil
-import sys
+"""The tools, called by the package's own client."""
 
 import pytest
 from anyio import run
-from mcp import Client, StdioServerParameters
-from mcp.client.stdio import stdio_client
+from mcp import Client
 
 from latelier.retrieve import Retriever
 from latelier.serve import create_mcp_server
@@ -80,21 +75,6 @@ def test_documents_are_added_replaced_and_removed(retriever):
         ("get", {"ids": ["nothing"]}, "no document has the id 'nothing'. search returns the ids of what it finds"),
         ("add", {"documents": [{"id": "moon", "text": "A moon."}]}, "'moon' is in the index already. update replaces"),
         ("remove", {"ids": ["moon", "nothing"]}, "'nothing'"),
-    ],
-)
-def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, arguments, message):
-    async def session(client):
-        failed = await client.call_tool(tool, arguments)
-        assert failed.is_error
-        assert message in failed.content[0].text
-        assert value(await client.call_tool("list_indexes", {}))[0]["documents"] == 3
-
-    with_client(create_mcp_server({"records": retriever}, writable=True), session)
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "message"),
-    [
         (
             "search",
             {"query": "a", "limit": 3, "filters": "year > 1"},
@@ -110,16 +90,16 @@ def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, 
         ("explain", {"query": "dog", "id": True}, "a valid integer"),
     ],
 )
-def test_unknown_names_and_other_types_of_ids_are_refused(retriever, tool, arguments, message):
-    retriever.add([{"id": 1, "text": "One."}])
+def test_errors_come_back_with_the_cure_and_the_server_goes_on(retriever, tool, arguments, message):
+    retriever.add([{"id": 1, "text": "One."}])  # True is 1, but no id
 
     async def session(client):
         failed = await client.call_tool(tool, arguments)
         assert failed.is_error
         assert message in failed.content[0].text
+        assert value(await client.call_tool("list_indexes", {}))[0]["documents"] == 4
 
     with_client(create_mcp_server({"records": retriever}, writable=True), session)
-    assert len(retriever) == 4
 
 
 @pytest.mark.parametrize("mode", ["vectors", "keywords", "hybrid", "rerank"])
@@ -145,18 +125,3 @@ def test_a_document_without_a_text_takes_no_citations_from_the_others(retriever)
         assert "moon" in " ".join(cited["moon"])
 
     with_client(create_mcp_server({"records": retriever}), session)
-
-
-def test_a_child_process_logs_nothing_where_all_is_well(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "own")
-    command = ["-c", "from latelier.cli import main; main()", "mcp", str(tmp_path / "own"), "--writable"]
-
-    async def session(client):
-        pear = {"id": "pear", "text": "Pears are ripe.", "metadata": {}}
-        assert value(await client.call_tool("search", {"query": "ripe pears"}))
-        return value(await client.call_tool("add", {"documents": [pear]}))
-
-    parameters = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
-    with (tmp_path / "log").open("w") as log:
-        assert with_client(stdio_client(parameters, errlog=log), session) == "done; the index has 4 documents now"
-    assert (tmp_path / "log").read_text() == ""

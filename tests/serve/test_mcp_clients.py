@@ -16,10 +16,8 @@ from anyio import run
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from typer.testing import CliRunner
 
 from documents import FENCE
-from latelier.cli import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text(encoding="utf-8")
 CONFIGURATIONS = [json.loads(fence["body"]) for fence in FENCE.finditer(PAGE) if fence["language"] == "json"]
@@ -34,11 +32,13 @@ async def found(server):
         return [hit["id"] for hit in answer.structured_content["result"]]
 
 
-def test_the_command_serves_over_standard_input_and_output(folder):
+def test_the_command_serves_over_standard_input_and_output_and_logs_nothing(folder, tmp_path):
     [server] = {json.dumps(server["args"]) for server in SERVERS if "command" in server}
     arguments = [str(folder) if part == "/path/to/my-index" else part for part in json.loads(server)]
     parameters = StdioServerParameters(command=sys.executable, args=[*COMMAND, *arguments], env=dict(os.environ))
-    assert run(found, stdio_client(parameters)) == ["moon"]
+    with (tmp_path / "log").open("w") as log:
+        assert run(found, stdio_client(parameters, errlog=log)) == ["moon"]
+    assert (tmp_path / "log").read_text() == ""
 
 
 @pytest.fixture
@@ -107,14 +107,3 @@ def test_ctrl_c_stops_a_server_that_waits_for_standard_input(folder, tmp_path):
         assert process.wait(20) == 130
         assert b"Traceback" not in process.stderr.read()
     assert not (own / "catalog.sqlite-wal").exists()  # the index was closed
-
-
-@pytest.mark.parametrize("token", ["", "short"])
-def test_a_token_is_checked_before_an_index_is_opened(token, monkeypatch, tmp_path):
-    command = ["mcp", str(tmp_path / "none"), "--http"]
-    given = [CliRunner().invoke(app, [*command, "--token", token])]
-    monkeypatch.setenv("LATELIER_MCP_TOKEN", token)  # empty if the command that makes it fails
-    given.append(CliRunner().invoke(app, command))
-    for result in given:
-        assert result.exit_code == 1
-        assert f"the token has {len(token)} characters; expected at least 16" in result.stderr

@@ -141,16 +141,11 @@ def test_an_id_in_an_address_is_the_string_and_else_the_integer(client):
     assert client.get(f"{INDEX}/documents/7").json()["id"] == 7
     post(client, "/documents", {"documents": [{"id": "7", "text": "Another seven."}]}, 201)
     assert client.get(f"{INDEX}/documents/7").json()["id"] == "7"
-    post(client, "/documents", {"documents": [{"id": "a/b?c#d", "text": "An id with every sign."}]}, 201)
-    assert client.get(f"{INDEX}/documents/a%2Fb%3Fc%23d").json()["id"] == "a/b?c#d"
-
-
-@pytest.mark.parametrize("id", ["end\n", "a/b\r\n/c"])
-def test_an_id_with_a_line_end_has_an_address(client, id):
-    post(client, "/documents", {"documents": [{"id": id, "text": "An id of two lines."}]}, 201)
-    address = f"{INDEX}/documents/{quote(id, safe='')}"
-    assert client.get(address).json()["id"] == id
-    assert client.delete(address).json() == {"changed": 1, "documents": 3}
+    for id in ("a/b?c#d", "end\n", "a/b\r\n/c"):
+        post(client, "/documents", {"documents": [{"id": id, "text": "An odd id."}]}, 201)
+        address = f"{INDEX}/documents/{quote(id, safe='')}"
+        assert client.get(address).json()["id"] == id
+        assert client.delete(address).json() == {"changed": 1, "documents": 4}
 
 
 def nested(levels):

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from soak.cases import Part, Report, run_case
 from soak.workers import name_wrong, run_part
 
-PARTS = ("kills", "forks", "flips", "large", "disks", "filters", "commands")
+PARTS = ("kills", "forks", "flips", "disks", "filters")
 _ROW = "{:10} {:>8} {:>8} {:>9} {:>6} {:>8}"
 
 
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _part(name: str) -> Part:
-    return getattr(importlib.import_module(f"soak.{'flips' if name == 'large' else name}"), name.upper())
+    return getattr(importlib.import_module(f"soak.{name}"), name.upper())
 
 
 def _options() -> argparse.Namespace:

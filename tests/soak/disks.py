@@ -1,7 +1,4 @@
-"""Disks: writes that meet the end of the disk, or system calls that fail, anywhere.
-
-What was committed stays whole, and the next writes succeed.
-"""
+"""Disks: writes that meet the end of the disk, or system calls that fail, anywhere."""
 
 import errno
 import os

@@ -11,13 +11,10 @@ import numpy as np
 from kill_rounds import grow_early
 
 from latelier import indexes
-from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
 
 DIM = 8
 DOCUMENTS = 150
-# Just above what makes ANN data without any patching.
-LARGE = 70_000
 FILTER = "year >= 2100 AND who <> 'w3'"
 QUERIES = [np.random.default_rng(99).integers(-8, 9, size=(4, DIM)).astype("float32") for _ in range(3)]
 
@@ -57,15 +54,6 @@ def make_with_log(folder: Path) -> None:
                 shutil.copytree(folder / "open", folder / f"{name}.{state}", ignore=shutil.ignore_patterns("*-shm"))
         shutil.rmtree(folder / "open")
         (folder / f"{name}.{STATES - 1}").rename(folder / name)
-
-
-def make_large(folder: Path) -> None:
-    """Make an index whose ANN data was made as it is for users: of half a million tokens."""
-    repeat_names()
-    with indexes.IVF(folder / "large") as index:
-        vectors = np.random.default_rng(0).standard_normal((LARGE * 8, DIM), dtype="float32")
-        index.add(range(LARGE), TokenEmbeddings(vectors, np.arange(LARGE + 1) * 8), map(str, range(LARGE)))
-        assert index._storage.snapshot().ann_data is not None
 
 
 def repeat_names() -> None:
@@ -108,7 +96,7 @@ def answers(index: indexes.Index, ids: list[Any] | None = None, *, approximate: 
         found["count"] = _ask(lambda: len(index))
         found["settings"] = _ask(lambda: dict(index.settings))
         found["exact"] = _ask(lambda: _hits(index.search(QUERIES, k, **exact)))
-        found["filtered"] = _ask(lambda: _hits(index.search(QUERIES, k, filter=FILTER, **exact)) if k < LARGE else 0)
+        found["filtered"] = _ask(lambda: _hits(index.search(QUERIES, k, filter=FILTER, **exact)))
         if approximate:
             found["approximate"] = _ask(lambda: _hits(index.search(QUERIES, 10)))
     return found

@@ -14,7 +14,7 @@ from latelier import indexes
 from latelier.errors import LatelierError
 from soak.cases import Part, Wrong, say
 from soak.damage import damage
-from soak.flip_sources import DIM, KINDS, LOGGED, STATES, answers, differing, make, make_large, of_ids
+from soak.flip_sources import DIM, KINDS, LOGGED, STATES, answers, differing, make, of_ids
 
 _FRESH = "fresh"
 
@@ -22,13 +22,8 @@ _FRESH = "fresh"
 def case(source: Path, scratch: Path, seed: int) -> str:
     """Damage a copy of an index; look at it without writing; write to it and look again."""
     grow_early()
-    rng = random.Random(seed)
-    return damaged(source, scratch, rng, rng.choice([*KINDS, *LOGGED]))
-
-
-def damaged(source: Path, scratch: Path, rng: random.Random, name: str) -> str:
-    """Damage a copy of an index, and return how that was met."""
-    folder = scratch / "index"
+    rng, folder = random.Random(seed), scratch / "index"
+    name = rng.choice([*KINDS, *LOGGED])
     # Without the side files of other processes that are reading the source; a log is left where it holds something.
     side_files = ["*-shm"] if name in LOGGED else ["*-shm", "*-wal"]
     shutil.copytree(source / name, folder, ignore=shutil.ignore_patterns(*side_files))
@@ -117,9 +112,4 @@ def _check_survivors(
         raise Wrong(f"other answers about documents that verify calls whole{when}: {', '.join(wrong)}")
 
 
-def large_case(source: Path, scratch: Path, seed: int) -> str:
-    """Damage a copy of an index that is large enough for ANN data without any patching."""
-    return damaged(source, scratch, random.Random(seed), "large")
-
-
-FLIPS, LARGE = Part("flips", 6000, make, case), Part("large", 40, make_large, large_case, seconds=300.0)
+FLIPS = Part("flips", 6000, make, case)

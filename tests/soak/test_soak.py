@@ -17,9 +17,7 @@ from soak.workers import run_part
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 
 TESTS = Path(__file__).parents[1]
-# The part "large" is that of flips on another index, which takes long to make; a dose of kills and forks is in
-# tests/indexes/store.
-PARTS = ("flips", "disks", "filters", "commands")
+PARTS = ("flips", "disks", "filters")  # a dose of kills and forks is in tests/indexes/store
 
 
 def run_soak(*arguments):

@@ -1,5 +1,7 @@
 """Numbers of things: integers in range, whatever they come from."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,39 +9,32 @@ import torch
 from latelier.errors import InvalidArgumentError
 from latelier.utils.checks import check_count, check_number, count_entries, parse_bytes
 
-
-@pytest.mark.parametrize("value", [1, np.int64(3), np.uint8(3), 2**63 - 1])
-def test_counts(value):
-    assert check_count("k", value) == value
-    assert type(check_count("k", value)) is int
-
-
-@pytest.mark.parametrize("value", [0, -1, True, 1.0, "3", None, [1], float("nan"), np.float32(1), 2**63])
-def test_what_is_no_count(value):
-    with pytest.raises(InvalidArgumentError, match=r"received k=.*; expected an integer of at least 1"):
-        check_count("k", value)
-
-
-@pytest.mark.parametrize("value", [0, 4, True, 2.0, 10**400])
-def test_counts_up_to_a_limit(value):
-    assert check_count("dim", 3, most=3) == 3
-    with pytest.raises(InvalidArgumentError, match=r"received dim=.*; expected an integer from 1 to 3"):
-        check_count("dim", value, most=3)
+COUNTS, NUMBERS = partial(check_count, "n"), partial(check_number, "n")
+ACCEPTED = {
+    COUNTS: [1, np.int64(3), np.uint8(3), 2**63 - 1],
+    NUMBERS: [0.05, 3, 1e300, np.float32(0.5), np.float16(2), np.int64(1), np.uint8(3)],
+    partial(parse_bytes, "n"): [1],
+}
+REFUSED = {
+    COUNTS: [0, -1, True, 1.0, "3", None, [1], float("nan"), np.float32(1), 2**63],
+    partial(check_count, "n", most=3): [0, 4, True, 2.0, 10**400],
+    NUMBERS: [0, -1.0, float("nan"), float("inf"), 10**400, "1", True, None, np.True_, np.float16("inf")],
+    partial(parse_bytes, "n"): [
+        *["", "1", "GB", "-1GB", "1 goose", "1ib", "1e9GB", "0GB", "0.1B", "9" * 15 + "TB", 0, -1, 1.5, True, b"1GB"]
+    ],
+}
 
 
-@pytest.mark.parametrize("value", [0.05, 3, 1e300, np.float32(0.5), np.float16(2), np.int64(1), np.uint8(3)])
-def test_positive_numbers(value):
-    assert check_number("temperature", value) == value
-    assert type(check_number("temperature", value)) in (int, float)
+@pytest.mark.parametrize(("check", "value"), [(check, value) for check in ACCEPTED for value in ACCEPTED[check]])
+def test_numbers_become_those_of_python(check, value):
+    assert check(value) == value
+    assert type(check(value)) in (int, float)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [0, -1.0, float("nan"), float("inf"), 10**400, "1", True, None, np.True_, np.float32("nan"), np.float16("inf")],
-)
-def test_what_is_no_positive_number(value):
-    with pytest.raises(InvalidArgumentError, match="received temperature="):
-        check_number("temperature", value)
+@pytest.mark.parametrize(("check", "value"), [(check, value) for check in REFUSED for value in REFUSED[check]])
+def test_other_values_are_rejected(check, value):
+    with pytest.raises(InvalidArgumentError, match=r"received n="):
+        check(value)
 
 
 def test_entries():
@@ -57,12 +52,3 @@ def test_what_has_no_entries(value):
 )
 def test_sizes(given, size):
     assert parse_bytes("max_memory", given) == size
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["", "1", "GB", "-1GB", "1 goose", "1ib", "1e9GB", "0GB", "0.1B", "9" * 15 + "TB", 0, -1, 1.5, True, b"1GB"],
-)
-def test_other_values_are_rejected(given):
-    with pytest.raises(InvalidArgumentError, match="received max_memory="):
-        parse_bytes("max_memory", given)

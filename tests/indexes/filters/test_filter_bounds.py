@@ -95,7 +95,6 @@ GROWING = [
     "length(" + "replace(" * 16 + "text" + ", 'é', 'éé')" * 16 + ") > 0",
 ]
 
-
 MEASURED = f"""
 import json, resource, sys
 import numpy as np

@@ -99,15 +99,6 @@ def test_codes_keep_their_recall_in_a_cone(early, nbits):
     assert found[1] > found[0] - 0.04
 
 
-def test_documents_of_an_index_that_was_emptied_may_have_another_dim(early):
-    index = indexes.IVF(nbits=4)
-    for dim in (8, 5, 8):
-        index.add(["a", "b"], [np.eye(dim), -np.eye(dim)])
-        np.testing.assert_allclose(index.get_embeddings("a").vectors, np.eye(dim), atol=0.1)
-        assert index.search(np.eye(dim)[:1], k=1)[0][0].id == "a"
-        index.remove(["a", "b"])
-
-
 def test_as_many_dims_as_integers_of_32_bits_can_add_up():
     index = indexes.IVF()
     vectors = np.ones((1, 65_536), dtype="float32") / 256
@@ -147,16 +138,6 @@ def test_bytes_per_token(early, tmp_path, nbits, most):
         # Centroids cost as many bytes as so few tokens; they are counted where they matter.
         size = sum(path.stat().st_size for path in index.path.rglob("*.npy") if "centroids" not in path.name)
     assert size / vectors[..., 0].size < most + 2
-
-
-def test_documents_in_no_list_yet_are_found(early):
-    documents, _ = collection(402)
-    index = indexes.IVF()
-    index.add(range(400), documents[:400])
-    index.add([400, 401], documents[400:402])
-    assert len(lists_of(index).numbers) == 400
-    for id in (400, 401, 7):
-        assert index.search(documents[id], k=1, candidates=20, rerank=20)[0][0].id == id
 
 
 @pytest.mark.parametrize("share", [2, 10, 500])

@@ -1,7 +1,4 @@
-"""What a damaged or hostile file can make the kernels of `IVF` do: nothing but find other documents.
-
-Each hostile value is used in a process of its own, so that a wild read or write fails its test and ends no other.
-"""
+"""What a damaged or hostile file can make the kernels of `IVF` do: nothing but find other documents."""
 
 import warnings
 

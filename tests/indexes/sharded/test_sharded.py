@@ -8,7 +8,6 @@ from test_index_machine import DiskMachine, quickly
 
 from latelier import indexes
 from latelier.errors import CorruptedIndexError, DuplicateIdError, InvalidArgumentError, LatelierError, UnknownIdError
-from latelier.retrieve import Retriever
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.usefixtures("shard_processes")
@@ -191,17 +190,6 @@ def test_verify_names_the_damaged_file_of_a_shard(sharded, tmp_path):
     report = sharded.verify()
     assert [damage.file for damage in report.damages] == [file.relative_to(tmp_path / "index").as_posix()]
     assert 10 < len(report.ids) < 80
-
-
-def test_a_retriever_works_over_it(tmp_path, tiny):
-    with Retriever(tiny, indexes.Sharded(tmp_path / "index", shards=2)) as retriever:
-        retriever.add({"id": i, "text": f"text {i}"} for i in range(6))
-        [hit] = retriever.search("text 3", k=1)
-    with Retriever.open(tmp_path / "index", read_only=True) as retriever:
-        [again] = retriever.search("text 3", k=1)
-        assert (again.id, again.text) == (hit.id, hit.text)
-        assert again.score == pytest.approx(hit.score)
-        assert len(retriever) == 6
 
 
 class ShardedMachine(DiskMachine):

@@ -138,9 +138,6 @@ def test_a_copy_with_a_part_of_the_log_is_told_so_and_keeps_its_segments(tmp_pat
                 index.add(f"new {len(index)}", ONE)
 
 
-# The catalog.
-
-
 def test_flipped_bits_of_the_catalog_are_found_or_change_nothing(tmp_path):
     folder = tmp_path / "index"
     with indexes.Flat(folder) as index:
@@ -251,8 +248,6 @@ def test_a_row_that_lies_is_refused(tmp_path, values):
             index.search(matrices([1]))
 
 
-# Files of arrays with the right checksums.
-
 HOSTILE = {
     "numbers fall": lambda a: a[0].__setitem__(slice(0, 2), a[0][[1, 0]]),
     "offsets beyond the tokens": lambda a: a[1].__setitem__(2, 1 << 44),
@@ -275,9 +270,6 @@ def test_documents_that_do_not_fit_their_arrays_are_refused(tmp_path, kind, edit
             with pytest.raises(CorruptedIndexError, match="is damaged: "):
                 read()
         assert index.get_embeddings("x").lengths.tolist() == [1]
-
-
-# Names, links and special files: nothing outside of the folder is reached.
 
 
 def names(folder):
@@ -367,9 +359,6 @@ def test_a_journal_that_names_another_file_deletes_nothing(tmp_path):
     with pytest.raises(CorruptedIndexError, match="is not a journal that an index writes"):
         indexes.open(folder)
     assert (tmp_path / "victim").exists()
-
-
-# What is no damage: full disks, limits of the system.
 
 
 @posix

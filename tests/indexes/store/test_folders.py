@@ -222,8 +222,6 @@ def test_creation_that_was_killed_is_begun_again(tmp_path):
     assert indexes.open(tmp_path).ids() == ["a"]
 
 
-# Another index in the place of an open one: nothing is written there, and nothing of either is deleted.
-
 ONE = np.ones((1, 4))
 MOVED = "was replaced or moved since it was opened"
 renames = pytest.mark.skipif(os.name == "nt", reason="Windows moves no folder with open files")

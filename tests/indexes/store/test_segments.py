@@ -36,18 +36,6 @@ def test_files_of_merged_segments_are_deleted(tmp_path):
         assert folders(index) == []
 
 
-def test_compact_deletes_the_leftovers_of_killed_writers(tmp_path):
-    with indexes.Flat(tmp_path / "index") as index:
-        index.add(["a", "b"], matrices([1, 2]))
-        before = contents(index)
-        for name in (".0123456789abcdef", "0123456789abcdef"):
-            (tmp_path / "index" / "segments" / name).mkdir()
-            (tmp_path / "index" / "segments" / name / "vectors.npy").write_bytes(b"half")
-        index.compact()
-        assert len(folders(index)) == 1
-        assert contents(index) == before
-
-
 def test_compact_gives_back_the_space_of_removed_documents(tmp_path):
     def size():
         return sum(path.stat().st_size for path in (tmp_path / "index").rglob("*") if path.is_file())
@@ -93,9 +81,6 @@ def test_large_arrays_are_mapped_and_stay_readable_after_compaction(tmp_path):
             other.compact()
             assert [hit.id for hit in index.search(np.ones((1, 1)))[0]] == ["c", "b", "a"]
         assert [hit.id for hit in index.search(np.ones((1, 1)))[0]] == ["c", "a"]
-
-
-# Metadata and settings as they are stored.
 
 
 @pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])

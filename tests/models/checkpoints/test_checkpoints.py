@@ -162,9 +162,6 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch, tmp_path):
         ColBERT("nobody/nothing", device="cpu", cache_folder=str(tmp_path), local_files_only=True)
 
 
-# Damaged and incomplete folders.
-
-
 @pytest.fixture(scope="module")
 def whole(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")

@@ -1,16 +1,6 @@
-"""What is saved for PyLate is read back with equal embeddings, by ourselves, sentence-transformers and PyLate itself.
-
-PyLate 1.6 needs another version of sentence-transformers, and so an environment of its own. Where there is one, this
-compares with PyLate itself:
-
-    LATELIER_PYLATE_PYTHON=/that/environment/bin/python pytest tests/models/checkpoints/test_pylate_layout.py
-"""
+"""What is saved for PyLate is read back with equal embeddings, by ourselves and by sentence-transformers."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +12,6 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT, Recipe
 
-PYTHON = os.environ.get("LATELIER_PYLATE_PYTHON")
 TEXTS = [
     "what is a pear?",
     "fruits are healthy.",
@@ -103,32 +92,3 @@ def test_what_pylate_cannot_express_is_refused_before_anything_is_written(tiny, 
     with pytest.raises(InvalidArgumentError, match=message):
         model.save(tmp_path / "saved", layout="pylate")
     assert not (tmp_path / "saved").exists()
-
-
-@pytest.mark.skipif(not PYTHON, reason="LATELIER_PYLATE_PYTHON names no interpreter that has PyLate 1.6")
-@pytest.mark.parametrize("name", MODELS)
-def test_pylate_reads_it_and_we_read_what_pylate_saves(name, tiny, tmp_path):
-    model = MODELS[name](tiny, tmp_path)
-    model.save(tmp_path / "saved", layout="pylate")
-    script = """
-import json, sys
-import numpy as np
-from pylate import models
-folder, texts = sys.argv[1], json.loads(sys.argv[2])
-model = models.ColBERT(folder + "/saved", device="cpu")
-prompts = [model.prompts.get(task) or None for task in ("query", "document")]
-sides = [model.encode(texts, is_query=i == 0, prompt=prompts[i]) for i in (0, 1)]
-np.savez(folder + "/theirs.npz", *(matrix for side in sides for matrix in side))
-model.save(folder + "/theirs_saved")
-"""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [PYTHON, "-c", script, str(tmp_path), json.dumps(TEXTS)]
-    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
-    with np.load(tmp_path / "theirs.npz") as archive:
-        theirs = [archive[f"arr_{i}"] for i in range(2 * len(TEXTS))]
-    there, back = (
-        difference(embeddings(model), theirs),
-        difference(embeddings(ColBERT(Path(tmp_path / "theirs_saved"), device="cpu")), theirs),
-    )
-    sys.stdout.write(f"largest difference: ours in PyLate {there:.1e}, PyLate's in ours {back:.1e}\n")  # pytest -s
-    assert max(there, back) < 2e-6

@@ -18,10 +18,7 @@ def random_axis(dim, seed=9):
 
 
 class CodedSample:
-    """Random documents along an axis, and an order other than that in memory to read them in.
-
-    `rests`: the rotated rests that are coded, per document; `leads`: their components along the axis, as they are read.
-    """
+    """Random documents along an axis, and an order other than that in memory to read them in."""
 
     def __init__(self, dim, bits=8, seed=0):
         rng = np.random.default_rng(seed)

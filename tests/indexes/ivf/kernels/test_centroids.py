@@ -86,8 +86,6 @@ def test_three_digits_are_as_precise_as_single_precision(dim):
         assert (query.start[:, group, lane] == -128 * query.digits[:, t].astype(int).sum(axis=1)).all()
 
 
-# Spherical k-means.
-
 WIDTH, DIM = 32, 20
 
 

@@ -6,7 +6,7 @@ from coded_documents import DIMS, CodedSample, bit, random_axis
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec, choose_axis
-from latelier.indexes.ivf.kernels.codes import decode_documents, restore_rows, unpack_documents, unpack_tokens
+from latelier.indexes.ivf.kernels.codes import decode_documents, restore_rows, unpack_documents
 from latelier.indexes.ivf.layout import BITS, byte_width, sign_words
 
 pytestmark = pytest.mark.processor
@@ -23,11 +23,6 @@ def test_rotation_keeps_products_and_is_undone(dim):
     np.testing.assert_allclose(rests.astype("float64") @ rests.T, wanted, atol=1e-5 * dim)
     restore_rows(rests, *codec.rotation, leads)
     np.testing.assert_allclose(rests, vectors, atol=1e-5)
-
-
-def test_rotated_numbers_of_one_hot_vectors_are_alike():
-    rests, _ = Codec(8, 384).rotate(np.eye(384, dtype="float32")[::16])
-    assert np.abs(rests).max() < 0.2
 
 
 @pytest.mark.parametrize("tokens", [[[3.0, 0.0]], [[1.0, 0.0], [-1.0, 0.0]], [[0.0, 0.0]], [[np.nan, 1.0], [2.0, 0.0]]])
@@ -85,25 +80,3 @@ def test_unpacking_and_decoding_equal_the_loop(bits, dim):
     unpack_documents(documents, sample.chosen, shape, rows, scales)
     np.testing.assert_allclose((rows[:, :dim].astype("float64") - 128) * scales[:, None], wanted, rtol=1e-6)
     assert (rows[:, dim:] == 128).all()
-
-
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("dim", DIMS)
-def test_single_tokens_are_those_of_their_documents(bits, dim):
-    sample = CodedSample(dim, bits)
-    documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
-    offsets = np.cumsum([0, *sample.documents.lengths[sample.chosen]])
-    all_rows, all_scales = np.empty((offsets[-1], byte_width(dim)), "uint8"), np.empty(offsets[-1], "float32")
-    unpack_documents(documents, sample.chosen, shape, all_rows, all_scales)
-    ascending = np.arange(offsets[-1])
-    for numbers in (
-        ascending,
-        ascending[::3],
-        ascending[::-1].copy(),
-        np.array([4, 4, 0, offsets[-1] - 1]),
-        ascending[:0],
-    ):
-        rows, scales = np.empty((len(numbers), byte_width(dim)), "uint8"), np.empty(len(numbers), "float32")
-        unpack_tokens(documents, sample.chosen, offsets, numbers, shape, rows, scales)
-        np.testing.assert_array_equal(rows, all_rows[numbers])
-        np.testing.assert_array_equal(scales, all_scales[numbers])
