@@ -190,11 +190,7 @@ def demo_folder() -> Path:
 
 
 def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, show_progress: bool = False) -> None:
-    """Make the index in a temporary folder beside ``folder`` and rename it when it is complete.
-
-    `device`: where the model runs; None takes the best available device. `show_progress`: show a progress bar on
-    standard error. Raises `StorageError` if the cache folder cannot be written.
-    """
+    """Make the index in a temporary folder beside ``folder`` and rename it when it is complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))

@@ -93,13 +93,7 @@ def read_row(
 
 
 def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
-    """Return id to text.
-
-    `rows`: pairs of a row's name in messages and the row: a dict, or an ``(id, text)`` item of a dict. `kind`:
-    ``"query"`` or ``"document"``: the prefix of the field with the id, and another name of the field ``text``. Returns:
-    id to text; a title is put before the text. Raises `InvalidArgumentError` if a row has no id or no text, or has the
-    id of another row with another text.
-    """
+    """Return id to text of the rows of a `kind`, a title before its text; an id with two texts is refused."""
     texts: dict[Any, str] = {}
     for where, row in rows:
         if isinstance(row, tuple) and len(row) == 2:

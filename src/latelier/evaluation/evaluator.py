@@ -39,10 +39,7 @@ def temporary_index(make: MakeIndex) -> Iterator[Index]:
 def fill_index(
     index: Index, documents: Iterable[tuple[str, Any]], encode: Callable[[list[Any]], Any], *, at_once: int = _CHUNK
 ) -> None:
-    """Encode texts, or pictures, and add them to an index, so many at once.
-
-    `encode`: returns one ``(tokens, dim)`` matrix for each.
-    """
+    """Encode texts, or pictures, and add them to an index, so many at once."""
     remaining = iter(documents)
     while chunk := list(islice(remaining, at_once)):
         index.add([id_ for id_, _ in chunk], encode([document for _, document in chunk]))

@@ -694,10 +694,7 @@ def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None
 
 
 def check_str_ids(what: str, ids: Iterable[object], name: str) -> None:
-    """Check that ids are str: the tools of evaluation take no others, and 1 and ``"1"`` would not match.
-
-    `name`: what the message calls what holds them.
-    """
+    """Check that ids are str: the tools of evaluation take no others, and 1 and ``"1"`` would not match."""
     for id_ in ids:
         if not isinstance(id_, str):
             raise InvalidArgumentError(
@@ -717,10 +714,7 @@ def check_scores(run: Run, label: str) -> None:
 
 
 def check_relevance(qrels: Qrels) -> None:
-    """Check that each relevance is an integer, of whatever type, and not too large: see `relevance_fault`.
-
-    `qrels`: query id to document id to relevance, checked by `check_table`.
-    """
+    """Check that each relevance is an integer, of whatever type, and not too large: see `relevance_fault`."""
     for query, judged in qrels.items():
         for document, relevance in judged.items():
             if fault := relevance_fault(float(relevance)):

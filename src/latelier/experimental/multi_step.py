@@ -687,10 +687,7 @@ def _loss(
     draw: random.Random,
     value_weight: float,
 ) -> Tensor:
-    """Return the loss of a batch: one term per document that is read, plus the value prefixes'.
-
-    ``compared`` holds the positions of the documents after the first, then of the negatives, for each example.
-    """
+    """Return the loss of a batch: one term per document that is read, plus the value prefixes'."""
     device, targets = dynamics.weights.weight.device, len(batch[0].documents) - 1
     candidates = documents[[position for row in compared for position in row]].to(device)
     state = dynamics.begin(queries[[example.query for example in batch]])

@@ -568,10 +568,7 @@ _EFFORTS, _ENOUGH = (1.0, 0.5, 2.0, 4.0), 0.97
 
 
 def _measure_recall(index: Index, k: int, queries: int) -> CheckReport:
-    """Search with documents of the index as queries; return the share of hits that are among the exact best `k`.
-
-    All reads should see one commit, see `Index.snapshot`. An empty index has recall 1.
-    """
+    """Search with documents of the index as queries; return the share of hits among the exact best `k`, 1 if empty."""
     ids = index.ids()
     if not ids:
         return CheckReport(k=k, recall=1.0, worst=1.0, queries=0, documents=0)

@@ -73,11 +73,7 @@ def new_fields(known: Iterable[str], keys: Iterable[str]) -> list[str]:
 
 
 class Token(NamedTuple):
-    """One token of an expression.
-
-    `kind`: ``"word"``, ``"name"`` (one in quotes), ``"string"``, ``"blob"``, ``"number"``, ``"parameter"``, ``"mark"``
-    or ``"end"``. `text`: a word in lower case; a string or a name without its quotes. `source`: as the user wrote it.
-    """
+    """One token of an expression: `text` is folded or without its quotes, `source` as the user wrote it."""
 
     kind: str
     text: str
@@ -666,11 +662,7 @@ def matching_rows(
     fields: Sequence[tuple[str, str, str]],
     restricted_to: Callable[[Collection[str]], AbstractContextManager[None]],
 ) -> np.ndarray:
-    """Return the row ids of the documents that a filter selects, ascending; raise `FilterTimeoutError` if late.
-
-    `fields`: folded name, spelling and column of each. `restricted_to`: lets the connection only read documents and
-    call the functions of that name.
-    """
+    """Return the row ids of the documents that a filter selects, ascending; raise `FilterTimeoutError` if late."""
     columns = {folded: f"document.{name}" for folded, _, name in fields} | _DOCUMENT_COLUMNS
 
     def column(field: Field) -> str:

@@ -27,11 +27,7 @@ from latelier.utils.misc import progress_bar
 def pack(
     items: Sequence[Any] | TokenEmbeddings, name: Callable[[int], str], dtype: str, dim: int | None
 ) -> TokenEmbeddings:
-    """Check, convert and pack the matrices of several documents or queries.
-
-    `name` returns the name of the item at a position, for an error message; `dim` None is that of the first item. Each
-    has at least one token afterwards; whether all numbers are finite is left to `check_finite`.
-    """
+    """Check, convert and pack the matrices of several documents or queries; each has at least one token afterwards."""
     if isinstance(items, TokenEmbeddings):
         source = _floats(items)
         matrices = [source.vectors]
@@ -60,10 +56,7 @@ def pack(
 
 
 def check_finite(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings, name: Callable[[int], str]) -> None:
-    """Raise an error for NaN, infinity and numbers beyond the range of the dtype that they were converted to.
-
-    `packed`: what `pack` has made of `items`; `items`, `name`: see `pack`.
-    """
+    """Raise an error for NaN, infinity and numbers beyond the range of the dtype that they were converted to."""
     finite = np.isfinite(packed.vectors)
     if finite.all():
         return
@@ -142,11 +135,7 @@ class GivenDocuments(NamedTuple):
 
 
 class DocumentBatches:
-    """The documents of one `add` or `update`, read batch by batch.
-
-    `batch_bytes`: a batch ends when its vectors, texts and metadata reach this size; `show_progress`: show a progress
-    bar on stderr.
-    """
+    """The documents of one `add` or `update`, in batches of `batch_bytes` of vectors, texts and metadata."""
 
     def __init__(
         self,
@@ -343,11 +332,7 @@ def _float_bytes(item: Any) -> int:
 
 
 def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
-    """Return the queries of a search, checked and packed as float32.
-
-    `queries`: `TokenEmbeddings`, a sequence of matrices, or one matrix for one query. `dim`: the dim of the index;
-    ``None`` while it is empty. Returns: one matrix per query; for an empty index, of any dim.
-    """
+    """Return the queries of a search, checked and packed as float32; `dim` is None while the index is empty."""
     if is_array(queries):
         queries = [queries]
     if not isinstance(queries, (TokenEmbeddings, Sequence)) or isinstance(queries, (str, bytes)):

@@ -29,11 +29,7 @@ def score_blocks(
     score: Callable[[TokenEmbeddings, TokenEmbeddings], Any],
     size: BlockSize,
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """Score some of many documents, block by block.
-
-    `positions`: which of them to score, ascending; `score`: ``score(queries, documents)`` returns scores
-    ``(queries, documents)``; yields: some of the positions, in order, and the scores of these documents.
-    """
+    """Yield some of the `positions`, ascending, and the scores ``(queries, documents)`` of these documents."""
     for block in split_positions(vectors.offsets, positions, size.tokens, size.scores // max(1, len(queries))):
         first, last = block[0], block[-1] + 1
         if len(block) == len(vectors):
@@ -69,11 +65,7 @@ def exact_scores(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.nda
 
 
 class Ranking(NamedTuple):
-    """Documents of one query, best first; those with equal scores by row id.
-
-    `row_ids`: ``(documents,)`` int64. `scores`: ``(documents,)`` float; higher
-    is better.
-    """
+    """Documents of one query, best first, those with equal scores by row id; both ``(documents,)``."""
 
     row_ids: np.ndarray
     scores: np.ndarray
@@ -138,10 +130,7 @@ def combine_sides(
     score: Callable[[np.ndarray], Ranking],
     k: int,
 ) -> Ranking:
-    """Return the best documents of one query from those that vectors and those that keywords have found.
-
-    `by_vectors`, `by_keywords`: up to `depth` documents each; ``"rerank"`` needs none by vectors.
-    """
+    """Return the best documents of one query from those that vectors and those that keywords have found."""
     if options.mode == "rerank":
         return Ranking.sorted(*score(by_keywords.row_ids), k)
     if options.fusion == "rrf":

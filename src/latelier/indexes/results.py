@@ -357,11 +357,7 @@ class Cause:
 
 
 class StageLoss(NamedTuple):
-    """Where an approximate search lost a document.
-
-    `cause`: the stage, as a cause; `parameter`, `value`, `most`: the search parameter of that stage, its value in this
-    search, and the highest one that makes a difference.
-    """
+    """The stage in which a search lost a document, with its parameter, its value, and the most that matters."""
 
     cause: Cause
     parameter: str
@@ -588,10 +584,7 @@ def as_key(key: object, what: str) -> str:
 
 
 def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
-    """Return a value as JSON, if that can hold it exactly: no NaN, no tuple, no key that is not a string.
-
-    `what` names the value in an error; `levels` limits the depth of lists and dicts.
-    """
+    """Return a value as JSON, if that can hold it exactly: no NaN, no tuple, no key that is not a string."""
     try:
         text = dump_json(value)
         text.encode()

@@ -91,10 +91,7 @@ class Opening(NamedTuple):
 
 
 class ShardFindings(NamedTuple):
-    """What a shard finds for one query, by row id: the best of each side that the mode uses, and the ids.
-
-    `scored` has MaxSim of the documents that keywords have found.
-    """
+    """What a shard finds for one query, by row id: the best of each side that the mode uses, and the ids."""
 
     by_vectors: Ranking
     by_keywords: Ranking
@@ -279,10 +276,7 @@ def stop(ray: Any, worker: Any) -> None:
 
 
 def node_resources(ray: Any, node: str | None) -> dict[str, float]:
-    """Return what to ask Ray for, so that a process is started on a node.
-
-    `node`: the IP address of a node, or the name of a custom resource that a node was started with; None: this node.
-    """
+    """Return what to ask Ray for, so that a process is started on a node, an address or a resource; None: this one."""
     known = ray.cluster_resources()
     name = f"node:{ray.util.get_node_ip_address()}" if node is None else node
     for each in (name, f"node:{name}"):
@@ -543,10 +537,7 @@ class Sharded(Index):
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[list[WriteState], list[str]]]:
-        """Begin a transaction in every shard, as the only writer of all processes, and commit them at the end.
-
-        Yields what the shards know, and a list for the metadata keys that the write makes known.
-        """
+        """Begin a transaction in every shard, as the only writer of all processes, and commit them at the end."""
         with self._storage.transaction():
             try:
                 fields: list[str] = []
@@ -724,10 +715,7 @@ class Sharded(Index):
         return found
 
     def _by_shard(self, name: str, ids: Sequence[Id]) -> list[tuple[list[Id], Any]]:
-        """Call a method of the indexes of those shards that have some of the ids; return their ids and results.
-
-        Raises `UnknownIdError` with all ids that no shard has.
-        """
+        """Call a method of those shards that have some of the ids; return their ids and results; name unknown ids."""
         own = {shard: [ids[i] for i in positions] for shard, positions in self._positions(ids).items()}
         found, errors = self._gather("read", "read", {shard: (name, each) for shard, each in own.items()})
         if errors:
@@ -747,10 +735,7 @@ class Sharded(Index):
     def _call(
         self, group: str, method: str, arguments: tuple[Any, ...] | Mapping[int, tuple[Any, ...]] = ()
     ) -> list[Any]:
-        """Call a method of `ShardWorker`, with the same arguments in all shards or with some by shard.
-
-        Returns the results; raises the first error, once all calls have ended.
-        """
+        """Call a method of `ShardWorker` in all shards; raise the first error, once all calls have ended."""
         given = dict.fromkeys(range(self.shards), arguments) if isinstance(arguments, tuple) else arguments
         found, errors = self._gather(group, method, given)
         for error in errors.values():

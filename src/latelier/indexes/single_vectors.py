@@ -337,10 +337,7 @@ class FixedDimensionalEncodings(SingleVectors):
         return self._finish(sums, vectors.shape[1])
 
     def _add_up(self, vectors: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add up the projected tokens in each bucket.
-
-        Returns the sums ``(texts, r_reps, buckets, d_proj)`` and the numbers of tokens, with 1 as the last axis.
-        """
+        """Return the sums of each bucket ``(texts, r_reps, buckets, d_proj)``, and of how many tokens."""
         if self.center is not None:
             if len(self.center) != vectors.shape[1]:
                 raise EmbeddingsError(

@@ -145,10 +145,7 @@ class AddressedDocuments:
 
 
 def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
-    """Score every query against every document: ``(queries, documents)`` float32.
-
-    What is not int8 is quantised in each call, every token by its own scale.
-    """
+    """Score every query against every document: ``(queries, documents)`` float32; what is not int8 is quantised."""
     from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
     from latelier.kernels.multiply import instruction_set
 
@@ -200,10 +197,7 @@ def maxsim_numpy(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.nda
 
 
 class TopK:
-    """The k best documents of each query so far.
-
-    `k`: number of documents to keep for each query.
-    """
+    """The k best documents of each query so far."""
 
     def __init__(self, queries: int, k: int) -> None:
         self.k = k
@@ -211,11 +205,7 @@ class TopK:
         self.row_ids = [np.zeros(0, dtype="int64")] * queries
 
     def add(self, scores: np.ndarray, row_ids: np.ndarray) -> None:
-        """Merge the scores of a block of documents.
-
-        `scores`: ``(queries, documents)``. `row_ids`: ``(documents,)`` int64: of the documents. Among equal
-        scores, those added first stay first.
-        """
+        """Merge the scores ``(queries, documents)`` of a block; of equal scores, those added first stay first."""
         # NaN in the embeddings gives NaN scores, which cannot be sorted: they are replaced by minus infinity.
         for query, row in enumerate(np.fmax(scores, np.float32(-np.inf))):
             kept = self.scores[query]

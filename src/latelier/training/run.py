@@ -242,11 +242,7 @@ class Validation(MultiVectorInformationRetrievalEvaluator):
 
 
 def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> Validation:
-    """Make an evaluator that measures how well the positives of validation queries are found.
-
-    `validation`: rows to validate on, at least one. `data`: all rows. The corpus consists of the documents of
-    `validation`, filled up to 2,000 with others of `data`. Returns: its result has the keys that `measured` reads.
-    """
+    """Make an evaluator of how well positives of `validation` are found among 2,000 documents of `data`."""
     own = list(dict.fromkeys(text for documents in validation.documents for text in documents))
     others = sorted({text for documents in data.documents for text in documents} - set(own))
     random.Random(seed).shuffle(others)
@@ -295,11 +291,7 @@ def run_trainer(
     options: TrainingOptions,
     on_progress: Callable[[str], None] | None = None,
 ) -> int:
-    """Train a model in place; with an evaluator, it ends with the weights of the best of five checkpoints.
-
-    `model`: the model to train. `rows`: rows to train on; with `options.neighbours`, batches keep their order.
-    `options`: how to train. `on_progress`: called with a line of text for each loss and each measure.
-    """
+    """Train a model in place; with an evaluator, it ends with the weights of the best of five checkpoints."""
     from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
     from sentence_transformers.base.training_args import BatchSamplers
     from transformers import PrinterCallback, ProgressCallback

@@ -148,11 +148,7 @@ def lengths_to_offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def rows_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Return the row numbers of some documents, in the order in which the documents are given.
-
-    `offsets`: ``(n + 1,)`` int64. `documents`: their positions, from 0 to ``n - 1``, in any order; a document named
-    twice has its rows twice. Returns: ``(rows,)`` int64.
-    """
+    """Return the row numbers of some documents, in their order, from offsets ``(n + 1,)`` int64."""
     starts = offsets[documents]
     places = lengths_to_offsets(offsets[np.add(documents, 1)] - starts)
     # Each document's first row, repeated, plus a running count that restarts with every document.
@@ -176,12 +172,7 @@ def positions_within(offsets: np.ndarray) -> np.ndarray:
 
 
 def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None = None) -> Iterator[tuple[int, int]]:
-    """Split documents into consecutive blocks of at most `max_rows` rows; a document is never split.
-
-    `offsets`: ``(n + 1,)``; the first offset need not be 0. `max_rows`: maximum number of rows of a block; a document
-    with more is a block of its own. `max_documents`: maximum number of documents of a block, at least 1; None: no
-    limit. Yields: ``(first, last)``: the block has the documents ``first:last``.
-    """
+    """Yield ``(first, last)`` of blocks of at most `max_rows` rows; a document with more is one of its own."""
     first, documents = 0, len(offsets) - 1
     most = documents if max_documents is None else max_documents
     while first < documents:

@@ -65,10 +65,7 @@ def check_count(name: str, value: Any, least: int = ..., most: int | None = ...,
 def check_count(
     name: str, value: Any, least: int = 1, most: int | None = None, *, optional: bool = False
 ) -> int | None:
-    """Return an integer, `int` or numpy's, as an `int`; raise `InvalidArgumentError` if it is none, or out of range.
-
-    `most`: None for `sys.maxsize`. `optional`: accept None too, and return it.
-    """
+    """Return an integer, `int` or numpy's, as an `int`; raise `InvalidArgumentError` if it is none, or out of range."""
     if optional and value is None:
         return None
     if is_count(value, least, most):
@@ -124,10 +121,7 @@ _CONTROL_BUT_NEWLINE = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Return a text with its control characters escaped.
-
-    `lines`: keep line ends, for messages of several lines.
-    """
+    """Return a text with its control characters escaped; `lines` keeps line ends."""
 
     def escape(found: re.Match[str]) -> str:
         return found[0].encode("unicode_escape").decode("ascii")
@@ -166,12 +160,7 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?b)", re.IGNORECASE)
 
 
 def parse_bytes(name: str, value: Any) -> int | None:
-    """Return an argument that is a number of bytes or a text with a unit.
-
-    `name`: the argument's name, for the message. `value`: a positive integer; or a number with the unit B, KB, MB, GB
-    or TB (powers of 1000) or KiB, MiB, GiB or TiB (powers of 1024), in any case; or None. Returns: the number of bytes;
-    None for None.
-    """
+    """Return bytes given as a number or with a unit, KB, MB, GB, TB or KiB, MiB, GiB, TiB; None for None."""
     if value is None:
         return None
     if is_count(value):

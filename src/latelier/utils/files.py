@@ -68,10 +68,7 @@ def is_folder(path: Path) -> bool:
 
 
 def open_binary(path: str | Path) -> BinaryIO:
-    """Open a file, a pipe or a device for reading bytes.
-
-    Raises `StorageError` if it cannot be opened, for example without permission.
-    """
+    """Open a file, a pipe or a device for reading bytes; raise `StorageError` if it cannot be."""
     try:
         return Path(path).open("rb")
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a null character in the name
@@ -121,10 +118,7 @@ def _line_ends(error: UnicodeDecodeError) -> int:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises `InvalidArgumentError` if it is malformed, nested too deeply, or holds a number with thousands of digits.
-    """
+    """Return the value of a JSON text; raise `InvalidArgumentError` if it is malformed, too deep or huge."""
     try:
         return json.loads(text)
     except RecursionError as error:

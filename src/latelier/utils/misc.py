@@ -76,10 +76,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package that imports modules when their names are used (PEP 562).
-
-    The keywords give each module the names that the package has from it.
-    """
+    """Return the ``__getattr__`` and ``__dir__`` of a package that imports modules when names are used (PEP 562)."""
     home = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
 
     def load(name: str) -> Any:

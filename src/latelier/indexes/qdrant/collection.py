@@ -78,11 +78,7 @@ _NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
 @dataclass(frozen=True)
 class CollectionConfiguration:
-    """The configuration of an index.
-
-    `tokenizer`: how texts are cut into words; None without sparse vectors. `average_length`: that of a text in words,
-    for BM25; None until a text is written.
-    """
+    """The configuration of an index; `average_length`, for BM25, is None until a text is written."""
 
     dtype: str
     first_stage: SingleVectors
@@ -105,11 +101,7 @@ class CollectionConfiguration:
 
 
 class QdrantCollection:
-    """The collection of an index, made by the first write.
-
-    Raises `IndexFormatError` if there is a collection of this name that is not an index, or of a newer version. It is
-    left as it is.
-    """
+    """The collection of an index, made by the first write; what others have made is refused and left as it is."""
 
     def __init__(self, connection: QdrantConnection, name: str, defaults: CollectionConfiguration) -> None:
         self.connection, self.name = connection, name
@@ -141,10 +133,7 @@ class QdrantCollection:
         return self._dim
 
     def fields(self, known: Iterable[str] | None = None) -> dict[str, str]:
-        """Return the spelling of each field by its name as SQL compares names.
-
-        `known`: names that suffice: the metadata is not read again if it has them.
-        """
+        """Return the spelling of each field by its name as SQL compares names; `known` names that suffice."""
         if known is None or not set(known) <= self._spellings().keys():
             self.read()
         return self._spellings()
@@ -161,10 +150,7 @@ class QdrantCollection:
             self.merge(new)
 
     def create(self, dim: int | None) -> None:
-        """Make the collection, and its vectors as soon as their dim is known.
-
-        `dim`: dimension of the token vectors; None if it is not known yet. An empty collection can change it.
-        """
+        """Make the collection, and its vectors as soon as their `dim` is known; an empty one can change it."""
         for _ in range(2):  # another writer may make it meanwhile, without vectors
             if not self.exists or dim not in (None, self._dim):
                 self.read()
@@ -295,10 +281,7 @@ class CollectionSettings(MutableMapping[str, Any]):
 
 
 class QdrantConnection:
-    """A client of Qdrant, used within ``with connection.use() as client``.
-
-    `path`: folder of the local mode; None for a server, or for the local mode in memory.
-    """
+    """A client of Qdrant, used within ``with connection.use() as client``."""
 
     def __init__(
         self, path: Path | None, *, url: str | None, api_key: str | None, prefer_grpc: bool, timeout: int
@@ -325,10 +308,7 @@ class QdrantConnection:
 
     @contextmanager
     def use(self, *, filter: str | None = None) -> Iterator[QdrantClient]:
-        """Return a context with the client, whose errors become those of this library.
-
-        With a `filter`, a request that takes too long raises `FilterTimeoutError`, which names it.
-        """
+        """Return a context with the client, whose errors become those of this library, with the `filter` named."""
         self._check_open()
         with self._lock, self._translate(filter):
             yield self._client

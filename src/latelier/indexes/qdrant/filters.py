@@ -40,10 +40,7 @@ _SECONDS = 1.0  # for computing a value
 
 
 def translate(filter: Filter, values: Sequence[Any], fields: Mapping[str, str]) -> models.Filter | bool:
-    """Return the condition of the documents that a filter selects; True or False for all or none.
-
-    `fields`: the spelling of each field of the index by its folded name.
-    """
+    """Return the condition of the documents that a filter selects; True or False for all or none."""
     condition = _Translator(filter, values, fields).truth(filter.tree).true
     return condition if isinstance(condition, (bool, models.Filter)) else models.Filter(must=[condition])
 

@@ -80,11 +80,7 @@ class _Found(NamedTuple):
 
 @dataclass
 class CollectionSearch:
-    """One search of a collection.
-
-    `condition`: that of the documents; None for all. `candidates`: documents that MaxSim scores for each query; None
-    for all. `timeout`, `filter`: seconds for each request, and the filter that an error names.
-    """
+    """One search of a collection; MaxSim scores `candidates` documents for each query, None: all."""
 
     collection: QdrantCollection
     condition: models.Filter | None
