@@ -24,7 +24,6 @@ _MODERN += ["<end_of_utterance>", *(f"<row_{row}_col_{column}>" for row in range
 
 
 def _byte_pairs(special):
-    """Return a tokenizer of byte pairs, learned from a few words, with these special tokens first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -36,7 +35,6 @@ def _byte_pairs(special):
 
 
 def _vocabulary(special, space="Ġ", newline="Ċ"):
-    """Return the words and merges of `_byte_pairs`, as the tokenizers of transformers take them."""
     learned = json.loads(_byte_pairs(special).to_str().replace("Ġ", space).replace("Ċ", newline))["model"]
     return {"vocab": learned["vocab"], "merges": [tuple(pair) for pair in learned["merges"]]}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import random
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import get_args
 
 from latelier.errors import LatelierError
 from latelier.indexes.results import as_id, check_text
@@ -60,16 +61,7 @@ VALUES = [
     '{"text": "x", "": 1}',
     '{"text": "\\u0000 null \\u001b[2J\\u202e"}',
     '{"\x00": "\x1b]0;title\x07", "text": "x"}',
-    "[]",
-    "[1, 2]",
-    "[[1], [2]]",
-    '["id", "text", "more"]',
-    "null",
-    "1",
-    "-",
-    '"',
-    '""',
-    '"\\ud800"',
+    *["[]", "[1,2]", "[[1],[2]]", '["id","text","more"]', "null", "1", "-", '"', '""', '"\\ud800"'],
     "id,text\n1," + "x" * 140_000,
     'id,text\n1,"' + "x\n" * 70_000,
     "id,text\n" + "," * 5_000,
@@ -86,72 +78,35 @@ VALUES = [
 ]
 
 
-class Case(NamedTuple):
-    """What ``latelier index`` is given: how the file's name ends, its bytes, and further arguments."""
-
-    suffix: str
-    content: bytes
-    arguments: tuple[str, ...]
-
-
-class Outcome(NamedTuple):
-    """``"wrong"`` is any exception but the library's own, and whatever takes too long; the detail says which."""
-
-    verdict: Literal["accepted", "refused", "wrong"]
-    detail: str
-
-
-def make_case(random: random.Random) -> Case:
-    """Return a case; the same generator gives the same cases."""
-    if random.random() < 0.5:
-        suffix = random.choice(list(SEEDS))
-        content = _mutate(random, SEEDS[suffix].encode())
-    else:
-        suffix = random.choice(SUFFIXES)
-        content = _hostile(random)
+def run_case(random: random.Random, folder: Path) -> str:
+    """Read a hostile file as ``latelier index`` does; return ``"accepted"``, ``"refused"`` or what is wrong."""
+    seeded = random.random() < 0.5
+    suffix = random.choice(list(SEEDS) if seeded else SUFFIXES)
+    content = _mutate(random, SEEDS[suffix].encode()) if seeded else _hostile(random)
     kind = random.random()
     if kind < 0.25:
-        suffix += ".gz"
         content = gzip.compress(content, mtime=0)
-        if random.random() < 0.7:
-            content = _mutate(random, content)
-    elif kind < 0.3:
-        suffix += ".gz"  # and is no gzip
-    arguments = ("--format", random.choice(get_args(DocumentFormat))) if random.random() < 0.2 else ()
-    return Case(suffix, content, arguments)
-
-
-def run_case(case: Case, folder: Path) -> Outcome:
-    """Read a case, written to a file in `folder`, as ``latelier index`` does, up to where a model would encode it."""
-    path = Path(folder) / f"case{case.suffix}"
-    path.write_bytes(case.content)
-    format = case.arguments[1] if case.arguments else "auto"
-    limit, start, count = csv.field_size_limit(), time.process_time(), 0
+        content = _mutate(random, content) if random.random() < 0.7 else content
+    path = folder / f"case{suffix}{'.gz' * (kind < 0.3)}"  # some are no gzip
+    path.write_bytes(content)
+    format = random.choice(get_args(DocumentFormat)) if random.random() < 0.2 else "auto"
+    limit, start, verdict = csv.field_size_limit(), time.process_time(), "accepted"
     try:
-        for document in read_document_file(str(path), format):
+        for document in itertools.islice(read_document_file(str(path), format), DOCUMENTS):
             as_id(0 if document.id is None else document.id)
             check_text(document.text, 0)
             encode_metadata(document.metadata, 0)
             document.text.encode()
-            count += 1
-            if count == DOCUMENTS:
-                break
-        outcome = Outcome("accepted", f"{count} documents")
     except LatelierError as error:
-        outcome = Outcome("refused", str(error))
-        if len(outcome.detail) > 2_000:
-            outcome = Outcome("wrong", f"a message of {len(outcome.detail):,} characters")
+        verdict = "refused" if len(str(error)) <= 2_000 else f"a message of {len(str(error)):,} characters"
     except Exception as error:  # noqa: BLE001 (which ones there are is what it looks for)
-        outcome = Outcome("wrong", f"{type(error).__name__}: {error}"[:500])
+        verdict = f"{type(error).__name__}: {error}"[:500]
     if (seconds := time.process_time() - start) > SECONDS:
-        outcome = Outcome("wrong", f"took {seconds:.1f} seconds")
-    if csv.field_size_limit() != limit:
-        outcome = Outcome("wrong", "left the limit of the csv module changed")
-    return outcome
+        verdict = f"took {seconds:.1f} seconds"
+    return verdict if csv.field_size_limit() == limit else "left the limit of the csv module changed"
 
 
 def _mutate(random: random.Random, content: bytes) -> bytes:
-    """Change a few bytes, in one of the ways in which files get damaged."""
     data = bytearray(content)
     for _ in range(random.choice((0, 1, 1, 1, 2, 5, 30))):
         at = random.randrange(len(data) + 1)

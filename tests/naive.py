@@ -36,6 +36,5 @@ def _double(matrix):
 
 
 def ragged(lengths, dim=8, seed=0, dtype=torch.float32, shift=0.0):
-    """Return one random matrix per length; a negative shift makes all similarities with its opposite negative."""
     generator = torch.Generator().manual_seed(seed)
     return [(torch.randn(n, dim, generator=generator) + shift).to(dtype) for n in lengths]

@@ -14,7 +14,6 @@ HOSTILE = "<script>alert(1)</script>\u202e"
 
 
 def cells(shown):
-    """The texts of the cells of a table, row by row."""
     rows = re.findall(r"<tr>(.*?)</tr>", shown, re.DOTALL)
     return [
         [re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows

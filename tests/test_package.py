@@ -16,7 +16,6 @@ PACKAGE = Path(latelier.__file__).parent
 
 
 def run_python(code: str, *options: str) -> str:
-    """Standard output of ``code`` in a new interpreter, which has imported nothing yet."""
     done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

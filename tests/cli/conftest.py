@@ -29,8 +29,6 @@ class Runner(CliRunner):
 
 @pytest.fixture(scope="session")
 def run():
-    """Run a command line in this process."""
-
     def run(*arguments, input=None):
         return Runner().invoke(app, [str(argument) for argument in arguments], input=input, prog_name="latelier")
 
@@ -46,7 +44,6 @@ def records_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory, run, records_file):
-    """An index of the records; tests only read it."""
     folder = tmp_path_factory.mktemp("indexes") / "records"
     result = run("index", records_file, "--index", folder, "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output

@@ -243,7 +243,6 @@ def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, mon
 
 @pytest.fixture
 def start(tmp_path, tiny):
-    """Start ``latelier index`` in a process of its own, with its output in files."""
     started = []
 
     def begin(*arguments):
@@ -260,7 +259,6 @@ def start(tmp_path, tiny):
 
 
 def wait_until(fact, seconds=300):
-    """Wait until a fact holds; one that cannot be looked at yet does not."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(LatelierError, OSError):

@@ -1,11 +1,6 @@
 """Commands that name a collection of Qdrant: there and back in the local mode, and places that cannot be opened."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -95,30 +90,6 @@ def test_other_commands_read_a_collection(run, folder, collection, tmp_path):
     assert (result.exit_code, "there is no collection 'records-absent' in" in result.stderr) == (1, True)
     result = run("index", tmp_path, "--index", collection)
     assert (result.exit_code, f"latelier copy FOLDER {collection}" in result.stderr) == (2, True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_killed_copy_goes_on(run, tmp_path):
-    count = 120
-    with indexes.Flat(tmp_path / "flat") as flat:
-        flat.add([f"doc {i}" for i in range(count)], [np.eye(4) + i for i in range(count)], metadata=[{"n": 1}] * count)
-        flat.settings["model"] = "one"
-    arguments = ["copy", str(tmp_path / "flat"), f"qdrant:{tmp_path / 'qdrant'}"]
-    process = subprocess.Popen([sys.executable, "-c", "from latelier.cli import main; main()", *arguments])
-    # An empty database has 12 KiB, and one with all documents 104 KiB.
-    while process.poll() is None and sum(file.stat().st_size for file in tmp_path.rglob("storage.sqlite")) < 30_000:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert process.returncode == -signal.SIGKILL
-    with indexes.Qdrant(tmp_path / "qdrant") as index:
-        left = count - len(index)
-    assert 0 < left < count
-    assert moved(run(*arguments, "--json")) == left
-    with indexes.open(tmp_path / "flat", read_only=True) as flat, indexes.Qdrant(tmp_path / "qdrant") as index:
-        assert records(index) == records(flat)
-        assert dict(index.settings) == {"model": "one"}
 
 
 def test_sources_that_are_not_there(run, folder, collection, tmp_path):

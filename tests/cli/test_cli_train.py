@@ -28,8 +28,6 @@ def small(tmp_path_factory, shallow):
 
 @pytest.fixture
 def train(run, small, tmp_path):
-    """Write rows to a file and train on it."""
-
     def train(rows, *options, model=small):
         file = tmp_path / "pairs.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -29,7 +29,6 @@ QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\nq2\td2\t1\n"
 
 @pytest.fixture
 def folder(tmp_path):
-    """A sound collection; tests overwrite one of its files."""
     write(tmp_path / "corpus.jsonl", CORPUS)
     write(tmp_path / "queries.jsonl", QUERIES)
     (tmp_path / "qrels").mkdir()

@@ -44,7 +44,6 @@ def assert_same_hits(found, expected):
 
 @pytest.fixture(scope="module")
 def trained(retriever):
-    """The losses of a short training on the examples, and its retriever."""
     torch.manual_seed(0)
     multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
     losses = train_query_dynamics(multi_step, EXAMPLES, steps=60, batch_size=4, negatives=15, learning_rate=5e-3)
@@ -108,7 +107,6 @@ def test_training_finds_the_targets_and_predicts_that(trained, retriever):
 
 
 def searches(seed):
-    """Three searches over twelve documents, each with its own scores and its own eight hits."""
     draw = random.Random(seed)
     found = [[Hit(id_, draw.randrange(9) / 2) for id_ in draw.sample(range(12), 8)] for _ in range(3)]
     return [sorted(hits, key=lambda hit: -hit.score) for hits in found]

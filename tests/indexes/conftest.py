@@ -36,19 +36,16 @@ SHARDED = [name for name in KINDS if name.startswith("sharded")]
 
 
 def kinds(names):
-    """Return the names as parameters; those of sharded indexes are slow."""
     return [pytest.param(name, marks=pytest.mark.slow) if name in SHARDED else name for name in names]
 
 
 @pytest.fixture(scope="session")
 def shard_processes():
-    """Processes of shards for all tests of the session."""
     with reused_processes():
         yield
 
 
 def make(request, folder):
-    """Return an empty index of the kind that a fixture's parameter names."""
     kind = request.param.split("-")[0]
     for part, reason in {"qdrant": NOT_IN_QDRANT, "sharded": NOT_IN_SHARDED}.get(kind, {}).items():
         if part in request.node.nodeid:
@@ -67,13 +64,11 @@ def _kernels_at_once():
 
 @pytest.fixture(params=kinds(KINDS))
 def index(request, tmp_path):
-    """An empty index of each kind."""
     with make(request, tmp_path / "index") as index:
         yield index
 
 
 @pytest.fixture(params=kinds(name for name in KINDS if "memory" not in name))
 def disk_index(request, tmp_path):
-    """An empty index of each kind that has a folder."""
     with make(request, tmp_path / "index") as index:
         yield index

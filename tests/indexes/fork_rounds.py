@@ -105,7 +105,6 @@ def repeat(job, index, stop, failures):
 
 
 def work_in_child(index, seed):
-    """Read and write for a while; the first call says whether the child may."""
     work = Work(f"child {os.getpid()}", seed)
     answer = {"child": "worked", "failures": []}
     try:
@@ -133,7 +132,6 @@ def work_in_child(index, seed):
 
 
 def differences(folder, added):
-    """Return what is wrong with the index that parent and child have left behind."""
     found = []
     with indexes.open(folder) as index:
         report, ids = index.verify(), set(index.ids())

@@ -29,7 +29,6 @@ def expected_hits(index, queries, k, keep=lambda id: True):
 
 
 def check_hits(hits, expected):
-    """Compare hits with pairs of id and score; scores are single precision."""
     assert [[hit.id for hit in row] for row in hits] == [[id for id, _ in row] for row in expected]
     for row, wanted in zip(hits, expected, strict=True):
         np.testing.assert_allclose([hit.score for hit in row], [score for _, score in wanted], rtol=1e-5, atol=1e-5)
@@ -58,7 +57,6 @@ def check_stored(index, stored, given):
 
 
 def contents(index):
-    """Return everything an index holds, to compare it before and after."""
     ids = index.ids()
     vectors = [matrix.tolist() for matrix in index.get_embeddings(ids)]
     return list(zip(index.get(ids), vectors, strict=True))
@@ -106,5 +104,4 @@ def start_child(function, from_thread=False):
 
 
 def in_child(function):
-    """Run a function in a forked child process and return its JSON result."""
     return start_child(function)()

@@ -46,7 +46,6 @@ def row_checksum(table, values):
 
 
 def forge(folder, table, key=None, **values):
-    """Change values of one row of a table, by default the first, and its checksum as an attacker would."""
     connection = sqlite3.connect(folder / "catalog.sqlite")
     with connection:
         columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]

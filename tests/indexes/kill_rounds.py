@@ -23,7 +23,6 @@ def vectors(id, version):
 
 
 def plan(rng, state):
-    """Return a random operation: its name and its arguments as JSON would hold them."""
     present, absent = sorted(state), sorted({str(i) for i in range(60)} - set(state))
     name = rng.choice(["add", "add", "update", "update", "remove", "compact"])
     pool = {"add": absent, "update": present + absent, "remove": present, "compact": []}[name]
@@ -32,7 +31,6 @@ def plan(rng, state):
 
 
 def apply(state, name, ids, version):
-    """Return what the operation makes of ``{id: version}``."""
     if name == "remove":
         return {id: kept for id, kept in state.items() if id not in ids}
     return state | dict.fromkeys(ids, version) if name != "compact" else dict(state)
@@ -99,7 +97,6 @@ def stored(index):
 
 
 def grow_early():
-    """Have this process make ANN data of a few documents already."""
     indexes.IVF._thresholds = EARLY
 
 

@@ -25,7 +25,6 @@ def documents():
 
 
 def resident(name):
-    """A counter of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 

@@ -12,7 +12,6 @@ START, STOP = sharded.start, sharded.stop
 
 @contextlib.contextmanager
 def local_ray():
-    """Start a small local Ray, unless one is running, and stop it."""
     ray = pytest.importorskip("ray")
     if ray.is_initialized():
         yield ray

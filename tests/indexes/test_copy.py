@@ -50,7 +50,6 @@ def check_contents(index):
 
 
 def plain(count, dim=16):
-    """Return columns of documents: ids of both types, vectors, texts, metadata."""
     ids = [i if i % 3 == 0 else f"doc {i}" for i in range(count)]
     rng = np.random.default_rng(0)
     vectors = [rng.integers(-8, 9, (int(n), dim)).astype("float32") for n in rng.integers(1, 9, count)]

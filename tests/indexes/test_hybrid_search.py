@@ -8,7 +8,6 @@ import pytest
 from index_helpers import expected_hits, matrices
 
 from latelier import indexes
-from latelier.errors import LatelierError
 
 WORDS = ["wing", "shock", "layer", "heat", "flow", "jet", "plate", "cone", "drag", "lift", "wave", "pressure"]
 K1, B = 1.2, 0.75
@@ -22,7 +21,6 @@ def texts(count=40):
 
 @pytest.fixture
 def filled(index):
-    """Forty documents, some without a text, some replaced and some removed."""
     index.add(list(range(40)), matrices([i % 5 + 1 for i in range(40)]), ["old words"] * 40)
     index.update(list(range(40)), matrices([i % 5 + 1 for i in range(40)]), texts(), [{"n": i} for i in range(40)])
     index.remove([3, 17])
@@ -48,7 +46,6 @@ def bm25(index, query):
 
 
 def ranked(scores, index, k):
-    """Return the hits of a search for the k best by their scores."""
     order = {id: place for place, id in enumerate(index.ids())}
     best = sorted(scores, key=lambda id: (-round(scores[id], 7), order[id]))[:k]
     return [(id, pytest.approx(scores[id], rel=1e-4, abs=1e-5)) for id in best]
@@ -64,7 +61,6 @@ def test_keywords_equal_bm25_by_loops(filled, query, k):
 
 
 def multiples_of(number):
-    """Return a filter of the documents whose ``n`` is a multiple of a number."""
     return f"n IN ({', '.join(str(n) for n in range(0, 40, number))})"
 
 
@@ -118,16 +114,3 @@ def test_queries_of_several_texts_and_of_none(filled):
     found = filled.search(None, 3, mode="keywords", texts=["wing", "!?", "absent", "cone"])
     assert [len(hits) for hits in found] == [3, 0, 0, 3]
     assert filled.search([], mode="hybrid", texts=[]) == []
-
-
-def test_an_index_without_keywords_or_texts_says_so():
-    index = indexes.Flat(keywords=False)
-    index.add("a", np.eye(4), texts="wing")
-    with pytest.raises(LatelierError, match=r"compact\(keywords=True\) makes one"):
-        index.search(mode="keywords", texts="wing")
-    index.compact(keywords=True)
-    assert [hit.id for hit in index.search(mode="keywords", texts="wing")[0]] == ["a"]
-    index = indexes.Flat()
-    index.add("a", np.eye(4))
-    with pytest.raises(LatelierError, match="no document of this index has a text"):
-        index.search(mode="keywords", texts="wing")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from index_helpers import about, check_hits, contents, expected_hits, keeps_vectors, matrices
+from index_helpers import check_hits, contents, expected_hits, keeps_vectors, matrices
 
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
@@ -96,13 +96,6 @@ def test_search_takes_every_form_of_queries(filled):
     assert isinstance(wanted[0][0], Hit)
     assert type(wanted[0][0].score) is float
     assert filled.search([]) == []
-
-
-def test_negative_scores_are_not_clipped(index):
-    index.add(["far", "near"], [[[-2.0, 0.0]], [[-1.0, 0.0], [-3.0, 0.0]]])
-    hits = index.search(np.array([[1.0, 0.0]]))
-    assert hits == [[("near", about(index, -1.0)), ("far", about(index, -2.0))]]
-    assert isinstance(hits[0][0], Hit)
 
 
 def test_equal_scores_come_in_the_order_of_insertion(index):

@@ -12,7 +12,6 @@ from latelier.indexes.ranking import BlockSize
 
 
 def on_device(index, **options):
-    """Make an index search as it does on a GPU, here with torch on the CPU."""
     index._gpu = GpuSearch(torch.device("cpu"), index._decode, index._gpu_dtype, **options)
     return index
 

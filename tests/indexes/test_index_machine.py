@@ -46,7 +46,6 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.folder.parent)
 
     def made(self, ids):
-        """Return new vectors, texts and metadata for some ids, as columns."""
         columns = ([], [], [])
         for _ in ids:
             self.serial += 1

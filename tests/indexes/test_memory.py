@@ -66,7 +66,6 @@ def test_texts_and_metadata_count_towards_the_budget(tmp_path, kind):
 
 @pytest.fixture
 def early(monkeypatch):
-    """Inverted lists of a thousand tokens, and of one document."""
     few = replace(indexes.IVF._thresholds, train_tokens=1000, train_documents=1, append_tokens=500)
     monkeypatch.setattr(indexes.IVF, "_thresholds", few)
 

@@ -24,7 +24,6 @@ KINDS = [
 
 
 def unit(*lengths, dim=DIM, seed=0):
-    """Random unit vectors, one matrix per length."""
     rng = np.random.default_rng(seed)
     matrices = [rng.standard_normal((length, dim), dtype="float32") for length in lengths]
     return [matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in matrices]

@@ -11,7 +11,6 @@ from latelier.retrieve import Retriever
 
 @pytest.fixture(scope="session")
 def folder(minilm, tmp_path_factory):
-    """An index on disk, which names its model."""
     folder = tmp_path_factory.mktemp("adapters") / "records"
     with Retriever(minilm, folder, device="cpu") as retriever:
         retriever.add(RECORDS)
@@ -27,7 +26,6 @@ def searcher(folder):
 
 @pytest.fixture(scope="session")
 def passages(searcher):
-    """A retriever in memory whose documents are passages."""
     with Retriever(searcher.model) as long:
         long.add(
             [{"id": "sea", "text": LONG, "year": 2020}, {"id": "air", "text": "Swifts sleep in flight."}], passages=64

@@ -53,8 +53,6 @@ def folder(tmp_path_factory):
 
 
 def make_task(folder, name, *, top_ranked=None, instruction=None):
-    """A task of mteb that reads a BEIR folder."""
-
     class LocalTask(AbsTaskRetrieval):
         metadata = TaskMetadata(
             name=name,

@@ -32,7 +32,6 @@ x86 = pytest.mark.skipif(
 
 
 def run(*dtypes, **settings):
-    """The kernels that a new process chooses, and its scores per type of number."""
     forced = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "LATELIER_KERNELS")
     environment = {name: value for name, value in os.environ.items() if name not in forced} | settings
     command = [sys.executable, "-c", PROGRAM, *dtypes]

@@ -33,7 +33,6 @@ assert doctest.testmod(quick) == (0, 1)
 
 @pytest.fixture
 def run(tmp_path):
-    """Run Python in a process of its own with the module `quick` and a cache in the same folder."""
     (tmp_path / "quick.py").write_text(MODULE)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 

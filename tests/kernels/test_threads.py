@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latelier.kernels.threads import allowed_threads, for_each, for_ranges, limited_threads
+from latelier.kernels.threads import for_each, for_ranges, limited_threads
 
 
 @given(st.lists(st.integers(0, 50_000), max_size=12), st.integers(1, 1 << 16))
@@ -45,21 +45,6 @@ def _four_threads():
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_four_threads")
-def test_a_limit_holds_inside_its_block_and_an_inner_one_cannot_raise_it():
-    assert allowed_threads() == 4
-    with limited_threads(3):
-        assert allowed_threads() == 3
-        with limited_threads(2):
-            assert allowed_threads() == 2
-            with limited_threads(9):
-                assert allowed_threads() == 2
-        assert allowed_threads() == 3
-        with limited_threads(0):  # the calling thread itself
-            assert allowed_threads() == 1
-    assert allowed_threads() == 4
 
 
 def each_square(work):

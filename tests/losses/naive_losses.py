@@ -26,7 +26,6 @@ class Lexicon(nn.Module):
         return nn.functional.normalize(self.table(ids), dim=-1)
 
     def one(self, ids, task):
-        """One text's scored vectors, without a batch."""
         kept = [i for i in ids if task == "query" or i not in self.skiplist]
         return self.vectors(torch.tensor(kept))
 
@@ -49,12 +48,10 @@ def vocabulary_texts(count, seed, longest=7, lowest=1):
 
 
 def score_each(query, documents):
-    """MaxSim of one query against each document, as differentiable scalars."""
     return [naive_tensor_maxsim(widen(query), widen(document)) for document in documents]
 
 
 def embed(model, text, is_query):
-    """The scored vectors of one text under a real model, without a batch."""
     out = model(model.tokenize([text], is_query=is_query))
     return out["token_embeddings"][0][out["attention_mask"][0].bool()]
 

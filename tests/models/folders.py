@@ -16,7 +16,6 @@ def head(out_features=16, in_features=48):
 
 
 def bare(tiny, folder):
-    """A plain Hugging Face encoder: no sentence-transformers files at all."""
     AutoModel.from_pretrained(tiny).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
     return Path(folder)
@@ -36,7 +35,6 @@ def dense_with_head(tiny, folder, out_features=16, *, in_features=48, activation
 
 
 def append(folder, kind, write_module):
-    """Put one more module at the end of a dense model's pipeline."""
     modules = json.loads((folder / "modules.json").read_text())
     n = len(modules)
     modules.append({"idx": n, "name": str(n), "path": f"{n}_{kind}", "type": f"sentence_transformers.models.{kind}"})

@@ -141,7 +141,6 @@ class Checkpoint:
 
     @property
     def filler(self) -> int:
-        """What queries are expanded with."""
         mask = self.tokenizer.mask_token_id
         return self.tokenizer.eos_token_id if mask is None else mask
 
@@ -171,7 +170,6 @@ class Checkpoint:
         return torch.nn.functional.normalize(vectors, dim=1)
 
     def write(self, folder) -> None:
-        """Write its files."""
         folder.mkdir()
         self.encoder.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

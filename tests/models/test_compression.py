@@ -25,7 +25,6 @@ ROWS = 4
 
 
 def disturb(model: ColBERT) -> ColBERT:
-    """Give the pooling small random weights."""
     torch.manual_seed(0)
     for parameter in pooling_of(model).parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -38,7 +37,6 @@ def pooling_of(model: ColBERT) -> AttentionPooling:
 
 @pytest.fixture(scope="module")
 def compressed(shallow):
-    """A model that pools its documents, with random weights of the pooling."""
     return disturb(ColBERT.from_dense(shallow, device="cpu").compress_documents(ROWS, heads=2))
 
 

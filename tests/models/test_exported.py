@@ -20,7 +20,6 @@ TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenat
 
 @pytest.fixture(scope="module")
 def models(tiny):
-    """Models that differ in what surrounds the transformer; by their names."""
     attending = Recipe(query_marker="", document_marker="", attend_to_expansion=True, skiplist=("says", "!"))
     torch.manual_seed(0)
     with_head = ColBERT.from_dense(tiny, device="cpu", max_length_query=9)
@@ -76,7 +75,6 @@ def test_int8_is_close(tiny, tmp_path):
 
 
 def ragged(count):
-    """Texts of many lengths, in no order, some of them equal or empty."""
     rng = np.random.default_rng(0)
     words = ["pear", "apple", "un-hyphenated", "naïve", "café", "東京", "longer", "says", "moon"]
     return [" ".join(rng.choice(words, size=int(size))) for size in rng.geometric(0.06, size=count) - 1]

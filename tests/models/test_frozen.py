@@ -31,7 +31,6 @@ needs_layout = pytest.mark.skipif(
 
 @pytest.fixture
 def own(tiny):
-    """A model that a test may change."""
     return ColBERT(tiny, embedding_size=16, device="cpu")
 
 
@@ -193,8 +192,6 @@ def test_callers_in_several_threads(own, two_threads):
 
 
 class OtherLinear(nn.Linear):
-    """A layer of another package."""
-
     def forward(self, inputs):
         self.seen.add((get_ident(), torch.get_num_threads()))
         return super().forward(inputs)

@@ -38,7 +38,6 @@ def torch_model(tiny):
 
 @pytest.fixture
 def model(tiny):
-    """A model that a test may change."""
     return ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="onnx")
 
 

@@ -60,14 +60,6 @@ def test_clusters_are_those_of_scipy(tokens, seed, data):
     np.testing.assert_allclose(found, naive_pool(rows, clusters), atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [100, 257, 400])
-def test_clusters_of_long_documents_are_those_of_scipy(tokens):
-    rows = unit_rows(np.random.default_rng(tokens), tokens, dim=32)
-    for clusters in (1, 2, tokens // 3, tokens - 1):
-        found = pool_tokens(TokenEmbeddings.from_list([rows]), num_vectors=clusters, protected_tokens=0)[0]
-        np.testing.assert_allclose(found, naive_pool(rows, clusters), atol=1e-5)
-
-
 @given(st.lists(st.lists(st.integers(-1, 1), min_size=2, max_size=2), min_size=1, max_size=30), st.integers(2, 4))
 @example([[1, 0]] * 30, 3)
 @example([[0, 0]] * 30, 2)

@@ -37,7 +37,6 @@ def recipe(tiny):
 
 
 def check_features(model, texts, task, prompt=None):
-    """Features from token ids alone are those of `ColBERT.preprocess`."""
     expected = model.preprocess(texts, prompt=prompt, task=task)
     found = tokenize_window(model, texts, prompt, task)
     assert found.keys() == expected.keys()

@@ -23,7 +23,6 @@ from latelier.modules import TransformerEncoder
 
 @pytest.fixture
 def plain(tiny, tmp_path):
-    """A copy of the tiny model, to be made hostile."""
     return shutil.copytree(tiny, tmp_path / "model")
 
 

@@ -28,7 +28,6 @@ CASES = [Case(**json.loads(line)) for line in (FOLDER / "attention_cases.jsonl")
 
 
 def inputs(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
-    """Hidden states, and what goes with them by name."""
     random = np.random.RandomState(3)
 
     def draw(*shape: int) -> Tensor:

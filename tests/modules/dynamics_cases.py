@@ -17,8 +17,6 @@ CHANNELS, REWARD_CHANNELS, HEIGHT, WIDTH, HIDDEN, BATCH, STEPS = 6, 3, 2, 3, 4, 
 
 
 class Case(NamedTuple):
-    """Options, and how the network is called."""
-
     norm_type: str
     downsample: bool
     num_res_blocks: int
@@ -31,7 +29,6 @@ class Case(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         options = self._asdict()
         del options["training"], options["hidden_state"], options["activation"]
         if self.activation is not None:
@@ -48,7 +45,6 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """All combinations."""
     boolean = (False, True)
     return itertools.starmap(
         Case,
@@ -93,7 +89,6 @@ def run(network: nn.Module, case: Case, dtype: torch.dtype) -> dict[str, list[Te
 
 
 def import_peer() -> type:
-    """The class of LightZero; raises ImportError where it is not installed."""
     from lzero.model.efficientzero_model import DynamicsNetwork as Peer
 
     return Peer

@@ -13,7 +13,6 @@ DIM = 8
 
 
 def trained(num_vectors: int = 3, **arguments) -> AttentionPooling:
-    """A module with random parameters in place of those that start at zero."""
     torch.manual_seed(0)
     pooling = AttentionPooling(DIM, num_vectors, heads=2, dim_head=4, hidden_dim=5, **arguments).eval()
     for parameter in pooling.parameters():

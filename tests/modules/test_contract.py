@@ -21,13 +21,10 @@ class Case(NamedTuple):
 
 
 def sequences(*shapes: tuple[int, ...]) -> Callable[[torch.dtype], tuple[Tensor, ...]]:
-    """A function that draws tensors of these shapes."""
     return lambda dtype: tuple(torch.randn(shape).to(dtype) for shape in shapes)
 
 
 def token_ids(vocabulary_size: int, *shape: int) -> Callable[[torch.dtype], tuple[Tensor, ...]]:
-    """A function that draws token ids and a mask with holes, of one shape; each row begins with a token."""
-
     def draw(dtype: torch.dtype) -> tuple[Tensor, ...]:
         mask = torch.rand(shape) > 0.3
         mask[..., 0] = True
@@ -123,13 +120,11 @@ def case(request) -> Case:
 
 
 def leaves(values: Any) -> list[Tensor]:
-    """A tensor, or all tensors in a tuple or a dict and those inside it."""
     inner = values.values() if isinstance(values, dict) else values
     return [tensor for value in inner for tensor in leaves(value)] if isinstance(values, (tuple, dict)) else [values]
 
 
 def moved(values: Any, device: str) -> Any:
-    """The same tensors on a device, in the same tuples and dicts."""
     if isinstance(values, dict):
         return {name: moved(value, device) for name, value in values.items()}
     return tuple(moved(value, device) for value in values) if isinstance(values, tuple) else values.to(device)
@@ -140,7 +135,6 @@ def floating(values: Any) -> list[Tensor]:
 
 
 def flat(out: Any) -> Tensor:
-    """All outputs of a module, in float64."""
     return torch.cat([tensor.flatten().double() for tensor in leaves(out)])
 
 

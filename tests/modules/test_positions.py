@@ -15,7 +15,6 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def naive_rotary(rows, start, base=10_000.0, scale=1.0, alpha=1.0):
-    """Each pair of channels as a complex number, times ``e^(i angle)``; `rows` as lists."""
     dim = len(rows[0])
     if alpha != 1:
         base *= alpha ** (dim / (dim - 2))

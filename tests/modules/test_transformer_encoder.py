@@ -11,7 +11,6 @@ IDS = torch.tensor([[0, 1, 2]])
 
 
 def shared(block: TransformerBlock, peer: nn.TransformerEncoderLayer) -> None:
-    """Give torch's layer the weights of a block."""
     state = block.state_dict()
     projections = [f"attention.to_{name}" for name in "qkv"]
     renamed = {"self_attn.out_proj": "attention.to_out.0", "linear1": "feed_forward.up", "linear2": "feed_forward.down"}

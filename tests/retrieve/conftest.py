@@ -34,7 +34,6 @@ def fill(model):
 
 @pytest.fixture
 def retriever(model):
-    """A new retriever in memory, filled with the records."""
     return fill(model)
 
 

@@ -103,8 +103,6 @@ HOSTILE = '<script>alert(1)</script> </title></style> fruit" onload="x() \u202eg
 
 
 class Reader(HTMLParser):
-    """Reads a page: its elements, its attributes, and the text of elements by name."""
-
     def __init__(self, page):
         super().__init__()
         self.elements, self.attributes, self.open, self.texts = set(), set(), [], {}

@@ -225,7 +225,6 @@ def test_pages_of_a_pdf_are_named_in_results(tmp_path, tiny):
 
 
 def minimal_pdf(*pages):
-    """Return a PDF with a line of text on each page."""
     count = len(pages)
     kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(count))
     bodies = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{kids}]/Count {count}>>"]

@@ -15,7 +15,6 @@ GOOD = {"name": "someone/model", "options": {}, "fingerprint": FINGERPRINT}
 
 @pytest.fixture(scope="module")
 def filled(model, tmp_path_factory):
-    """An index on disk, for tests to say other things about its model."""
     folder = tmp_path_factory.mktemp("filled") / "index"
     with Retriever(model, folder) as retriever:
         retriever.add([("a", "Bananas are healthy.")])

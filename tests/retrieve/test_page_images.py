@@ -155,7 +155,6 @@ def pages_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pages(pages_folder):
-    """A model of page images."""
     return load(pages_folder, device="cpu")
 
 

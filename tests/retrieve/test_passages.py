@@ -25,7 +25,6 @@ TEXTS = st.text(st.sampled_from("ab.!? \n\r\té中。\u2019\u200b\x00😀"), max
 
 @pytest.fixture(scope="module")
 def starts(tiny):
-    """Positions of MiniLM's tokens."""
     from transformers import AutoTokenizer
 
     offsets = tokenizer_offsets(AutoTokenizer.from_pretrained(tiny))
@@ -37,7 +36,6 @@ def word_starts(texts):
 
 
 def check(text, parts, room, overlap, starts):
-    """Check everything that holds of the passages of any text."""
     begins, ends = [part.start for part in parts], [part.end for part in parts]
     assert sorted(set(begins)) == begins
     assert sorted(set(ends)) == ends

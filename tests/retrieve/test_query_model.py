@@ -33,7 +33,6 @@ def exported(tiny, tmp_path_factory):
 
 @pytest.fixture
 def home(exported, tmp_path, monkeypatch):
-    """A copy of all that, to change."""
     home = shutil.copytree(exported, tmp_path / "home")
     monkeypatch.setenv("LATELIER_CACHE", str(home / "cache"))
     return home

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from input_fuzzer import make_case, run_case
+from input_fuzzer import run_case
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.retrieve import read_documents
 
@@ -139,9 +139,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_fuzzed_files_are_accepted_or_rejected(tmp_path):
     generator = random.Random(0)
-    outcomes = [run_case(make_case(generator), tmp_path) for _ in range(200)]
-    assert [outcome for outcome in outcomes if outcome.verdict == "wrong"] == []
-    assert {outcome.verdict for outcome in outcomes} == {"accepted", "refused"}
+    assert {run_case(generator, tmp_path) for _ in range(200)} == {"accepted", "refused"}
 
 
 ROWS = [

@@ -35,7 +35,6 @@ def filled(small):
 
 
 def naive_groups(retriever, query, k):
-    """Score every passage, and keep the best of each document."""
     vectors = retriever.model.encode_query(query).numpy()
     best = {}
     for id in retriever.index.ids():
@@ -218,8 +217,6 @@ def test_an_explanation_is_of_the_best_passage(filled):
 
 
 class Histories(RuleBasedStateMachine):
-    """A retriever of passages beside a dict from id to text."""
-
     model = stored = None
     compared = 0  # documents that were compared with the dict
 

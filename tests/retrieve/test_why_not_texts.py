@@ -19,7 +19,6 @@ def kinds(report):
 
 
 def check_changes(retriever, report, query, **arguments):
-    """Every change of the search finds the document."""
     changes = [change for change in report.changes if change.target == "search"]
     assert changes
     for change in changes:
@@ -29,7 +28,6 @@ def check_changes(retriever, report, query, **arguments):
 
 @pytest.fixture(scope="module")
 def short_model(minilm):
-    """A model that reads the first 32 tokens of a document."""
     return load(minilm, device="cpu", max_length_document=32)
 
 

@@ -32,8 +32,6 @@ def folder(shallow, tmp_path_factory):
 
 
 class Process:
-    """A server in a process of its own, and its address."""
-
     def __init__(self, *arguments):
         command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -51,7 +49,6 @@ class Process:
 
 @pytest.fixture
 def start():
-    """Start servers that end with the test."""
     started = []
 
     def start(*arguments):

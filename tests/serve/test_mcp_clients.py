@@ -43,7 +43,6 @@ def test_the_command_serves_over_standard_input_and_output_and_logs_nothing(fold
 
 @pytest.fixture
 def served(folder):
-    """A server in a process of its own, and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

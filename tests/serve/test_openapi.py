@@ -16,7 +16,6 @@ EXAMPLES = 30
 
 @pytest.fixture(scope="module")
 def url(tiny, tmp_path_factory):
-    """Address of a server over an index that requests may change."""
     from serve.conftest import Process
 
     folder = tmp_path_factory.mktemp("fuzzed") / "records"

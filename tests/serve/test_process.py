@@ -27,13 +27,11 @@ TOKEN = "t" * 20
 
 @pytest.fixture
 def own_folder(folder, tmp_path):
-    """An index that the test may change."""
     return shutil.copytree(folder, tmp_path / "records")
 
 
 @pytest.fixture(scope="module")
 def asked(folder):
-    """The address of a server that no test stops or changes."""
     server = Process(str(folder), "--device", "cpu", "--no-log")
     yield server.url
     server.stop()

@@ -18,7 +18,6 @@ def doubled(items):
 
 
 def run(test, answer=doubled, **options):
-    """Run a coroutine function with a batcher."""
     settings = {"name": "test", "max_batch": 4, "max_waiting": 100, **options}
 
     async def main():
@@ -29,32 +28,23 @@ def run(test, answer=doubled, **options):
     return asyncio.run(main())
 
 
-def test_calls_that_wait_are_answered_in_batches_of_at_most_max_batch():
-    sizes = []
-
-    def answer(items):
-        sizes.append(len(items))
-        return doubled(items)
-
-    async def many(batcher):
-        return await asyncio.gather(*(batcher.submit(i) for i in range(11)))
-
-    assert run(many, answer) == [2 * i for i in range(11)]
-    assert sizes == [4, 4, 3]
-
-
-def test_sizes_count_and_a_larger_call_is_a_batch_of_its_own():
-    batches = []
-
-    def answer(items):
-        batches.append(items)
-        return items
+@pytest.mark.parametrize(
+    ("calls", "most", "batches"),
+    [
+        ([(i, 1) for i in range(11)], 4, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]),
+        ([("a", 3), ("b", 2), ("c", 9)], 4, [["a"], ["b"], ["c"]]),
+        ([(i, 1, i == 2) for i in range(5)], 9, [[0, 1], [2], [3, 4]]),
+    ],
+    ids=["many", "sizes", "alone"],
+)
+def test_calls_that_wait_are_answered_together_up_to_a_size_unless_one_is_to_be_alone(calls, most, batches):
+    seen = []
 
     async def many(batcher):
-        await asyncio.gather(batcher.submit("a", 3), batcher.submit("b", 2), batcher.submit("c", 9))
+        return await asyncio.gather(*(batcher.submit(i, size, alone=alone == [True]) for i, size, *alone in calls))
 
-    run(many, answer)
-    assert batches == [["a"], ["b"], ["c"]]
+    found = run(many, lambda items: seen.append(items) or doubled(items), max_batch=most)
+    assert (found, seen) == ([2 * call[0] for call in calls], batches)
 
 
 class Panic(BaseException):
@@ -138,17 +128,6 @@ def test_a_call_that_nobody_waits_for_is_not_answered():
 
     assert run(cancelled, answer) == ("running", "next")
     assert seen == ["running", "next"]
-
-
-def test_a_call_that_is_alone_shares_no_batch():
-    batches = []
-
-    async def many(batcher):
-        calls = [batcher.submit(i, alone=i == 2) for i in range(5)]
-        assert await asyncio.gather(*calls) == [0, 2, 4, 6, 8]
-
-    run(many, lambda items: batches.append(items) or doubled(items), max_batch=9)
-    assert batches == [[0, 1], [2], [3, 4]]
 
 
 def test_closing_answers_what_was_accepted_and_rejects_what_comes_later():

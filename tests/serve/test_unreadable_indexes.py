@@ -14,7 +14,6 @@ from latelier.serve import create_app
 
 @pytest.fixture
 def moved(shallow, tmp_path):
-    """A retriever whose index can be moved, and a function that moves it."""
     with Retriever(shallow, tmp_path / "moved", device="cpu") as retriever:
         retriever.add([("a", "Bananas are healthy.")])
         yield retriever, lambda: shutil.move(tmp_path / "moved", tmp_path / "elsewhere")

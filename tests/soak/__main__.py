@@ -19,7 +19,6 @@ _ROW = "{:10} {:>8} {:>8} {:>9} {:>6} {:>8}"
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 if anything is wrong."""
     options = _options()
     tqdm.monitor_interval = 0  # its thread would be forked along
     parts: list[Part] = [_part(name) for name in options.only or PARTS]

@@ -43,7 +43,6 @@ class Report(NamedTuple):
 
 
 def run_case(part: Part, source: Path, scratch: Path, seed: int, *, show: bool = False) -> Report:
-    """Run one case in this process; show the traceback of what goes wrong."""
     scratch.mkdir(parents=True)
     _said.clear()
     held = _most_memory()

@@ -8,7 +8,6 @@ _WAYS = {"flip": 12} | dict.fromkeys(("cut", "grow", "zero", "scribble", "swap",
 
 
 def damage(rng: random.Random, folder: Path) -> str:
-    """Damage one file of an index, and say how."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     # Half of them as likely as they are large, half of them alike: the small ones count.
     sizes = [path.stat().st_size + 1 for path in files] if rng.random() < 0.5 else None

@@ -54,7 +54,6 @@ def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
 
 
 def _fail_calls(folder: Path, seed: int) -> None:
-    """Let one in ten of some calls of Python on the index fail from now on."""
     rng = random.Random(seed)
 
     def failing(real: Callable) -> Callable:

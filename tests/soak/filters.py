@@ -18,7 +18,6 @@ _SECONDS = 11.0
 
 
 def prepare(source: Path) -> None:
-    """Make an index of several tenants, some of whose documents are removed."""
     with indexes.Flat(source / "index") as index:
         vectors = [np.eye(4)[: number % 4 + 1] for number in range(len(ROWS))]
         texts = [f"text {number}" if number % 5 else None for number in range(len(ROWS))]
@@ -27,7 +26,6 @@ def prepare(source: Path) -> None:
 
 
 def case(source: Path, scratch: Path, seed: int) -> str:
-    """Search with one expression in a condition on the tenant."""
     rng = random.Random(seed)
     expression, parameters = random_filter(rng)
     tenant, index = rng.choice(_TENANTS), _index(source)

@@ -28,7 +28,6 @@ STATES = 7
 
 
 def make(folder: Path) -> None:
-    """Make one index per kind."""
     repeat_names()
     make_with_log(folder)
     for name, (kind, options) in (_SMALL | _CODED).items():
@@ -112,7 +111,6 @@ def differing(found: dict[str, Any], good: dict[str, Any], *, ignore: Any = None
 
 
 def of_ids(good: dict[str, Any], ids: list[Any]) -> dict[str, Any]:
-    """Return what the whole index answers about some documents."""
     return {
         "ids": ids,
         "records": {id: good["records"][id] for id in ids},

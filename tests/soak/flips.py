@@ -55,7 +55,6 @@ def _look(folder: Path, good: list[dict[str, Any]]) -> bool:
 
 
 def _write(folder: Path, good: list[dict[str, Any]]) -> None:
-    """Add and merge; whatever was damaged before must not pass as whole now."""
     try:
         with indexes.open(folder) as index:
             _add(index)

@@ -16,7 +16,6 @@ def prepare(source: Path) -> None:
 
 
 def case(source: Path, scratch: Path, seed: int) -> str:
-    """Fork once while an index of either kind is used."""
     outcome = fork_round(list(KINDS)[seed % len(KINDS)], scratch / "index", seed)
     if outcome.failures:
         raise Wrong("; ".join(outcome.failures))

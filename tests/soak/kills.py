@@ -17,7 +17,6 @@ def prepare(source: Path) -> None:
 
 
 def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
-    """Kill some writers of an index of either kind."""
     grow_early()
     compile_kernels()  # loads them, for the children
     kind = list(KINDS.values())[seed % len(KINDS)]

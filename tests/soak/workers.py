@@ -60,7 +60,6 @@ def run_part(part: Part, seeds: Iterable[int], folder: Path, workers: int) -> li
 
 
 def name_wrong(part: Part, report: Report) -> str:
-    """Return what went wrong in a case, and how to repeat it."""
     return f"WRONG --only {part.name} --seed {report.seed}: {report.wrong}"
 
 
@@ -105,7 +104,6 @@ class _Worker:
             raise RuntimeError(f"could not prepare: {self.log.read_text(errors='replace')}")
 
     def stop(self) -> None:
-        """End the process and those that it has started."""
         if os.name == "posix" and self.process.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -18,7 +18,6 @@ def untrained(shallow):
 
 @pytest.fixture
 def model(untrained):
-    """A fresh model, to be trained."""
     return copy.deepcopy(untrained)
 
 
@@ -75,8 +74,6 @@ def arguments(tmp_path):
 
 @pytest.fixture
 def train(arguments):
-    """Train with the stock trainer; return it."""
-
     def run(loss, dataset, evaluator=None, eval_dataset=None, **changes):
         trainer = MultiVectorEncoderTrainer(
             model=loss.model,

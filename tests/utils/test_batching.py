@@ -5,7 +5,6 @@ import threading
 from itertools import pairwise
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
@@ -14,15 +13,6 @@ from latelier import indexes
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 from latelier.utils import batch_by_tokens
-from latelier.utils.batching import (
-    lengths_to_offsets,
-    positions_within,
-    rows_of,
-    rows_or_slice,
-    select_rows,
-    split_by_rows,
-    used_positions,
-)
 from latelier.utils.misc import bar, escape, fragment, table
 
 
@@ -52,62 +42,6 @@ def test_a_batch_ends_only_where_one_text_more_would_exceed_a_limit(lengths, max
         rows = [lengths[i] for i in [*batch, following[0]]]
         padded = len(rows) * rows[0]
         assert padded > 200 or padded - sum(rows) > max_padding
-
-
-LENGTHS = st.lists(st.integers(0, 5), max_size=12)
-
-
-@given(LENGTHS, st.data())
-def test_rows_of_documents(lengths, data):
-    offsets = lengths_to_offsets(lengths)
-    rows = [list(range(sum(lengths[:i]), sum(lengths[: i + 1]))) for i in range(len(lengths))]
-    assert offsets.tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    assert offsets.dtype == "int64"
-    assert positions_within(offsets).tolist() == [place for each in rows for place in range(len(each))]
-
-    chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8) if lengths else st.just([]))
-    picked = rows_of(offsets, np.array(chosen, dtype="int64"))
-    assert picked.tolist() == [row for document in chosen for row in rows[document]]
-    assert picked.dtype == "int64"
-
-    ascending = sorted(set(chosen))
-    if ascending:
-        found = rows_or_slice(offsets, np.array(ascending))
-        everything = np.arange(offsets[-1])
-        assert everything[found].tolist() == [row for document in ascending for row in rows[document]]
-        assert isinstance(found, slice) == (ascending == list(range(ascending[0], ascending[-1] + 1)))
-
-
-@given(LENGTHS, st.integers(1, 12), st.none() | st.integers(1, 4), st.integers(0, 9))
-def test_blocks(lengths, max_rows, max_documents, begin):
-    naive, block, rows = [], [], 0
-    for document, length in enumerate(lengths):
-        if block and (rows + length > max_rows or len(block) == max_documents):
-            naive, block, rows = [*naive, (block[0], block[-1] + 1)], [], 0
-        block, rows = [*block, document], rows + length
-    if block:
-        naive.append((block[0], block[-1] + 1))
-    assert list(split_by_rows(begin + lengths_to_offsets(lengths), max_rows, max_documents)) == naive
-
-
-IDS = torch.tensor([[5, 6, 0, 0], [5, 7, 8, 6], [0, 9, 6, 0]])
-
-
-def test_columns_are_cut_on_both_sides_and_other_values_kept():
-    features = {"input_ids": IDS, "attention_mask": (IDS > 0).long(), "task": "query", "n": torch.arange(3)}
-    used = used_positions(features)
-    assert used.dtype == torch.bool
-    chosen = select_rows(features, used, np.array([2]))
-    assert chosen["input_ids"].tolist() == [[9, 6]]
-    assert chosen["attention_mask"].tolist() == [[1, 1]]
-    assert (chosen["task"], chosen["n"].tolist()) == ("query", [0, 1, 2])
-    assert select_rows(features, used, np.array([2, 0]))["input_ids"].tolist() == [[0, 9, 6], [5, 6, 0]]
-
-
-def test_query_expansion_is_used():
-    expansion = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    features = {"input_ids": IDS, "attention_mask": IDS > 0, "query_expansion_positions": expansion}
-    assert select_rows(features, used_positions(features), np.array([0]))["input_ids"].tolist() == [[5, 6, 0]]
 
 
 def test_nothing_waits_for_the_lock_of_bars_that_are_not_shown(tiny):

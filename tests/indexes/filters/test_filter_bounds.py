@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -53,26 +52,6 @@ def test_a_filter_ends_when_its_time_is_over(index):
     assert found(index, "items IS NULL", filter_timeout=0.3) == ["c"]
     with pytest.raises(TimeoutError, match=r"within 0\.2 seconds"):
         found(index, ENDLESS, filter_timeout=np.float32(0.2))
-
-
-def test_other_threads_search_and_write_beside_an_endless_filter(tmp_path):
-    with indexes.Flat(tmp_path / "index") as index:
-        index.add(["a", "b"], [np.ones((1, 2))] * 2, metadata=[{"items": list(range(1000))}, {"items": []}])
-        ended = []
-
-        def search():
-            with pytest.raises(FilterTimeoutError, match="within 3 seconds"):
-                found(index, ENDLESS, filter_timeout=3)
-            ended.append(time.monotonic())
-
-        thread = threading.Thread(target=search)
-        thread.start()
-        for i in range(10):
-            assert found(index, "items = ''" if i % 2 else "json_valid(items)") == ([] if i % 2 else ["a", "b"])
-            index.add(i, [np.ones((1, 2))])
-        finished = time.monotonic()
-        thread.join()
-        assert finished < ended[0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")

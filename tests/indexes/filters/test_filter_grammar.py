@@ -29,7 +29,6 @@ def index():
 
 @pytest.fixture(scope="module")
 def plain():
-    """The same documents as a table of SQLite."""
     connection = sqlite3.connect(":memory:")
     names = list(ROWS[0])
     columns = ", ".join('"' + name.replace('"', '""') + '"' for name in names)

@@ -30,13 +30,11 @@ def collection(count, seed=0, topics=60, dim=DIM):
 
 
 def lists_of(index):
-    """The inverted lists that an index has stored, or None."""
     arrays = index._storage.snapshot().ann_data
     return None if arrays is None else lists_module.InvertedLists.from_arrays(arrays)
 
 
 def recall(index, queries, k=10, **options):
-    """The share of the exact hits that a search finds."""
     names = {name: options.pop(name) for name in ("filter", "parameters") if name in options}
     exact = index.search(queries, k, effort="exact", **names)
     found = index.search(queries, k, **names, **options)

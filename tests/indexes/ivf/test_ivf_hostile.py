@@ -15,7 +15,6 @@ FAR = 1 << 40
 
 @pytest.fixture
 def folder(early, tmp_path):
-    """A closed index of 400 documents, all of them in inverted lists."""
     with indexes.IVF(tmp_path / "index") as index:
         index.add(range(400), collection(400)[0])
         assert lists_of(index).documents.dtype == np.uint16
@@ -33,8 +32,6 @@ def change(folder, name, edit):
 
 
 def put(*places_and_values):
-    """Return a function that sets some places of an array."""
-
     def edit(array):
         for place, value in places_and_values:
             array.reshape(-1)[place] = value

@@ -18,7 +18,6 @@ edge = pytest.importorskip("qdrant_edge", reason="pip install qdrant-edge-py")
 
 
 def as_edge(condition):
-    """Return a condition in the classes of qdrant-edge."""
     if isinstance(condition, models.Filter):
         parts = [condition.must, condition.should, condition.must_not]
         return edge.Filter(*([as_edge(each) for each in part] if part else None for part in parts))

@@ -68,21 +68,6 @@ def test_exact_shards_find_exactly_what_one_index_finds(tmp_path, dtype):
         assert sharded.verify().is_whole
 
 
-@pytest.mark.slow
-def test_effort_exact_finds_what_one_index_finds_but_for_the_codes(tmp_path):
-    one = indexes.IVF()
-    with indexes.Sharded(tmp_path / "index", shards=2) as sharded:
-        change_both(one, sharded)
-        assert sharded.ids() == one.ids()
-        for mine, other in zip(sharded.get_embeddings(one.ids()), one.get_embeddings(one.ids()), strict=True):
-            np.testing.assert_allclose(mine, other, atol=0.08)  # each shard codes along an axis of its own
-        found = [each.search(documents(4, seed=3)[0], 200, effort="exact") for each in (sharded, one)]
-        for mine, other in zip(*found, strict=True):
-            assert {hit.id for hit in mine} == {hit.id for hit in other}
-            expected = {hit.id: hit.score for hit in other}
-            np.testing.assert_allclose([h.score for h in mine], [expected[h.id] for h in mine], atol=0.1)
-
-
 def test_keywords_are_scored_as_in_the_shards(sharded, tmp_path):
     """Each shard alone gives the same scores, and the hits are merged by them."""
     hits = sharded.search(mode="keywords", texts=TEXTS, k=90)

@@ -21,7 +21,6 @@ posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and POSIX permiss
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with an index of three documents, closed."""
     folder = tmp_path / "path with spaces, ünïcode, 100% & #1?"
     with indexes.Flat(folder) as index:
         index.add(["a", 1, "ß"], matrices([2, 1, 3]), texts=["x", None, "y"], metadata=[{"n": 1}, {"n": 2}, None])
@@ -249,7 +248,6 @@ def check_intact(folder, expected):
 
 
 def forget_connections():
-    """Close idle connections, as each fork does."""
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -27,7 +27,6 @@ def query_words(text):
 
 @pytest.fixture(scope="module")
 def shared():
-    """An index in memory that no test changes."""
     return make(None)
 
 
@@ -157,6 +156,10 @@ def test_a_keyword_index_is_made_and_dropped_by_compact(tmp_path):
         index.compact(keywords=False)
         assert index.tokenizer is None
         assert index.verify().is_whole
+    index = indexes.Flat()
+    index.add("a", np.eye(4))
+    with pytest.raises(LatelierError, match="no document of this index has a text"):
+        found(index, "wing")
 
 
 def test_options_of_an_index_that_exists(folder):

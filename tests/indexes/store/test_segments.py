@@ -109,7 +109,6 @@ def test_a_text_beyond_the_limit_of_sqlite_is_refused_with_its_id(monkeypatch):
 
 
 def nested(levels, kind):
-    """Metadata of so many levels, itself included."""
     value = 1
     for _ in range(levels - 1):
         value = [value] if kind is list else {"inner": value}

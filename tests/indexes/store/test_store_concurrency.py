@@ -17,7 +17,6 @@ posix = pytest.mark.skipif(os.name == "nt", reason="needs fork")
 
 
 def run_threads(*functions):
-    """Run functions at once and raise what any of them raises."""
     errors = []
 
     def guarded(function):

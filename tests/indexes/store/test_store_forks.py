@@ -19,7 +19,6 @@ ONE = np.ones((1, 4))
 
 
 def message(call):
-    """Return what a call refuses to do."""
     try:
         call()
     except StorageError as error:

@@ -32,7 +32,6 @@ PICKLED = ("duqgen-colbert: ColBERT, a pickle", "neural-cherche", "BAAI/bge-m3")
 
 
 def difference(found, expected):
-    """Return the largest difference between two lists of matrices of equal shapes."""
     found = [torch.as_tensor(each).float() for each in found]
     assert [each.shape for each in found] == [each.shape for each in expected]
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))

@@ -34,7 +34,6 @@ class CodedSample:
 
     @property
     def leads(self):
-        """The stored components along the axis, per document."""
         padded = np.concatenate([np.zeros((len(self.arrays["leads"]), 1), "uint8"), self.arrays["leads"]], axis=1)
         return np.split(padded.view("<f4")[:, 0].astype("float64"), np.cumsum(LENGTHS)[:-1])
 

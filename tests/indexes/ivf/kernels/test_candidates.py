@@ -9,10 +9,8 @@ from latelier.indexes.ivf.kernels.candidates import (
     MOST_TOKENS,
     NO_CENTROID,
     ListEntries,
-    append_lists,
     best_centroids,
     highest_places,
-    invert,
     near_highest,
     select_candidates,
 )
@@ -95,33 +93,6 @@ def test_all_tokens_of_a_long_query_are_told_apart(tokens):
     assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 1)[0] == [0]
     assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 2)[0] == ([0] if tokens == 1 else [0, 1])
     assert int(excess[:, 0].sum()) == 2 ** sum_bits(tokens) - 1
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), min_size=1, max_size=12), st.integers(0, 12))
-def test_inverted_and_appended_lists_equal_a_dict(lists_of, cut):
-    """Lists of each document's tokens; the first `cut` documents are inverted by themselves, the others appended."""
-
-    def inverted(part, first):
-        lists = np.array([i for lists in part for i in lists], dtype="int32")
-        lengths = np.array([len(lists) for lists in part], dtype="int64")
-        places = np.zeros(9, dtype="int64")
-        invert(lists, lengths, first, 0, np.full(8, -1, "int32"), places[1:], np.empty(0, "int32"))
-        offsets = np.cumsum(places)
-        documents = np.full(offsets[-1], -9, dtype="int32")
-        for begin, end in ((0, 3), (3, 8)):  # some of the lists, then the others
-            places = offsets[begin:end] - offsets[begin]
-            last = np.full(end - begin, -1, "int32")
-            invert(lists, lengths, first, begin, last, places, documents[offsets[begin] : offsets[end]])
-        return offsets, documents
-
-    before, more = inverted(lists_of[:cut], 0), inverted(lists_of[cut:], len(lists_of[:cut]))
-    merged = np.empty(len(before[1]) + len(more[1]), dtype="int32")
-    append_lists(*before, *more, merged)
-    offsets = before[0] + more[0]
-    for i in range(8):
-        wanted = [d for d, lists in enumerate(lists_of) if i in lists]
-        assert merged[offsets[i] : offsets[i + 1]].tolist() == wanted
 
 
 @settings(max_examples=50, deadline=None)
