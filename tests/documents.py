@@ -4,6 +4,7 @@ import contextlib
 import doctest
 import io
 import itertools
+import json
 import re
 import textwrap
 from typing import NamedTuple
@@ -11,6 +12,20 @@ from typing import NamedTuple
 # Three backticks, the language, the lines between, and three backticks; indented where it stands in a list.
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*).*?\n(?P<body>(?:.*\n)*?)(?P=indent)```$", re.MULTILINE)
 COMPARE = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def write_beir(folder, documents, queries, qrels):
+    """Write a collection as BEIR has it; documents by id are texts, or pairs of a title and a text."""
+    (folder / "qrels").mkdir(parents=True)
+    pairs = {id: ("", given) if isinstance(given, str) else given for id, given in documents.items()}
+    for name, rows in {
+        "corpus": [{"_id": id, "title": title, "text": text} for id, (title, text) in pairs.items()],
+        "queries": [{"_id": id, "text": text} for id, text in queries.items()],
+    }.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [f"{query}\t{id}\t{value}" for query, judged in qrels.items() for id, value in judged.items()]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
+    return folder
 
 
 class Block(NamedTuple):

@@ -6,6 +6,7 @@ import tempfile
 
 import pytest
 
+from documents import write_beir
 from latelier import evaluation
 from latelier.retrieve import Retriever
 
@@ -21,15 +22,7 @@ QRELS = {"q1": {"fruit": 1}, "q2": {"berlin": 1, "moon": 0}, "q3": {"pasta": 2}}
 
 @pytest.fixture(scope="module")
 def beir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("beir")
-    (folder / "qrels").mkdir()
-    records = [{"_id": id_, "title": "", "text": text} for id_, text in DOCUMENTS.items()]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    queries = [{"_id": id_, "text": text} for id_, text in QUERIES.items()]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(record) + "\n" for record in queries))
-    rows = [f"{q}\t{d}\t{value}" for q, judged in QRELS.items() for d, value in judged.items()]
-    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
-    return folder
+    return write_beir(tmp_path_factory.mktemp("data") / "beir", DOCUMENTS, QUERIES, QRELS)
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +98,12 @@ def test_an_index_without_the_ids_of_the_collection_is_an_error(beir, run, tmp_p
 @pytest.fixture
 def many(tmp_path, tiny):
     """A collection, and an index of more documents than are found by default; only the last of all is relevant."""
-    folder, index = tmp_path / "many", tmp_path / "index"
-    (folder / "qrels").mkdir(parents=True)
+    index = tmp_path / "index"
     texts = {f"d{i}": "pear " * (1 + i % 7) for i in range(150)}
-    corpus = [{"_id": id_, "text": text} for id_, text in texts.items()]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in corpus))
-    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "pear"}')
     with Retriever(tiny, index, device="cpu") as retriever:
         retriever.add(texts.items())
         last = retriever.search("pear", 150)[-1].id
-    (folder / "qrels" / "test.tsv").write_text(f"q\t{last}\t1")
-    return folder, index
+    return write_beir(tmp_path / "many", texts, {"q": "pear"}, {"q": {last: 1}}), index
 
 
 def test_as_many_documents_are_found_as_the_measures_need(run, many, tmp_path):

@@ -1,6 +1,5 @@
 """`mteb.evaluate` on local tasks made from a BEIR folder, without a network: its numbers are those of `evaluate`."""
 
-import json
 import tempfile
 from functools import partial
 
@@ -13,6 +12,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.models_protocols import SearchProtocol
 
+from documents import write_beir
 from image_models import pictures, save_image_model
 from latelier import evaluation
 from latelier.errors import UnknownIdError
@@ -40,16 +40,7 @@ CANDIDATES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("beir")
-    (folder / "qrels").mkdir()
-    for name, rows in {
-        "corpus": [{"_id": id_, "title": title, "text": text} for id_, (title, text) in DOCUMENTS.items()],
-        "queries": [{"_id": id_, "text": text} for id_, text in QUERIES.items()],
-    }.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [f"{query}\t{id_}\t{value}" for query, judged in QRELS.items() for id_, value in judged.items()]
-    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
-    return folder
+    return write_beir(tmp_path_factory.mktemp("data") / "beir", DOCUMENTS, QUERIES, QRELS)
 
 
 def make_task(folder, name, *, top_ranked=None, instruction=None):

@@ -6,6 +6,7 @@ import warnings
 import zipfile
 
 import pytest
+from test_page_images import pdf_of
 
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Passages, Retriever, read_documents
@@ -210,7 +211,7 @@ def test_passages_of_source_code_begin_at_functions(tmp_path, tiny):
 
 def test_pages_of_a_pdf_are_named_in_results(tmp_path, tiny):
     pdfium = pytest.importorskip("pypdfium2", reason="needs the extra files")
-    (tmp_path / "a.pdf").write_bytes(minimal_pdf("# Pears ripen.", "The moon is far."))
+    (tmp_path / "a.pdf").write_bytes(pdf_of(texts=["# Pears ripen.", "The moon is far."]))
     document = read_one(tmp_path / "a.pdf")
     assert document.text == "# Pears ripen.\n\nThe moon is far."
     assert document.title == "a"  # what begins with # on a page is no heading
@@ -222,28 +223,6 @@ def test_pages_of_a_pdf_are_named_in_results(tmp_path, tiny):
     with pytest.raises(InvalidArgumentError, match="damaged, encrypted, or no PDF"):
         read_documents(tmp_path / "b.pdf")
     assert pdfium.PdfDocument is not None
-
-
-def minimal_pdf(*pages):
-    count = len(pages)
-    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(count))
-    bodies = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{kids}]/Count {count}>>"]
-    bodies.append("<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>")
-    for i, text in enumerate(pages):
-        drawn = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET"
-        resources = "/Resources<</Font<</F1 3 0 R>>>>"
-        bodies.append(f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 300 200]{resources}/Contents {5 + 2 * i} 0 R>>")
-        bodies.append(f"<</Length {len(drawn)}>>stream\n{drawn}\nendstream")
-    file, places = "%PDF-1.4\n", []
-    for number, body in enumerate(bodies, start=1):
-        places.append(len(file))
-        file += f"{number} 0 obj{body}endobj\n"
-    table = "".join(f"{place:010} 00000 n \n" for place in places)
-    size = len(bodies) + 1
-    file += (
-        f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer<</Size {size}/Root 1 0 R>>\nstartxref\n{len(file)}\n%%EOF"
-    )
-    return file.encode("latin-1")
 
 
 def test_the_headings_above_a_passage_stand_before_it(tmp_path, tiny):

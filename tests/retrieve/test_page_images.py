@@ -35,12 +35,17 @@ def png_of(width, height, megabytes=0):
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zeros) + chunk(b"IEND", b"")
 
 
-def pdf_of(*sizes, pages=0, extra=b""):
-    """A PDF with pages of these sizes in points; or so many pages, which are one object."""
-    sizes = sizes or ((100, 100),)
+def pdf_of(*sizes, texts=(), pages=0, extra=b""):
+    """A PDF with pages of these sizes in points, or with a text each; or so many pages, which are one object."""
+    sizes = sizes or ((300, 200),) * len(texts) or ((100, 100),)
     kids = b"3 0 R " * pages or b" ".join(b"%d 0 R" % (3 + i) for i in range(len(sizes)))
     objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Count %d/Kids[%s]>>" % (pages or len(sizes), kids)]
-    objects += [b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 %d %d]>>" % size for size in sizes]
+    font = b"/Resources<</Font<</F1<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>>>>>/Contents %d 0 R"
+    shown = [font % (3 + len(sizes) + i) for i in range(len(texts))] or [b""] * len(sizes)
+    for size, content in zip(sizes, shown, strict=True):
+        objects.append(b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 %d %d]%s>>" % (*size, content))
+    for drawn in (b"BT /F1 12 Tf 20 100 Td (%s) Tj ET" % text.encode() for text in texts):
+        objects.append(b"<</Length %d>>stream\n%s\nendstream" % (len(drawn), drawn))
     data, places = b"%PDF-1.4\n", []
     for number, content in enumerate(objects, start=1):
         places.append(len(data))
