@@ -48,6 +48,8 @@ def make_tokenizer(kind):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
     options = {"vocab_size": 400, "special_tokens": list(specials), "show_progress": False}
+    if trainer is trainers.BpeTrainer:
+        options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(CORPUS, trainer(**options))
     if single:
         used = [(token, tokenizer.token_to_id(token)) for token in single.split() if token != "$A"]
