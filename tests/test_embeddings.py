@@ -270,7 +270,7 @@ def test_paths_without_a_file(tmp_path, name, error, message):
         with pytest.raises(StorageError, match="could not write '"):
             TokenEmbeddings.from_list(matrices([2])).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
-    for path, received in ((5, r"5 \(int\)"), ("", "''"), ("a\0", r"'a\\x00'")):
+    for path, received in (("", "''"), ("a\0", r"'a\\x00'")):
         for call in (TokenEmbeddings.load, TokenEmbeddings.from_list([[[1.0]]]).save):
             with pytest.raises(InvalidArgumentError, match=f"received {received} as path; give a "):
                 call(path)

@@ -31,6 +31,7 @@ from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
 from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 from latelier.utils.files import cache_folder
+from latelier.utils.misc import Closing
 
 if TYPE_CHECKING:
     from latelier.retrieve import Explanation, Result
@@ -211,7 +212,7 @@ def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, 
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-class Session:
+class Session(Closing):
     """The demo's model and index; makes the index if it does not exist, and records the seconds of each phase.
 
     With the extra ``onnx`` it exports the encoder, with which later sessions answer without torch. `on_first_run` is
@@ -261,10 +262,8 @@ class Session:
         """Return the number of documents."""
         return len(self._retriever)
 
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Close the index."""
         self._retriever.close()
 
     @contextmanager

@@ -263,7 +263,7 @@ def test_what_cannot_be_written_is_known_before_there_is_a_run(tmp_path):
     ):
         with pytest.raises(InvalidArgumentError, match=f"{message} cannot be written to a TREC file"):
             check_run_file(tmp_path / "run.trec", queries, documents)
-    with pytest.raises(StorageError, match="none'; make it, or name another file"):
+    with pytest.raises(StorageError, match=r"there is no folder, or no permission to write, .*none; name a file"):
         check_run_file(tmp_path / "none" / "run.jsonl", ["q1"], ["d1"])
     with pytest.raises(StorageError, match="it is a folder; name a file"):
         check_run_file(tmp_path, ["q1"], ["d1"])
@@ -309,7 +309,7 @@ def test_qrels_that_cannot_be_written(tmp_path):
         write_trec_qrels({"q": {"d": 0.5}}, tmp_path / "qrels.txt")
     with pytest.raises(InvalidArgumentError, match="relevance of document 'd' for query 'q' is"):
         write_trec_qrels({"q": {"d": 2**32}}, tmp_path / "qrels.txt")
-    with pytest.raises(InvalidArgumentError, match=r"received 5 \(int\) as path"):
+    with pytest.raises(TypeError, match="not int"):
         write_trec_qrels({"q": {"d": 1}}, 5)
     with pytest.raises(StorageError, match=r"could not write .*absent"):
         write_trec_qrels({"q": {"d": 1}}, tmp_path / "absent" / "qrels.txt")

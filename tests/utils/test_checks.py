@@ -4,10 +4,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.checks import check_count, check_number, count_entries, parse_bytes
+from latelier.utils.checks import check_count, check_number, parse_bytes
 
 COUNTS, NUMBERS = partial(check_count, "n"), partial(check_number, "n")
 ACCEPTED = {
@@ -35,16 +34,6 @@ def test_numbers_become_those_of_python(check, value):
 def test_other_values_are_rejected(check, value):
     with pytest.raises(InvalidArgumentError, match=r"received n="):
         check(value)
-
-
-def test_entries():
-    assert [count_entries(each, "ids") for each in (["a"], ("a", "b"), np.ones((3, 2)), torch.ones(4))] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("value", ["ab", b"ab", {"a": 1}, None, 5, {1}, np.array(1), torch.tensor(1), iter([])])
-def test_what_has_no_entries(value):
-    with pytest.raises(InvalidArgumentError, match="as ids; expected a list"):
-        count_entries(value, "ids")
 
 
 @pytest.mark.parametrize(

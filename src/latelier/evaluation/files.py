@@ -556,15 +556,10 @@ def _check_not_empty(what: str, ids: Iterable[str]) -> None:
 def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable[str]) -> None:
     """Check what can be known of `write_run` before there is a run; nothing is written."""
     path = as_path(path)
-    if is_folder(path):
-        raise StorageError(f"cannot write {path}: it is a folder; name a file.")
-    if not is_folder(path.parent):
-        raise StorageError(
-            f"cannot write {path}: there is no folder {str(path.parent)!r}; make it, or name another file."
-        )
     place = path if os.path.lexists(path) else path.parent  # a file, a device or a pipe in a folder that is read-only
-    if not os.access(place, os.W_OK):
-        raise StorageError(f"cannot write {path}: no permission to write {place}; name another file.")
+    if is_folder(path) or not os.access(place, os.W_OK):
+        reason = "it is a folder" if is_folder(path) else f"there is no folder, or no permission to write, {place}"
+        raise StorageError(f"cannot write {path}: {reason}; name a file that can be written.")
     check = _check_not_empty if _is_json_lines(path) else check_trec_ids
     check("query id", queries)
     check("document id", documents)

@@ -40,7 +40,7 @@ from latelier.utils.checks import check_count, short
 from latelier.utils.misc import NotCopied
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 """A path, as a str or as an object such as `pathlib.Path`."""
@@ -548,12 +548,6 @@ class Index(NotCopied, ABC):
         except InvalidArgumentError:
             return False
         return bool(self.existing([known]))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 # A hit counts as found if score >= s - _TOLERANCE * max(1, |s|), s being the exact score of the k-th best document:

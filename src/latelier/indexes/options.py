@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.utils.checks import check_choice, check_count, describe, is_unicode, short
+from latelier.utils.checks import check_choice, check_count, is_unicode, short
 
 Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]
 Fusion: TypeAlias = Literal["relative", "rrf"]
@@ -119,13 +119,11 @@ def check_texts(texts: Any, mode: str) -> list[str]:
         return []
     if texts is None:
         raise InvalidArgumentError(f"mode={mode!r} searches for words: give the text of each query as texts=[...].")
-    given = [texts] if isinstance(texts, str) else texts
-    if not isinstance(given, (list, tuple)):
-        raise InvalidArgumentError(f"received {describe(texts)} as texts; expected a text or a list of texts.")
+    given = [texts] if isinstance(texts, str) else list(texts)
     for position, text in enumerate(given):
         if not isinstance(text, str) or not is_unicode(text):
             raise InvalidArgumentError(f"texts[{position}] is {short(text)}; expected a text that is valid Unicode.")
-    return list(given)
+    return given
 
 
 def _check_weights(weights: Any) -> tuple[float, float]:

@@ -187,11 +187,9 @@ class DocumentBatches:
     def read(
         self, dim: int | None, encode: Encode, are_finite: _AreFinite = lambda _: False
     ) -> Iterator[DocumentBatch]:
-        """Yield the batches; they can be read once.
+        """Yield the batches, once; `encode` gets parts of a batch, and the places that it may write its results to.
 
-        `encode` is called for parts of a batch, so that only its results are held in memory; it may write them to the
-        places given as its second argument. `are_finite`: whether token arrays show that all vectors were finite; if
-        not, the vectors themselves are checked, which reads them once more.
+        `are_finite`: whether token arrays show that all vectors were finite; if not, the vectors are read once more.
         """
         documents, lengths, size, arrays = DocumentColumns([], [], [], []), [np.zeros(0, "int64")], 0, None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
@@ -253,11 +251,9 @@ def _name_by(ids: list[Id]) -> Callable[[int], str]:
 
 
 class _TokenArrays:
-    """The token arrays of a batch, filled part by part.
+    """The token arrays of a batch, filled part by part: concatenating parts at the end would take twice the memory.
 
-    Memory for a full batch, of at `most` so many tokens, is reserved with the second part: the system provides it only
-    as it is written. Parts that are kept and concatenated at the end would take twice the memory, and more time than
-    their encoding.
+    Memory for a full batch, of `most` tokens, is reserved with the second part; the system gives it as it is written.
     """
 
     def __init__(self, encode: Encode, most: int) -> None:

@@ -17,6 +17,7 @@ from latelier.indexes.filters import RESERVED, fold_name
 from latelier.indexes.results import dump_json
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.model import QueryModel, given_model
+from latelier.utils.misc import Closing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -134,7 +135,7 @@ def result_text(result: Result) -> str:
     return result.text
 
 
-class OpenedRetriever:
+class OpenedRetriever(Closing):
     """A part of classes that are constructed with a `Retriever`, as their argument and attribute ``retriever``."""
 
     if TYPE_CHECKING:  # an annotation of the class itself would be a field of pydantic's models
@@ -170,12 +171,6 @@ class OpenedRetriever:
         """Close the index that `open` has opened; a retriever that was given stays open."""
         if self._is_own:
             self.retriever.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class RerankingModel:

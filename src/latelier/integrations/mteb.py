@@ -23,7 +23,7 @@ from latelier.indexes import IVF, Index
 from latelier.models import load
 from latelier.rank import rerank
 from latelier.utils.checks import describe
-from latelier.utils.misc import needs_extra
+from latelier.utils.misc import Closing, needs_extra
 
 with needs_extra("Evaluating with mteb", "mteb"):
     from mteb._create_dataloaders import create_dataloader  # what mteb's own models read texts with
@@ -34,7 +34,6 @@ with needs_extra("Evaluating with mteb", "mteb"):
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
     from sentence_transformers import MultiVectorEncoder
-    from typing_extensions import Self
 
 
 # Documents that mteb prepares at once, and that are in memory; of those with both, the picture is read if it can be.
@@ -42,7 +41,7 @@ _BATCH = {"image": 32, "text": 2048}
 _QUERY, _DOCUMENT = PromptType("query"), PromptType("document")
 
 
-class MTEBSearch:
+class MTEBSearch(Closing):
     """A model and an index, as mteb's `SearchProtocol`.
 
     For each task, the documents are encoded into a new index in a temporary folder and searched there. The folder is
@@ -218,12 +217,6 @@ class MTEBSearch:
         """Close the index and remove its folder."""
         self._index = None
         self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"MTEBSearch({self.mteb_model_meta.name!r}, {describe_index(self.make_index, self.search_options)})"

@@ -38,11 +38,9 @@ _LIMIT = threading.local()
 
 
 def for_ranges(function: Callable[[int, int], None], offsets: np.ndarray, work_per_token: int) -> None:
-    """Call ``function(first, last)`` for ranges that cover all documents, in several threads if there is enough work.
+    """Call ``function(first, last)``, which releases the interpreter lock, for ranges of documents, in several threads.
 
-    `function`: works on documents ``first`` to ``last - 1``. Threads gain time only if it releases the interpreter
-    lock. `offsets`: ``(documents + 1,)``: ranges have about the same number of tokens. `work_per_token`:
-    multiplications per token, of float32; four of bytes count as one, as one instruction does four times as many.
+    `work_per_token`: multiplications of float32; four of bytes count as one, as they take one instruction.
     """
     documents = len(offsets) - 1
     tokens = int(offsets[-1] - offsets[0])
@@ -178,11 +176,9 @@ class KernelWarmUp:
         self._thread: threading.Thread | None = None
 
     def is_over(self, work: int, prepare: Callable[[], object]) -> bool:
-        """Return whether a search uses the kernels; from the second search on, a thread prepares them.
+        """Return whether a search uses the kernels; from the second search on, a thread calls `prepare` for them.
 
-        `prepare` compiles or loads the kernels, in a thread that the process waits for when it ends, so that the
-        compiled kernels are on disk for the next one. Its errors are dropped: the next search uses the kernels, and
-        raises them again.
+        The process waits for it when it ends. Its errors are dropped: the next search with kernels raises them again.
         """
         if self._is_over or work > self._most_work:
             self._is_over = True

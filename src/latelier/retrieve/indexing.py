@@ -345,11 +345,9 @@ def store(
 
 
 def _row_ids(rows: Rows, stored: StoredDocuments) -> Iterator[Id]:
-    """Yield the ids of new rows; the index begins to read them after it has become the only writer.
+    """Yield the ids of new rows, read by the only writer: numbers that others have taken since give way to new ones.
 
-    Numbers that others have taken since they were given are replaced by those after the largest one in the index, so
-    nothing has to be encoded again. A document with passages that is in the index by now is an error here: its new
-    passages may have other ids than the stored ones, so the index itself would take both.
+    A document that is in the index by now is an error here: its passages may have other ids than the stored ones.
     """
     moved: dict[Id, Id] = {}
     if taken := stored.existing(rows.documents if stored.has_passages else rows.numbers):

@@ -48,7 +48,7 @@ from latelier.utils.misc import NotCopied, progress_bar, warn_caller
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from latelier.models import ColBERT
     from latelier.retrieve.workers import EncodingWorkers
@@ -755,12 +755,6 @@ class Retriever(NotCopied):
 
     def __len__(self) -> int:
         return len(StoredDocuments(self.index))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self._model.dim})"

@@ -18,11 +18,10 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike
 from latelier.retrieve.model import QueryModel, given_model, is_same_model
 from latelier.utils.checks import check_count
+from latelier.utils.misc import Closing
 from latelier.utils.ray_session import connect_to_ray
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from latelier.models import ColBERT
 
 # Chunks per worker: the one that it encodes, and the next one, so that it need not wait for this process.
@@ -31,7 +30,7 @@ _CHUNKS_PER_WORKER = 2
 _RETRIES = 3
 
 
-class EncodingWorkers:
+class EncodingWorkers(Closing):
     """Processes that encode documents, on this machine or on all machines of a Ray cluster.
 
     Needs the extra ``ray``. A running cluster is used if there is one (``ray start``, ``RAY_ADDRESS``); else one of
@@ -177,12 +176,6 @@ class EncodingWorkers:
 
     def __len__(self) -> int:
         return len(self._workers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"EncodingWorkers({len(self)} workers)"

@@ -127,13 +127,14 @@ class AddressedDocuments:
     @classmethod
     def of_packed(cls, embeddings: TokenEmbeddings) -> AddressedDocuments:
         """Return the addresses of packed embeddings on the CPU; copied if not contiguous or of another dtype."""
-        if embeddings.dtype not in _BYTES:
-            embeddings = embeddings.to("float32")
+        dtype = embeddings.dtype
+        if dtype not in _BYTES:
+            embeddings, dtype = embeddings.to("float32"), "float32"
         vectors = embeddings.vectors
         vectors = vectors.contiguous() if is_tensor(vectors) else np.ascontiguousarray(vectors)
         start = vectors.data_ptr() if is_tensor(vectors) else vectors.ctypes.data
-        addresses = start + embeddings.offsets[:-1] * (embeddings.dim * _BYTES[embeddings.dtype])
-        return cls(vectors, addresses, embeddings.lengths, embeddings.dim, embeddings.dtype)
+        addresses = start + embeddings.offsets[:-1] * (embeddings.dim * _BYTES[dtype])
+        return cls(vectors, addresses, embeddings.lengths, embeddings.dim, dtype)
 
     @property
     def offsets(self) -> np.ndarray:

@@ -66,17 +66,15 @@ class Limits:
 
     def check(self, *, batch: int = 0, texts: Sequence[str] = (), k: int = 0, depth: int | None = None) -> None:
         """Raise `TooLargeError` for too many queries, documents or ids, a text that is too long, or too many hits."""
-        if batch > self.batch:
-            raise TooLargeError(f"received {batch:,} at once; this server takes at most {self.batch:,}: send less.")
         longest = max(map(len, texts), default=0)
-        if longest > self.characters:
-            raise TooLargeError(
-                f"received a text of {longest:,} characters; this server takes at most {self.characters:,}."
-            )
-        if k > self.hits:
-            raise TooLargeError(f"received k={k:,}; this server returns at most {self.hits:,} documents per query.")
-        if depth is not None and depth > self.hits:
-            raise TooLargeError(f"received depth={depth:,}; this server compares at most {self.hits:,} documents.")
+        for what, size, most in (
+            (f"{batch:,} queries, documents or ids", batch, self.batch),
+            (f"a text of {longest:,} characters", longest, self.characters),
+            (f"k={k:,}", k, self.hits),
+            (f"depth={depth or 0:,}", depth or 0, self.hits),
+        ):
+            if size > most:
+                raise TooLargeError(f"received {what}; this server takes at most {most:,}.")
 
 
 T = TypeVar("T")

@@ -201,9 +201,7 @@ def used_positions(features: Mapping[str, Any]) -> Tensor:
 def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
     """Return some rows of features, without the outer columns in which none of these rows has a token.
 
-    `features`: features of a tokeniser. Values that are not tensors ``(rows, width)`` are kept as they are. `used`: the
-    `used_positions` of the features. On the CPU, so that no row waits for a device that holds the features. Returns:
-    features with ``len(rows)`` rows.
+    `used`: their `used_positions`, on the CPU, so that no row waits for a device. Other values stay as they are.
     """
     import torch
 

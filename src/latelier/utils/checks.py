@@ -10,7 +10,7 @@ import math
 import re
 import reprlib
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
@@ -83,13 +83,6 @@ def is_count(value: Any, least: int = 1, most: float | None = None) -> TypeGuard
     return is_integer and bool(least <= value <= (sys.maxsize if most is None else most))
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Raise `InvalidArgumentError` unless an argument is a bool, of Python or numpy, or 0 or 1; a text counts as on."""
-    is_bool = type(value).__name__ in ("bool", "bool_")  # Python's and numpy's
-    if not (is_bool or is_count(value, 0, 1)):
-        raise InvalidArgumentError(f"received {name}={short(value)}; expected True or False.")
-
-
 def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys.float_info.max) -> float:
     """Return a positive, finite number, or 0 if `zero`, as one of Python; raise `InvalidArgumentError` otherwise."""
     number = math.nan
@@ -102,16 +95,6 @@ def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys
             f"received {name}={short(value)}; expected a positive number{limit}, such as 1.0{none}."
         )
     return number
-
-
-def count_entries(values: object, name: str, expected: str = "a list") -> int:
-    """Return the number of entries of a list, tuple or array; raise `InvalidArgumentError` for anything else."""
-    try:
-        if hasattr(values, "__getitem__") and not isinstance(values, (str, bytes, Mapping)):
-            return len(values)  # type: ignore[arg-type]
-    except TypeError:  # an array without dimensions
-        pass
-    raise InvalidArgumentError(f"received {describe(values)} as {name}; expected {expected}.")
 
 
 # C0, DEL and C1 controls, directional marks and overrides, line separators, and lone UTF-16 surrogates. The joiners

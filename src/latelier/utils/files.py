@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.utils.checks import describe, short
+from latelier.utils.checks import short
 
 # In characters. A line is held in memory; a source without line ends, such as /dev/zero, would fill it.
 LONGEST_LINE = 2**24
@@ -32,14 +32,12 @@ LONGEST_LINE = 2**24
 
 def as_path(path: object, name: str = "path") -> Path:
     """Return an argument as a path."""
-    if isinstance(path, (str, Path)) or (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
-        text = os.fspath(path)
-        if not text or "\0" in text:
-            raise InvalidArgumentError(
-                f"received {short(text)} as {name}; give a path that is not empty and has no null character."
-            )
-        return Path(path)
-    raise InvalidArgumentError(f"received {describe(path)} as {name}; give a str or a pathlib.Path.")
+    text = os.fsdecode(path)  # type: ignore[arg-type]  # a TypeError for what is none
+    if not text or "\0" in text:
+        raise InvalidArgumentError(
+            f"received {short(text)} as {name}; give a path that is not empty and has no null character."
+        )
+    return Path(text)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -83,9 +81,7 @@ def open_binary(path: str | Path) -> BinaryIO:
 def text_lines(file: BinaryIO, source: str, *, compressed: bool = False, encoding: str = "utf-8-sig") -> Iterator[str]:
     """Yield the lines of a text, UTF-8 or with its mark UTF-16 by default, with line ends, without a byte order mark.
 
-    `file`: opened for reading bytes; closed at the end. `compressed`: whether it is compressed with gzip. Raises
-    `InvalidArgumentError` if it is not UTF-8, or a line is longer than `LONGEST_LINE`. Raises `StorageError` if it
-    cannot be read, or is damaged gzip.
+    `file`: opened for reading bytes; closed at the end. `compressed`: whether it is compressed with gzip.
     """
     number = 0
     binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
@@ -168,11 +164,9 @@ def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
-    """Yield the path of a file to write, which takes the place of a regular one after the ``with`` block.
+    """Yield the path of a file to write, which takes the place of a regular or missing one after the ``with`` block.
 
-    `file`: what is replaced; it may be missing. The new file gets its permissions, and a symbolic link to it stays.
-    Raises `OSError` if the file system reports an error, or `file` is a pipe, a device or a folder; as after an error
-    in the block, it is unchanged. Raises `ValueError` if the path holds a surrogate or a null character.
+    It keeps its permissions, and a link to it stays; after any error, also in the block, it is unchanged.
     """
     mode, old = _mode(file), Path(os.path.realpath(file))
     if mode is not None and not stat.S_ISREG(mode):

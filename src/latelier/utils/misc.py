@@ -13,10 +13,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latelier.errors import MissingExtraError
 from latelier.utils.checks import printable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Silent:
@@ -101,7 +104,20 @@ def needs_extra(feature: str, extra: str) -> Iterator[None]:
         raise MissingExtraError(feature, extra) from error
 
 
-class NotCopied:
+class Closing:
+    """What a ``with`` block closes."""
+
+    def close(self) -> None:
+        """Free what was opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class NotCopied(Closing):
     """An object with documents that neither `copy` nor `pickle` can copy; the error says what to do."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -155,11 +155,9 @@ class StoredDocument(NamedTuple):
 
 
 class DocumentColumns(Sequence[StoredDocument]):
-    """What the catalog stores of some documents, as a list per attribute.
+    """What the catalog stores of some documents, as a list per attribute of `StoredDocument`.
 
-    An object per document would be looked at in each pass of Python's garbage collector, which begins one for so many
-    new objects: a tenth of the time of building an index. `ids`, `texts`, `metadata`, `fields`: one of each per
-    document, as in `StoredDocument`.
+    An object per document would be looked at by Python's garbage collector: a tenth of the time of building an index.
     """
 
     __slots__ = ("fields", "ids", "metadata", "texts")

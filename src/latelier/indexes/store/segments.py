@@ -193,11 +193,9 @@ Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
 
 
 class Segment:
-    """Some documents in the order of insertion.
+    """Some documents in the order of insertion; `arrays` has the token arrays, ``"documents"`` and ``"ids"``, as JSON.
 
-    `arrays`: the stored arrays: ``"documents"``, int64 ``(3, n + 1)``, with the rows `row_ids`, ``(n,)``, ascending,
-    `offsets` (document ``i`` has the tokens ``offsets[i]:offsets[i + 1]``) and `id_offsets` (of the bytes of ids);
-    ``"ids"``, uint8, the ids as JSON; and the token arrays of the index, one row per token.
+    ``"documents"``, int64 ``(3, n + 1)``: the row ids, ascending, and the offsets of tokens and of bytes of ids.
     """
 
     def __init__(self, arrays: Arrays, dim: int = 0) -> None:
