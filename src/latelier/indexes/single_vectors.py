@@ -455,18 +455,11 @@ def single_vectors_from_dict(settings: Mapping[str, Any]) -> SingleVectors:
     >>> single_vectors_from_dict({"kind": "mean"})
     MeanVectors()
     """
-    if not isinstance(settings, Mapping):
-        raise InvalidArgumentError(f"received {short(settings)}; give what SingleVectors.to_dict returned.")
-    parameters = dict(settings)
-    kind = parameters.pop("kind", None)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise InvalidArgumentError(
-            f"received single vectors of kind {short(kind)}; this version of latelier knows {', '.join(_KINDS)}."
-        )
     try:
-        return _KINDS[kind](**parameters)
-    except TypeError as error:
+        parameters = dict(settings)
+        return _KINDS[parameters.pop("kind")](**parameters)
+    except (KeyError, TypeError) as error:
         raise InvalidArgumentError(
-            f"received the parameters {short(sorted(parameters))} for single vectors of kind {kind!r}: {error}. "
-            "Upgrade latelier, if a later version wrote them."
+            f"received {short(settings)}, which this version of latelier does not know ({error}); expected what "
+            f"SingleVectors.to_dict returns, of kind {' or '.join(_KINDS)}. Upgrade latelier, if a later one wrote it."
         ) from error

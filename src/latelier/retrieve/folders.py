@@ -152,10 +152,7 @@ def read_document_file(
         raise InvalidArgumentError(
             f"{source} is no PDF, no picture, and no file of records, which pages='images' reads."
         )
-    if reading.fields.are_named:
-        raise InvalidArgumentError(
-            f"received names of fields for {source}, which is one text; fields are those of jsonl, csv and parquet."
-        )
+    reading.check_of_text(source)
     try:
         texts = read_file(path, path.name, reading.encoding)
     except InvalidArgumentError as error:

@@ -409,15 +409,20 @@ class Reading(NamedTuple):
     on_problem: OnProblem = "stop"
     pages: Pages = "texts"
 
+    def check_of_text(self, source: str) -> None:
+        """Refuse names of fields for a file that is no records."""
+        if self.fields.are_named:
+            raise InvalidArgumentError(
+                f"received names of fields for {source}, which is one text; fields are those of jsonl, csv and parquet."
+            )
+
 
 def read_records(
     file: str | Path | BinaryIO, format: Literal["auto", RecordFormat], source: str, reading: Reading
 ) -> FileDocuments:
     """Return the documents of a path, a pipe, a device or an open file, which messages call `source`."""
-    if format == "txt" and reading.fields.are_named:
-        raise InvalidArgumentError(
-            f"received names of fields for {source}, which is plain text; fields are those of jsonl, csv and parquet."
-        )
+    if format == "txt":
+        reading.check_of_text(source)
     records: Iterator[tuple[int | str, Any]]
     if format == "parquet":
         if not isinstance(file, (str, Path)):

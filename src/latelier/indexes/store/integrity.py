@@ -180,12 +180,11 @@ def check_description(written: Any, path: Path) -> tuple[np.dtype, tuple[int, ..
         raise CorruptedIndexError(f"it has {size} bytes, but {expected} were written")
     # Bounds within which numpy can make an array, even if one dimension is 0.
     is_shape = len(shape) <= MAX_DIMENSIONS and set(map(type, shape)) <= {int} and min(shape, default=0) >= 0
-    if not (isinstance(name, str) and name in _DTYPES and is_shape and math.prod(filter(None, shape)) < _MAX_SIZE):
-        raise CorruptedIndexError(f"the catalog gives it the dtype {name!r:.60} and the shape {shape!r:.60}")
-    dtype = np.dtype(name)
-    if not 0 <= size - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
-        raise CorruptedIndexError(f"it has {size} bytes, too many or too few for {dtype} {list(shape)}")
-    return dtype, shape
+    if isinstance(name, str) and name in _DTYPES and is_shape and math.prod(filter(None, shape)) < _MAX_SIZE:
+        dtype = np.dtype(name)
+        if 0 <= size - math.prod(shape) * dtype.itemsize <= _MAX_HEADER_BYTES:
+            return dtype, shape
+    raise CorruptedIndexError(f"it has {size} bytes; the catalog gives it the dtype {name!r:.60}, shape {shape!r:.60}")
 
 
 def check_segment(
