@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -236,9 +236,9 @@ def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     return row_ids
 
 
-def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
-    """Return the row of the ANN data; ``None`` if the index has none."""
-    found = read_settings(connection).get(_ANN_DATA)
+def ann_data_in(settings: Mapping[str, Any]) -> AnnDataRow | None:
+    """Return the row of the ANN data, given what `read_settings` returns; ``None`` if the index has none."""
+    found = settings.get(_ANN_DATA)
     if found is None:
         return None
     if not (isinstance(found, list) and [type(part) for part in found] == [str, dict]):
@@ -256,7 +256,7 @@ def write_ann_data(connection: sqlite3.Connection, row: AnnDataRow | None) -> No
 
 def referenced_names(connection: sqlite3.Connection) -> set[str]:
     """Return the names of all segments and ANN data in the catalog."""
-    ann_data = read_ann_data(connection)
+    ann_data = ann_data_in(read_settings(connection))
     return {row.name for row in read_segments(connection)} | ({ann_data.name} if ann_data else set())
 
 

@@ -216,8 +216,8 @@ class Storage:
             damages += [Damage(f"segments/{name}", reason, ()) for name, reason in self._lost().items()]
             with self._pool.reading() as connection:
                 damages += _catalog_damages(connection)
-                rows, ann_data = catalog.read_segments(connection), catalog.read_ann_data(connection)
-                dim = catalog.read_settings(connection)["dim"]
+                rows, settings = catalog.read_segments(connection), catalog.read_settings(connection)
+                ann_data, dim = catalog.ann_data_in(settings), settings["dim"]
         except CorruptedIndexError as error:
             damages.append(Damage(CATALOG, str(error), ()))
         for row in rows:

@@ -128,7 +128,7 @@ class Transaction:
     def set_ann_data(self, arrays: Arrays | None) -> None:
         """Replace the ANN data; ``None`` deletes it."""
         connection, row = self._start(), None
-        before = catalog.read_ann_data(connection)
+        before = catalog.ann_data_in(catalog.read_settings(connection))
         if before is not None:
             self.dropped.append(before.name)
         if arrays is not None:
