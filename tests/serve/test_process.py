@@ -110,7 +110,7 @@ def test_after_kill_9_every_acknowledged_document_is_there(own_folder, start):
                     return  # killed
                 assert answer.status_code == 201, answer.text
                 acknowledged.append(name)
-                if len(acknowledged) >= 40:
+                if len(acknowledged) >= 20:
                     enough.set()
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
