@@ -82,7 +82,7 @@ def test_a_budget_does_not_change_the_hits(tmp_path, early, nbits):
     index.remove(range(40, 60))
     index.add("last", matrices[50])
     expected = [index.search(queries, 10, **given) for given in options]
-    with indexes.open(tmp_path / "index", max_memory=least() + 2 * MB) as bounded:
+    with indexes.open(tmp_path / "index", max_memory=least() + (2 if nbits > 2 else 4) * MB) as bounded:
         assert [bounded.search(queries, 10, **given) for given in options] == expected
         assert bounded.get_embeddings([5, 70])[1].tolist() == index.get_embeddings(70)[0].tolist()
 

@@ -214,7 +214,7 @@ def test_another_dimension_is_rejected_before_the_corpus_is_read(model, tiny, tm
     with Retriever(model, tmp_path / "index") as retriever:
         retriever.add(["text"])
     small = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=16, device="cpu")
-    with pytest.raises(InvalidArgumentError, match="its embeddings, of 384 dimensions"):
+    with pytest.raises(InvalidArgumentError, match="holds embeddings of 384 dimensions"):
         Retriever(small, tmp_path / "index")
 
 

@@ -112,8 +112,8 @@ _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
 # memory.
 _READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
-# Documents whose tokens an index looks at before it encodes its first ones.
-_PEEKED = 16  # documents; so few are read at once with any budget, on which codes must not depend
+# An index looks at so many documents at least before it encodes its first ones.
+_PEEKED = 16
 
 
 class DocumentBatch(NamedTuple):
@@ -175,14 +175,31 @@ class DocumentBatches:
         self._read_bytes = min(_READ_BYTES * min(allowed_threads(), _READ_THREADS), batch_bytes // 4)
         self._chunks = self._given()
 
-    def peek(self) -> TokenEmbeddings | None:
-        """Return the vectors of some first documents, which `read` yields all the same; None if there are none."""
-        first = next(self._chunks, None)
-        if first is None:
-            return None
-        self._chunks = chain([first], self._chunks)
-        documents, embeddings, _ = first
-        return pack(embeddings[:_PEEKED], _name_by(documents.ids), self._dtype, None)
+    def peek(self, tokens: int = 0) -> TokenEmbeddings | None:
+        """Return some of the vectors, which `read` yields all the same; None if there are none.
+
+        With any memory budget these are the same, since codes depend on them: if all are at hand, about so many tokens
+        at equal distances, otherwise those of the first documents that have so many together.
+        """
+        sampled = _sample(self._embeddings, tokens) if tokens else None
+        if sampled is not None:
+            return pack(sampled, lambda _: "a sample of the documents", self._dtype, None)
+        chunks: list[Any] = []
+        dim = None
+        found: list[TokenEmbeddings] = []
+        for chunk in self._chunks:
+            chunks.append(chunk)
+            documents, embeddings, _ = chunk
+            for first in range(0, len(embeddings), _PEEKED):
+                some = embeddings[first : first + _PEEKED]
+                found.append(pack(some, _name_by(documents.ids[first:]), self._dtype, dim))
+                dim, tokens = found[-1].dim, tokens - found[-1].num_tokens
+                if tokens <= 0:
+                    break
+            if tokens <= 0:
+                break
+        self._chunks = chain(chunks, self._chunks)
+        return TokenEmbeddings.concatenate(found) if found else None
 
     def read(
         self, dim: int | None, encode: Encode, are_finite: _AreFinite = lambda _: False
@@ -244,6 +261,23 @@ class DocumentBatches:
                     f"embeddings ended after {count} documents, but there are more {name}; give one of each per "
                     "document."
                 )
+
+
+def _sample(embeddings: Any, tokens: int) -> TokenEmbeddings | None:
+    """Return about so many tokens at equal distances, as one document; None if not all are at hand as arrays."""
+    if isinstance(embeddings, TokenEmbeddings):
+        step, scales = max(1, embeddings.num_tokens // tokens), embeddings.scales
+        vectors, scales = embeddings.vectors[::step], None if scales is None else scales[::step]
+    elif isinstance(embeddings, list) and {np.ndim(each) * isinstance(each, np.ndarray) for each in embeddings} == {2}:
+        if len({each.shape[1] for each in embeddings}) > 1:
+            return None  # `read` will raise an error that names the document
+        begins = lengths_to_offsets([len(each) for each in embeddings]).tolist()
+        step = max(1, begins[-1] // tokens)
+        rows = [each[-begin % step :: step] for each, begin in zip(embeddings, begins, strict=False)]
+        vectors, scales = np.concatenate(rows), None
+    else:
+        return None
+    return TokenEmbeddings(vectors, [0, len(vectors)], scales) if len(vectors) else None
 
 
 def _name_by(ids: list[Id]) -> Callable[[int], str]:

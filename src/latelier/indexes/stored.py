@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -393,9 +393,7 @@ class StoredIndex(Index):
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
         before = self._storage.snapshot()
-        first = None if before.documents else batches.peek()
-        if first is not None:
-            self.prepare(first)
+        self.prepare(before, batches.peek)
         with self._storage.transaction() as transaction:
             # The dim is read by another connection, which notices if other files were copied over those of the index.
             encoded = batches.read(self.dim, self.encode, self._are_finite)
@@ -486,8 +484,11 @@ class StoredIndex(Index):
     def encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
         """Return the token arrays of some documents, each with one row per token; they may be written to `into`."""
 
-    def prepare(self, first: TokenEmbeddings) -> None:
-        """Choose what `encode` needs to know of the first documents that are added; by default, nothing."""
+    def prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
+        """Choose what `encode` needs to know of the first documents that are added; by default, nothing.
+
+        `before`: the index before the write; `peek`: `DocumentBatches.peek`.
+        """
 
     def encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> Arrays:
         """Return the token arrays of documents that may be the first ones, within the transaction that inserts them."""

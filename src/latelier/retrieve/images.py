@@ -23,7 +23,7 @@ import numpy as np
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve.records import InputDocument
 from latelier.utils.checks import cut, describe, is_count, short
-from latelier.utils.files import as_path, is_file, read_bytes
+from latelier.utils.files import as_path, read_bytes
 from latelier.utils.misc import needs_extra
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".gif", ".bmp"})
@@ -190,8 +190,10 @@ def _stored_path(metadata: Mapping[str, Any]) -> Path:
     if not (isinstance(name, str) and name and isinstance(checksum, str) and checksum):
         raise LatelierError("this document was stored without the file of a picture.")
     path = Path(name)
-    if not is_file(path) or _checksum(path) != checksum:
-        raise LatelierError(f"the picture {short(name)} was moved, removed or changed since; index it again.")
+    if not os.path.isfile(path):  # noqa: PTH113 (Path.is_file raises for a name that is too long)
+        raise LatelierError(f"the picture {short(name)} is not there any more: it was moved or removed since.")
+    if _checksum(path) != checksum:
+        raise LatelierError(f"the picture {short(name)} has changed since it was stored; index it again.")
     return path
 
 

@@ -276,13 +276,17 @@ class ModelIdentity(NamedTuple):
         if dim is None:
             return
         stored = _read_identity(index) or {"name": None, "fingerprint": None}
-        own = self.fingerprint
-        if dim != len(own) or (stored["fingerprint"] and not is_same_model(stored["fingerprint"], own)):
-            filler = f"the model {short(stored['name'])}" if stored["name"] else "another model"
+        filler = f"the model {short(stored['name'])}" if stored["name"] else "another model"
+        if dim != len(self.fingerprint):
             raise InvalidArgumentError(
-                f"the index was filled by {filler} with other weights than this model has, so its embeddings, of {dim} "
-                f"dimensions, cannot be compared with its own, of {len(own)}. Retriever.open(path) loads the model "
-                "that an index names; or make a new index."
+                f"the index holds embeddings of {dim} dimensions, this model makes {len(self.fingerprint)}: it "
+                f"was filled by {filler}. Retriever.open(path) loads the model that an index names; or make a new "
+                "index."
+            )
+        if stored["fingerprint"] and not is_same_model(stored["fingerprint"], self.fingerprint):
+            raise InvalidArgumentError(
+                f"the index was filled by {filler} with other weights than this model has, so their embeddings cannot "
+                "be compared. Retriever.open(path) loads the model that an index names; or make a new index."
             )
 
 

@@ -242,10 +242,15 @@ class DocumentSettings(NamedTuple):
             wanted = stored.passages if passages is None else given
             return cls(wanted and wanted.resolved(max_length()), factor or stored.pool_factor)
         agrees = given == stored.passages or (given and stored.passages and given.agrees_with(stored.passages))
-        if (passages is not None and not agrees) or factor not in (None, stored.pool_factor):
+        if passages is not None and not agrees:
             raise InvalidArgumentError(
-                f"received passages={passages!r} and pool_factor={factor}, but the index holds "
-                f"{stored.describe_passages()} with pool_factor={stored.pool_factor}; leave both out, or make another."
+                f"received passages={passages!r}, but the index holds {stored.describe_passages()}; leave passages "
+                "out, or make a new index."
+            )
+        if factor not in (None, stored.pool_factor):
+            raise InvalidArgumentError(
+                f"received pool_factor={factor}, but the documents of the index have {stored.pool_factor}; leave it "
+                "out, or make a new index."
             )
         if stored.passages is not None:
             stored.passages.resolved(max_length())

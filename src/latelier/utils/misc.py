@@ -97,7 +97,7 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str]
 
 @contextmanager
 def needs_extra(feature: str, extra: str) -> Iterator[None]:
-    """Surround imports of packages that only the extra `extra` installs; `feature` needs them."""
+    """Surround imports of packages that only the extra `extra` installs; `feature` begins the message."""
     try:
         yield
     except ImportError as error:

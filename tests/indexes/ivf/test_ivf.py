@@ -4,10 +4,11 @@ import threading
 
 import numpy as np
 import pytest
+from index_tampering import change
 from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
-from latelier.errors import EmbeddingsError, InvalidArgumentError
+from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError
 from latelier.kernels import multiply
 
 pytestmark = pytest.mark.processor
@@ -29,6 +30,44 @@ def test_recall(early, nbits):
     assert recall(index, queries, effort=20.0) == 1.0
 
 
+def errors(index, ids, documents):
+    """The mean squared error of the stored vectors of each document."""
+    stored = index.get_embeddings(ids)
+    return np.array([np.mean((mine - given) ** 2) for mine, given in zip(stored, documents, strict=True)])
+
+
+@pytest.mark.parametrize("nbits", [2, 1])
+@pytest.mark.parametrize("given", [list, iter])
+def test_few_bits_get_a_codebook_from_the_first_write_with_enough_tokens(tmp_path, nbits, given):
+    documents, queries = collection(2200, dim=48)
+    with indexes.IVF(tmp_path / "index", nbits=nbits) as index:
+        index.add(range(100), documents[:100])
+        before = index.get_embeddings(range(100))
+        index.add(range(100, 2100), given(documents[100:2100]))
+        index.add(range(2100, 2200), documents[2100:])
+        assert index.get_embeddings(range(100)) == before
+        loss = errors(index, range(2200), documents)
+        assert loss[100:].max() < 0.8 * loss[:100].mean()
+        assert loss[2100:].mean() < loss[:100].mean() / 2
+        index.remove(range(50, 150))
+        index.compact()
+        assert recall(index, queries) > 0.93
+        hits, stored = index.search(queries, 5), index.get_embeddings(index.ids())
+        copied = indexes.IVF(tmp_path / "copy", nbits=nbits)
+        indexes.copy_documents(index, copied)
+        assert errors(copied, range(150, 2200), documents[150:]).mean() < 1.4 * loss[150:].mean()
+        copied.close()
+    with indexes.open(tmp_path / "index") as index:
+        assert index.get_embeddings(index.ids()) == stored
+        assert index.search(queries, 5) == hits
+        assert index.verify().is_whole
+    change(tmp_path / "index", "UPDATE setting SET value = replace(value, 'A', 'B') WHERE name = 'codebook_48'")
+    with indexes.open(tmp_path / "index") as index:
+        assert "setting" in str(index.verify().damages)
+        with pytest.raises(CorruptedIndexError, match="codebook_48"):
+            index.search(queries, 5)
+
+
 def test_scores_of_exact_searches_are_those_of_the_stored_vectors(early):
     documents, queries = collection(400)
     index, truth = indexes.IVF(), indexes.Flat()
@@ -39,12 +78,14 @@ def test_scores_of_exact_searches_are_those_of_the_stored_vectors(early):
         assert [hit.id for hit in hits] == [hit.id for hit in wanted]
 
 
-def test_instruction_sets_make_the_same_lists_and_find_the_same(early, monkeypatch):
+@pytest.mark.parametrize("nbits", [8, 1])
+def test_instruction_sets_make_the_same_lists_and_find_the_same(early, monkeypatch, nbits):
     documents, queries = collection(600)
     found, stored = [], []
+    monkeypatch.setattr("latelier.indexes.ivf.index.CODEBOOK_TOKENS", 5000)
     for isa in multiply.supported():
         monkeypatch.setenv("LATELIER_KERNELS", isa.name)
-        index = indexes.IVF()
+        index = indexes.IVF(nbits=nbits)
         index.add(range(600), documents)
         found.append(index.search(queries, 10))
         stored.append(lists_of(index).arrays())

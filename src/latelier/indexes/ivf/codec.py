@@ -10,9 +10,10 @@ but are not live, and no search finds them. The documents that are in no list ye
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,14 +22,24 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.ivf.layout import CodedDocuments, CodeShape, byte_width, sign_words
+from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
+from latelier.indexes.ivf.layout import (
+    COARSE_CELLS,
+    FINE_CELLS,
+    GROUP,
+    PLAIN_BITS,
+    CodedDocuments,
+    CodeShape,
+    byte_width,
+    sign_words,
+)
 from latelier.indexes.single_vectors import RandomBits
 from latelier.indexes.store.segments import AROUND, Part, Segment, TokenArray, release_memory
 from latelier.kernels.threads import for_ranges
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 # Names of the stored arrays.
-SIGNS, CODES, SCALES, LEADS = "signs", "codes", "scales", "leads"
+SIGNS, CODES, SCALES, LEADS, CELLS = "signs", "codes", "scales", "leads", "cells"
 # Scales from here on are infinity or NaN.
 _INFINITE = 0xFF00
 # Scales from here on, 2**100, are rejected: the integers of up to 8,192 dims, times such a scale, exceed float32.
@@ -38,6 +49,8 @@ _TOO_LARGE_LEAD = (104 + 127) // 2
 # Of more dims, the sums of the kernels, up to 255 * 127 * dim, could exceed 32 bits.
 MOST_DIMS = 65_536
 _AXIS_TOKENS, _AXIS_STEPS = 8192, 20
+# A codebook is chosen from so many tokens, at the first write with which an index has them.
+CODEBOOK_TOKENS = 1 << 15
 
 
 def choose_axis(vectors: np.ndarray) -> np.ndarray:
@@ -69,6 +82,95 @@ def read_axis(stored: Any, dim: int) -> np.ndarray:
     return axis
 
 
+def write_axis(axis: np.ndarray) -> str:
+    """Return an axis as it is stored."""
+    return axis.astype("<f4").tobytes().hex()
+
+
+def write_codebook(codebook: np.ndarray) -> str:
+    """Return a codebook as it is stored."""
+    return base64.b64encode(codebook.tobytes()).decode()
+
+
+def read_codebook(stored: Any, dim: int) -> np.ndarray:
+    """Return a stored codebook; raise `CorruptedIndexError` if it is none."""
+    try:
+        codebook = np.frombuffer(base64.b64decode(stored, validate=True), "int8").reshape(CELL_COUNT, dim)
+    except (TypeError, ValueError) as error:
+        damage = f"the stored codebook of dim {dim} is damaged; restore a copy of the index."
+        raise CorruptedIndexError(damage) from error
+    return codebook
+
+
+# Iterations of each level; the root mean square of the integers of a cell; their size from which on a cell decides on
+# signs, 0.67 standard deviations of what it leaves, which are about that; words of binary codes that are read together.
+_COARSE_ITERATIONS, _FINE_ITERATIONS, _CELL_SIZE, _DECIDING, _WORDS = 8, 12, 28, 18, 4
+
+
+class Cells:
+    """A codebook in the forms that kernels take: the cells, directions near which many rests lie, in two levels.
+
+    `integers`: ``(4096, byte_width(dim))`` int8, all zeros without a codebook. `masks`: for each four words of binary
+    codes and each cell, the bits on which it decides, and those that it sets.
+    """
+
+    def __init__(self, codebook: np.ndarray | None, dim: int) -> None:
+        parts = -(-sign_words(dim) // _WORDS)
+        self.integers = np.zeros((CELL_COUNT, byte_width(dim)), dtype="int8")  # take no memory while they are zeros
+        self.masks = np.zeros((parts, CELL_COUNT, 2, _WORDS), dtype="uint32")
+        if codebook is not None:
+            self.integers[:, :dim] = codebook
+            decided = np.abs(self.integers.astype("int16")) >= _DECIDING
+            words = np.zeros((CELL_COUNT, _WORDS * parts), dtype="<u4")
+            for i, bits in enumerate((decided, decided & (self.integers > 0))):
+                words[:, : sign_words(dim)] = np.packbits(bits, axis=1, bitorder="little").view("<u4")
+                self.masks[:, :, i] = words.reshape(CELL_COUNT, parts, _WORDS).swapaxes(0, 1)
+
+    @cached_property
+    def _packed(self) -> tuple[Any, Any]:
+        fine = self.integers.astype("float32")
+        coarse = fine.reshape(COARSE_CELLS, FINE_CELLS, -1).sum(axis=1)
+        coarse /= np.maximum(np.linalg.norm(coarse, axis=1, keepdims=True), 1e-30)
+        return _pack(coarse), (*_pack(fine), np.arange(COARSE_CELLS + 1) * (FINE_CELLS // GROUP))
+
+    def nearest(self, rows: np.ndarray) -> np.ndarray:
+        """Return the cell of each token, uint16, given as ``(tokens, byte_width(dim))`` uint8, shifted by 128."""
+        from latelier.indexes.ivf.kernels.kmeans import nearest_in_two_levels
+
+        return nearest_in_two_levels(rows, *self._packed)[0].astype("uint16")
+
+
+def _pack(centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    from latelier.indexes.ivf.kernels.kmeans import pack_centroids
+
+    return pack_centroids(centroids, byte_width(centroids.shape[1]), np.abs(centroids).max() / 127)
+
+
+def _train_cells(rows: np.ndarray, dim: int) -> np.ndarray:
+    """Return a codebook, given tokens as for `Cells.nearest`; the cells under one coarse cell follow each other."""
+    from latelier.indexes.ivf.kernels.centroids import nearest_centroids
+    from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
+    from latelier.kernels.multiply import instruction_set
+
+    isa, lengths = instruction_set().argument, np.linalg.norm(rows.astype("float32") - 128, axis=1)
+    rows, scales = rows[lengths > 0], 1 / lengths[lengths > 0]
+    cells = np.zeros((COARSE_CELLS, FINE_CELLS, dim), dtype="float32")
+    if len(rows):
+        coarse = np.empty((min(len(rows), COARSE_CELLS), dim), dtype="float32")
+        spherical_kmeans(isa, rows, scales, _COARSE_ITERATIONS, coarse)
+        nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
+        nearest_centroids(isa, rows, np.arange(len(rows)), *_pack(coarse), nearest, dots)
+        offsets, order = np.zeros(COARSE_CELLS + 1, dtype="int64"), np.empty(len(rows), dtype="int64")
+        group_rows(nearest, offsets, order)
+        for own, first, last in zip(cells, offsets[:-1], offsets[1:], strict=True):
+            if first < last:
+                some = order[first:last]
+                spherical_kmeans(isa, rows[some], scales[some], _FINE_ITERATIONS, own[: last - first])
+    codebook = np.rint(_CELL_SIZE * np.sqrt(dim) * cells.reshape(CELL_COUNT, dim)).clip(-127, 127).astype("int8")
+    codebook[0] = 0
+    return codebook
+
+
 @lru_cache(8)
 def _flips(dim: int, seed: int) -> np.ndarray:
     """Return the factors before each Hadamard transform, ``(transforms, size)`` float32: random signs over sqrt(size).
@@ -84,13 +186,15 @@ def _flips(dim: int, seed: int) -> np.ndarray:
 class Codec:
     """Converts tokens of one dim to codes of 8, 4, 2 or 1 bits per number, and back.
 
-    `axis`: ``(dim,)`` float32, see `choose_axis`; None is all zeros, with which all leads are 0. `seed`: of the
-    rotation; that of all indexes is 0.
+    `axis`: ``(dim,)`` float32, see `choose_axis`; None is all zeros, with which all leads are 0. `codebook`: the
+    integers of the cells of 2 and 1 bits, see `Cells`; None is all zeros. `seed`: of the rotation; that of all indexes
+    is 0.
     """
 
     bits: int
     dim: int
     axis: np.ndarray | None = None
+    codebook: np.ndarray | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,6 +205,40 @@ class Codec:
     def rotation(self) -> tuple[np.ndarray, np.ndarray]:
         """The axis and the flips, for kernels."""
         return np.zeros(self.dim, "float32") if self.axis is None else self.axis, _flips(self.dim, self.seed)
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether tokens are coded as what a cell leaves of them."""
+        return self.bits not in PLAIN_BITS
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the axis is chosen, and the codebook, if there is to be one."""
+        return self.axis is not None and (self.codebook is not None or not self.has_cells)
+
+    @property
+    def cells(self) -> Cells:
+        """The cells, for kernels, which read them by address: all threads get the same."""
+        found: Cells | None = self.__dict__.get("_cells")
+        return found or self.__dict__.setdefault("_cells", Cells(self.codebook, self.dim))
+
+    def choose_codebook(self, vectors: np.ndarray) -> np.ndarray:
+        """Return a codebook for some tokens, and others of their kind."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            lengths = np.linalg.norm(vectors, axis=1)
+        usable = np.isfinite(lengths) & (lengths > 0)
+        return _train_cells(self.byte_rows(vectors[usable] / lengths[usable, None]), self.dim)
+
+    def turned(self) -> Codec:
+        """Return a codec with another rotation, and the same cells."""
+        other = replace(self, seed=1)
+        if self.codebook is None:
+            return other
+        from latelier.indexes.ivf.kernels.codes import restore_rows
+
+        cells = self.codebook.astype("float32")
+        restore_rows(cells, *self.rotation, np.zeros(len(cells), dtype="float32"))
+        return replace(other, codebook=np.rint(other.rotate(cells)[0]).clip(-127, 127).astype("int8"))
 
     def rotate(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rotated rests of tokens, ``(tokens, dim)`` float32, and their leads, ``(tokens,)`` float32."""
@@ -115,12 +253,19 @@ class Codec:
     def shape(self) -> CodeShape:
         """The sizes of a token's codes, for kernels."""
         words = sign_words(self.dim)
-        return CodeShape(self.bits, self.dim, words, self.dim if self.bits == 8 else (self.bits - 1) * words * 4)
+        code_bytes = self.dim if self.bits == 8 else (self.bits - 1) * words * 4
+        codebook = self.cells.integers.ctypes.data if self.has_cells else 0
+        return CodeShape(self.bits, self.dim, words, code_bytes, codebook)
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays that a token's numbers are read from; below 8 bits, the binary code is a part of them."""
-        return {8: (CODES, SCALES, LEADS), 1: (SIGNS, SCALES, LEADS)}.get(self.bits, (SIGNS, CODES, SCALES, LEADS))
+        return tuple(name for name in self.layout if name != SIGNS or self.bits < 8)
+
+    @cached_property
+    def sign_arrays(self) -> tuple[str, ...]:
+        """Names of the arrays that the binary codes are read from."""
+        return (SIGNS, CELLS) if self.has_cells else (SIGNS,)
 
     @cached_property
     def layout(self) -> dict[str, TokenArray]:
@@ -131,6 +276,8 @@ class Codec:
             SCALES: TokenArray(np.dtype("uint16"), ()),
             LEADS: TokenArray(np.dtype("uint8"), (3,)),
         }
+        if self.has_cells:
+            layout[CELLS] = TokenArray(np.dtype("uint16"), ())
         if self.bits == 8:
             layout[CODES] = TokenArray(np.dtype("uint8"), (self.dim,))
         elif self.bits > 1:
@@ -149,7 +296,12 @@ class Codec:
         no_codes, no_planes = np.empty((0, self.dim), dtype="uint8"), np.empty((0, 0, 0), dtype="uint32")
         codes = stored[CODES] if self.bits == 8 else no_codes
         planes = stored[CODES] if 1 < self.bits < 8 else no_planes
-        encode_tokens(vectors, self.rotation, self.bits, stored[SIGNS], codes, planes, stored[SCALES], stored[LEADS])
+        cells, codebook = np.empty(0, dtype="uint16"), np.empty((0, 0), dtype="int8")
+        if self.has_cells:
+            cells, codebook = stored[CELLS], self.cells.integers
+            cells[:] = 0 if self.codebook is None else self.cells.nearest(self.byte_rows(vectors))
+        both = stored[SCALES], stored[LEADS]
+        encode_tokens(vectors, self.rotation, self.bits, stored[SIGNS], codes, planes, *both, cells, codebook)
         too_large = (stored[SCALES] >= _TOO_LARGE) | (stored[LEADS][:, 2] & 0x7F >= _TOO_LARGE_LEAD)
         too_large &= stored[SCALES] < _INFINITE
         if too_large.any():
@@ -159,6 +311,13 @@ class Codec:
                 "an IVF index takes numbers up to 1e+30: normalise the vectors, or divide all by one number."
             )
         return stored
+
+    def byte_rows(self, vectors: np.ndarray) -> np.ndarray:
+        """Return the rotated rests of tokens in 8 bits, ``(tokens, byte_width(dim))`` uint8, shifted by 128."""
+        rows = np.full((len(vectors), byte_width(self.dim)), 128, dtype="uint8")
+        plain = Codec(8, self.dim, self.axis, seed=self.seed)
+        rows[:, : self.dim] = plain.encode(TokenEmbeddings(vectors, [0, len(vectors)]))[CODES]
+        return rows
 
     def locate(self, segment: Segment) -> CodedDocuments:
         """Return where the documents of a segment are in memory, which the caller must keep alive.
@@ -181,6 +340,7 @@ class Codec:
             codes=codes + first * self.shape.code_bytes,
             scales=arrays[SCALES].ctypes.data + first * 2,
             leads=arrays[LEADS].ctypes.data + first * 3,
+            cells=(arrays[CELLS].ctypes.data if self.has_cells else 0) + first * 2,
             lengths=np.diff(segment.offsets),
         )
 

@@ -12,7 +12,7 @@ after the tokens have grown by a constant factor, so the cost per added document
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -23,8 +23,18 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
 from latelier.indexes.base import PathLike
-from latelier.indexes.ivf.codec import Codec, DocumentTable, are_finite, choose_axis, read_axis
-from latelier.indexes.ivf.layout import BITS, GROUP, byte_width, coarse_count, list_count
+from latelier.indexes.ivf.codec import (
+    CODEBOOK_TOKENS,
+    Codec,
+    DocumentTable,
+    are_finite,
+    choose_axis,
+    read_axis,
+    read_codebook,
+    write_axis,
+    write_codebook,
+)
+from latelier.indexes.ivf.layout import BITS, CELLS, GROUP, PLAIN_BITS, byte_width, coarse_count, list_count
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
@@ -87,8 +97,10 @@ class IVF(StoredIndex):
     path
         Folder of the index, made if it does not exist; ``None`` keeps it in memory.
     nbits
-        Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 152, 72, 40
-        or 24 bytes on disk, everything included.
+        Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 152, 72, 42
+        or 26 bytes on disk, everything included. With 2 and 1, a codebook is chosen at the first write with which there
+        are 32,768 tokens, from a sample of all that it is given, or of the first ones if they come from an iterator;
+        documents that are there before stay without, and lose more.
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
@@ -131,9 +143,9 @@ class IVF(StoredIndex):
     """
 
     kind = "ivf"
-    # 24 for its row id and offsets in the segment, 8 for its position in the snapshot, 57 in the document table, 8 for
+    # 24 for its row id and offsets in the segment, 8 for its position in the snapshot, 65 in the document table, 8 for
     # its row id in the inverted lists; and 31 while maintenance sorts and counts documents.
-    _document_bytes = 128
+    _document_bytes = 136
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
     dtype = "float32"
@@ -210,7 +222,7 @@ class IVF(StoredIndex):
             asked = [ids[i] for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), queries)).astype("int64"))]
             if len(ids) <= k or self.nbits == BITS[0]:
                 return report
-            vectors, other = self.get_embeddings(asked).vectors, replace(self._codec(self.dim or 0), seed=1)
+            vectors, other = self.get_embeddings(asked).vectors, self._codec(self.dim or 0).turned()
             for query in self.get_embeddings(asked):
                 found = [hit.id for hit in self.search(query[:_CHECKED_TOKENS], _CHECKED_HITS * k)[0]]
                 best, numbers = self.get_embeddings(found), np.arange(len(found))
@@ -243,6 +255,8 @@ class IVF(StoredIndex):
     def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
         """See `StoredIndex._sizes`; inverted lists that maintenance may make count as much as they can take."""
         tables, arrays = super()._sizes(documents, tokens, dim)
+        if self.nbits not in PLAIN_BITS and tokens >= CODEBOOK_TOKENS:
+            tables += 3 * CELLS * byte_width(dim)  # cells, packed cells and masks
         if tokens < self._thresholds.train_tokens or documents < self._thresholds.train_documents:
             return tables, arrays
         coarse = coarse_count(list_count(tokens))
@@ -255,39 +269,57 @@ class IVF(StoredIndex):
         return self._codec(embeddings.dim).encode(embeddings, into)
 
     def _codec(self, dim: int) -> Codec:
-        """Return the codec of the documents of a dim, with the axis that the index stores for it."""
-        if dim not in self._codecs:
-            stored = self._storage.setting(f"axis_{dim}")
-            if stored is None:
-                return Codec(self.nbits, dim)  # there are no documents
-            self._codecs = {dim: Codec(self.nbits, dim, read_axis(stored, dim))}
-        return self._codecs[dim]
+        """Return the codec of the documents of a dim, with the axis and the codebook that the index stores for it."""
+        codec, setting = self._codecs.get(dim) or Codec(self.nbits, dim), self._storage.setting
+        if codec.axis is None and (stored := setting(f"axis_{dim}")) is not None:
+            codec = replace(codec, axis=read_axis(stored, dim))
+        if not codec.is_complete and (stored := setting(f"codebook_{dim}")) is not None:
+            codec = replace(codec, codebook=read_codebook(stored, dim))
+        self._codecs = {dim: codec}
+        return codec
 
-    def prepare(self, first: TokenEmbeddings) -> None:
-        """See `StoredIndex.prepare`: store the axis in a commit of its own, so that all writers encode with one."""
-        if self._codec(first.dim).axis is None and first.num_tokens:
+    def prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
+        """See `StoredIndex.prepare`: what is chosen gets a commit of its own, so that all writers encode with it."""
+        if before.documents and self._codec(before.dim or 0).is_complete:
+            return
+        first = peek(0 if self.nbits in PLAIN_BITS else CODEBOOK_TOKENS)
+        if first is None or not first.num_tokens or (before.documents and first.dim != before.dim):
+            return  # nothing to choose from, or the write will fail
+        codec = self._codec(first.dim)
+        if codec.axis is None or (not codec.is_complete and _is_enough(before, first)):
             with self._storage.transaction() as transaction:
-                self._choose_axis(transaction, first)
+                self._choose(transaction, first)
 
     def encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode_in`."""
-        return self._choose_axis(transaction, embeddings).encode(embeddings)
+        return self._choose(transaction, embeddings).encode(embeddings)
 
     def take_axis(self, other: IVF) -> None:
-        """Code along the axis of another index, unless there is one already: then a copy loses next to nothing."""
-        axis = None if other.dim is None else other._codec(other.dim).axis
-        if axis is not None:
-            with self._storage.transaction() as transaction:
-                transaction.set_missing(f"axis_{len(axis)}", lambda: axis.astype("<f4").tobytes().hex())
+        """Code as another index does, unless there are documents already: then a copy loses next to nothing."""
+        codec = Codec(self.nbits, 0) if other.dim is None else other._codec(other.dim)
+        axis, codebook = codec.axis, codec.codebook
+        with self._storage.transaction() as transaction:
+            if axis is not None:
+                transaction.set_missing(f"axis_{codec.dim}", lambda: write_axis(axis))
+            if codebook is not None and self.nbits not in PLAIN_BITS:
+                transaction.set_missing(f"codebook_{codec.dim}", lambda: write_codebook(codebook))
 
-    def _choose_axis(self, transaction: Transaction, first: TokenEmbeddings) -> Codec:
-        """Return the codec of a dim, for whose documents these are the first tokens unless it has an axis already."""
+    def _choose(self, transaction: Transaction, first: TokenEmbeddings) -> Codec:
+        """Return the codec of a dim, whose axis and codebook are chosen now if they are missing and it is time."""
+        codec, before, dim = self._codec(first.dim), self._storage.snapshot(), first.dim
+        if codec.is_complete:
+            return codec
+        stored = transaction.set_missing(f"axis_{dim}", lambda: write_axis(choose_axis(first.vectors)))
+        codec = replace(codec, axis=read_axis(stored, dim))
+        if codec.is_complete or not _is_enough(before, first):
+            return codec
 
         def choose() -> str:
-            return choose_axis(first.vectors).astype("<f4").tobytes().hex()
+            step = 1 + before.tokens // CODEBOOK_TOKENS
+            parts = [codec.decode(Part(part.segment, part.positions[::step])) for part in before.parts()]
+            return write_codebook(codec.choose_codebook(TokenEmbeddings.concatenate([*parts, first]).vectors))
 
-        stored = transaction.set_missing(f"axis_{first.dim}", choose)
-        return Codec(self.nbits, first.dim, read_axis(stored, first.dim))
+        return replace(codec, codebook=read_codebook(transaction.set_missing(f"codebook_{dim}", choose), dim))
 
     def _are_finite(self, arrays: dict[str, np.ndarray]) -> bool:
         return are_finite(arrays)
@@ -306,7 +338,7 @@ class IVF(StoredIndex):
         from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, search_query
 
         scope = self._scope(snapshot, parts)
-        parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens)
+        parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=self.nbits)
         (rests, leads), offsets = scope.table.codec.rotate(queries.vectors), queries.offsets
 
         def search(first: int, last: int) -> None:
@@ -341,7 +373,7 @@ class IVF(StoredIndex):
         scope, number = self._scope(snapshot, snapshot.parts(allowed)), self._storage.find([id])[1][0]
         ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
         k = min(k, snapshot.documents)
-        parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens)
+        parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens, bits=self.nbits)
         rotated = RotatedQuery(*scope.table.codec.rotate(np.asarray(query[0])))
         return find_loss(scope, rotated, k, parameters, ordinal)
 
@@ -426,6 +458,11 @@ def _read_lists(snapshot: Snapshot) -> tuple[InvertedLists | None, CorruptedInde
         damage = error
     # Lists may have another dim if all their documents were removed before the present ones were added.
     return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None, damage
+
+
+def _is_enough(before: Snapshot, first: TokenEmbeddings) -> bool:
+    """Whether there are enough tokens for a codebook, with some first ones of a write."""
+    return before.tokens + first.num_tokens >= CODEBOOK_TOKENS
 
 
 class Maintenance(Enum):

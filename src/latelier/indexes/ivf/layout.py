@@ -8,32 +8,41 @@ import numpy as np
 
 # Bits per number that tokens can be coded with.
 BITS = (8, 4, 2, 1)
+# With these, a token is coded by itself; with fewer, as what one of 4,096 cells leaves of it: one of 64 under each of
+# 64 coarse ones. The cell is stored in 16 bits, of which the lowest four are the number of a size.
+PLAIN_BITS = (8, 4)
+COARSE_CELLS, FINE_CELLS, SIZE_BITS = 64, 64, 4
+CELLS = COARSE_CELLS * FINE_CELLS
 
 
 class CodeShape(NamedTuple):
     """The sizes of a token's codes.
 
     `bits`: bits per number; `dim`: dimension of the token vectors; `sign_words`: words of 32 bits of a binary code;
-    `code_bytes`: bytes of a token's codes, without its binary code.
+    `code_bytes`: bytes of a token's codes, without its binary code; `codebook`: address of the integers of the cells,
+    ``(4096, 32 * sign_words)`` int8, which the caller must keep alive; 0 at 8 and 4 bits.
     """
 
     bits: int
     dim: int
     sign_words: int
     code_bytes: int
+    codebook: int
 
 
 class CodedDocuments(NamedTuple):
     """Where documents are in memory: int64 arrays with one number per document.
 
-    `signs`, `codes`, `scales`, `leads`: addresses of the first token's binary code, codes (bytes or bit planes; unused
-    at 1 bit), scale and lead. The other tokens follow without gaps. `lengths`: number of tokens.
+    `signs`, `codes`, `scales`, `leads`, `cells`: addresses of the first token's binary code, codes (bytes or bit
+    planes; unused at 1 bit), scale, lead and cell (unused at 8 and 4 bits). The other tokens follow without gaps.
+    `lengths`: number of tokens.
     """
 
     signs: np.ndarray
     codes: np.ndarray
     scales: np.ndarray
     leads: np.ndarray
+    cells: np.ndarray
     lengths: np.ndarray
 
 

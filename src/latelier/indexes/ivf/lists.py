@@ -23,8 +23,15 @@ import numpy as np
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.codec import DocumentTable, TokenRows
 from latelier.indexes.ivf.kernels.candidates import ListEntries, append_lists, invert
-from latelier.indexes.ivf.kernels.centroids import nearest_centroids, nearest_of_groups
-from latelier.indexes.ivf.kernels.kmeans import empty_groups, group_rows, pack_rows, spherical_kmeans
+from latelier.indexes.ivf.kernels.centroids import nearest_centroids
+from latelier.indexes.ivf.kernels.kmeans import (
+    empty_groups,
+    group_rows,
+    nearest_in_two_levels,
+    pack_centroids,
+    pack_rows,
+    spherical_kmeans,
+)
 from latelier.indexes.ivf.layout import byte_width, coarse_count, list_count
 from latelier.indexes.store.segments import Scratch, release_memory
 from latelier.kernels.jit import LANES
@@ -72,19 +79,6 @@ class Centroids:
     def lists(self) -> int:
         """Number of inverted lists, including the empty ones of lanes without a centroid."""
         return self.fine_start.size
-
-
-def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise centroids, ``(n, dim)`` float32, to 8 bits and pack them for SIMD, 16 to a group.
-
-    `scale`: the value of a code of 1, the same for all centroids that are compared with each other. Returns codes
-    ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a centroid,
-    ``-128 * sum(codes)``, cancels the shift by 128 of the rows that are multiplied with it; that of a lane without a
-    centroid is `NO_CENTROID`, which is below any dot product.
-    """
-    packed, start = empty_groups(len(centroids), width)
-    pack_rows(centroids, np.float32(scale), packed.view("int32"), start)
-    return packed, start
 
 
 # Assumed number of multiplications per token when tokens are divided among threads. It is lower than the true number,
@@ -310,23 +304,14 @@ def _assign(
     centroids: Centroids, table: DocumentTable, ordinals: np.ndarray, starts: np.ndarray, scratch: Scratch
 ) -> tuple[np.ndarray, float]:
     """Return the list of each token, int32, and the mean dot product with its centroid, in units of centroid codes."""
-    isa = instruction_set().argument
     lists = scratch.empty(int(starts[-1]), "int32")
     totals: list[float] = []
 
     def assign(first: int, last: int) -> None:
         codes, scales = table.unpack(ordinals[first:last])
-        nearest, dots = (np.empty(len(codes), dtype="int32") for _ in range(2))
-        everything = np.arange(len(codes))
-        nearest_centroids(isa, codes, everything, centroids.coarse, centroids.coarse_start, nearest, dots)
-        # As in `fine_ranges`: starting sums from a damaged file can make a lane without a centroid the nearest.
-        np.minimum(nearest, len(centroids.fine_offsets) - 2, out=nearest)
-        offsets, order = np.zeros(len(centroids.fine_offsets), dtype="int64"), np.empty(len(codes), dtype="int64")
-        group_rows(nearest, offsets, order)
-        before = centroids.fine_offsets[nearest] * LANES
-        fine = (centroids.fine, centroids.fine_start, centroids.fine_offsets)
-        nearest_of_groups(isa, codes, (offsets, order), fine, nearest, dots)
-        nearest += before.astype("int32")  # from the number under a coarse centroid to the number of the list
+        coarse = centroids.coarse, centroids.coarse_start
+        fine = centroids.fine, centroids.fine_start, centroids.fine_offsets
+        nearest, dots = nearest_in_two_levels(codes, coarse, fine)
         lists[starts[first] : starts[last]] = nearest
         release_memory(lists)
         totals.append(float((dots * scales).sum(dtype="float64")))

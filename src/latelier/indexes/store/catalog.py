@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,6 +68,8 @@ _SETTING_LEVELS = 400
 _ROW_BYTES = 10**9 - 10**4
 # The row of ``setting`` that names the ANN data; the name is part of the format.
 _ANN_DATA = "derived"
+# How the names of settings begin that are too large to be read with each commit.
+LARGE = "codebook"
 
 
 # The configuration and the counters.
@@ -115,12 +117,18 @@ def check_catalog(connection: sqlite3.Connection) -> None:
 
 
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
-    """Return the configuration and the counters."""
+    """Return the configuration and the counters, without the settings that are large."""
     settings = {}
-    for name, value in read_rows(connection, "setting"):
+    for name, value in read_rows(connection, "setting", f"WHERE name NOT GLOB '{LARGE}*'"):
         settings[name] = decode_json(value, f"setting {name!r}")
     check_counters(settings)
     return settings
+
+
+def read_setting(connection: sqlite3.Connection, name: str) -> Any:
+    """Return one setting, which may be large; ``None`` if there is none of this name."""
+    rows = list(read_rows(connection, "setting", "WHERE name = ?", (name,)))
+    return decode_json(rows[0][1], f"setting {name!r}") if rows else None
 
 
 def read_stamp(connection: sqlite3.Connection) -> Any:
@@ -236,9 +244,9 @@ def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     return row_ids
 
 
-def ann_data_in(settings: Mapping[str, Any]) -> AnnDataRow | None:
-    """Return the row of the ANN data, given what `read_settings` returns; ``None`` if the index has none."""
-    found = settings.get(_ANN_DATA)
+def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
+    """Return the row of the ANN data; ``None`` if the index has none."""
+    found = read_settings(connection).get(_ANN_DATA)
     if found is None:
         return None
     if not (isinstance(found, list) and [type(part) for part in found] == [str, dict]):
@@ -256,7 +264,7 @@ def write_ann_data(connection: sqlite3.Connection, row: AnnDataRow | None) -> No
 
 def referenced_names(connection: sqlite3.Connection) -> set[str]:
     """Return the names of all segments and ANN data in the catalog."""
-    ann_data = ann_data_in(read_settings(connection))
+    ann_data = read_ann_data(connection)
     return {row.name for row in read_segments(connection)} | ({ann_data.name} if ann_data else set())
 
 

@@ -573,7 +573,7 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
     is_same = previous is not None and previous.stamp == stamp
     if previous is not None and is_same and not previous.damaged:
         return previous
-    settings, segments = catalog.read_settings(connection), []
+    dim, segments = catalog.read_settings(connection)["dim"], []
     known = {state.row.name: state for state in previous.segments} if previous else {}
     for row in catalog.read_segments(connection):
         state = known.get(row.name)
@@ -581,12 +581,12 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
         if state is None or part is None or state.row != row:
             try:
                 # If the segment is open already, only its removed documents have changed.
-                segment = store.open(row, settings["dim"]) if part is None else part.segment
+                segment = store.open(row, dim) if part is None else part.segment
                 state = SegmentState(row, segment.live(catalog.tombstones(connection, row)))
             except CorruptedIndexError as error:
                 state = SegmentState(row, error)
         segments.append(state)
-    ann_row, ann_state = catalog.ann_data_in(settings), previous.ann_state if previous else None
+    ann_row, ann_state = catalog.read_ann_data(connection), previous.ann_state if previous else None
     if ann_row is None:
         ann_state = None
     elif ann_state is None or ann_state.row != ann_row or isinstance(ann_state.arrays, CorruptedIndexError):
@@ -594,5 +594,5 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
             ann_state = AnnData(ann_row, store.open_arrays(*ann_row))
         except CorruptedIndexError as error:
             ann_state = AnnData(ann_row, error)
-    snapshot = Snapshot(stamp, settings["dim"], segments, ann_state)
+    snapshot = Snapshot(stamp, dim, segments, ann_state)
     return previous if previous is not None and is_same and previous.damaged == snapshot.damaged else snapshot

@@ -200,7 +200,7 @@ class Storage:
 
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
-        return self.ask(catalog.read_settings).get(name)
+        return self.ask(catalog.read_setting, name)
 
     def check_ann_data(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has ANN data, each array of which matches its checksum."""
@@ -216,8 +216,8 @@ class Storage:
             damages += [Damage(f"segments/{name}", reason, ()) for name, reason in self._lost().items()]
             with self._pool.reading() as connection:
                 damages += _catalog_damages(connection)
-                rows, settings = catalog.read_segments(connection), catalog.read_settings(connection)
-                ann_data, dim = catalog.ann_data_in(settings), settings["dim"]
+                rows, ann_data = catalog.read_segments(connection), catalog.read_ann_data(connection)
+                dim = catalog.read_settings(connection)["dim"]
         except CorruptedIndexError as error:
             damages.append(Damage(CATALOG, str(error), ()))
         for row in rows:

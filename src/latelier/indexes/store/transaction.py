@@ -128,7 +128,7 @@ class Transaction:
     def set_ann_data(self, arrays: Arrays | None) -> None:
         """Replace the ANN data; ``None`` deletes it."""
         connection, row = self._start(), None
-        before = catalog.ann_data_in(catalog.read_settings(connection))
+        before = catalog.read_ann_data(connection)
         if before is not None:
             self.dropped.append(before.name)
         if arrays is not None:
@@ -142,7 +142,7 @@ class Transaction:
 
     def set_missing(self, name: str, make: Callable[[], Any]) -> Any:
         """Return one of the index's own settings; if there is none of this name, make it first."""
-        found = catalog.read_settings(self._start()).get(name)
+        found = catalog.read_setting(self._start(), name)
         if found is None:
             found = make()
             self.set_setting(name, found)

@@ -1,5 +1,7 @@
 """Scores of binary codes, and reranking by all codes, against naive loops, for each instruction set."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from coded_documents import CodedSample
@@ -67,16 +69,21 @@ class Signs:
         rng = np.random.default_rng(dim)
         vectors = rng.standard_normal((int(LENGTHS.sum()), dim)).astype("float32")
         vectors[::7] = -np.abs(vectors[::7])
-        arrays = Codec(1, dim).encode(TokenEmbeddings(vectors, np.append(0, LENGTHS.cumsum())))
-        self.positive = np.split(Codec(1, dim).rotate(vectors)[0] >= 0, LENGTHS.cumsum()[:-1])
+        codec = Codec(1, dim)
+        self.codec = codec = replace(codec, codebook=codec.choose_codebook(vectors[::3]))
+        arrays = codec.encode(TokenEmbeddings(vectors, np.append(0, LENGTHS.cumsum())))
+        cells = codec.codebook[arrays["cells"] >> 4]  # of the signs of which the large ones are taken
+        signs = np.unpackbits(arrays["signs"].view("uint8"), axis=1, bitorder="little")[:, :dim] == 1
+        self.positive = np.split(np.where(np.abs(cells) >= 18, cells > 0, signs), LENGTHS.cumsum()[:-1])
         numbers = np.arange(len(LENGTHS))
         self._segment = Segment.build(numbers, numbers.tolist(), LENGTHS, arrays)
-        self.documents = Codec(1, dim).locate(self._segment)
+        self.documents = codec.locate(self._segment)
         self.chosen, self.row_bytes = rng.permutation(numbers), 4 * sign_words(dim)
 
     def scores(self, isa, tables):
         scores = np.full(len(self.chosen), np.nan, dtype="float32")
-        sign_scores(isa.argument, tuple(self.documents), self.chosen, self.row_bytes, tuple(tables), scores)
+        masks = self.codec.cells.masks
+        sign_scores(isa.argument, tuple(self.documents), self.chosen, self.row_bytes, masks, tuple(tables), scores)
         return scores
 
 

@@ -14,8 +14,8 @@ bits   integers                            stored beside the binary code
 =====  ==================================  ===========================================
 8      -127 to 127                         a byte each, shifted by 128
 4      16 of -127 to 127                   three bit planes
-2      -127, -38, 38, 127                  one bit plane
-1      -127, 127                           nothing
+2      cell + (-b, -a, a or b)             one bit plane; the cell
+1      cell + (-a or a)                    the cell
 =====  ==================================  ===========================================
 
 At 8 bits, ``scale = max(abs(rest)) / 127``. At fewer bits, the levels are those with the least squared error for
@@ -23,6 +23,11 @@ normally distributed numbers (Max, 1960), and the scale makes the product of the
 code with the rest its square, so that products with other vectors are unbiased (RaBitQ, Gao and Long, 2024,
 https://arxiv.org/abs/2405.12497; for several bits https://arxiv.org/abs/2409.09913). A scale is stored in 16 bits: the
 exponent of a float32 and 8 bits of its fraction (``bits >> 15``; scales have no sign); a lead in 24, ``bits >> 8``.
+
+At 2 and 1 bits, the integers are those of one of the 4,096 *cells* of the index's codebook, directions near which many
+rests lie, and sizes with the signs of what is left, one of 16 sizes per token. So 16 bits per token hold the number of
+its cell and, in the lowest four, that of its size. Cell 0 is zero: tokens that were coded before there was a codebook
+are in it.
 
 Array views are avoided, since numba takes seconds to compile their error paths. Addresses are not checked: the caller
 must keep the memory alive and stay within it.
@@ -34,9 +39,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
+from latelier.indexes.ivf.layout import SIZE_BITS, CodedDocuments, CodeShape
 from latelier.kernels import jit as vectors
-from latelier.kernels.jit import FLOATS, LANES, ROWS, at, cgutils, constant, intrinsic, ir, kernel, shuffle, types
+from latelier.kernels.jit import (
+    FLOATS,
+    LANES,
+    ROWS,
+    at,
+    cgutils,
+    constant,
+    declare,
+    intrinsic,
+    ir,
+    kernel,
+    shuffle,
+    types,
+)
 
 _WORD = ir.IntType(32)
 _BITS = ir.VectorType(ir.IntType(1), 32)
@@ -62,26 +80,40 @@ def take_plane(typing_context: Any, rows: Any, bit: Any, plane: Any, words: Any)
     return signature, generate
 
 
-# The sizes of the integers of codes, by number of bits: in proportion, the levels with the least squared error for a
-# normal distribution (Max, 1960); and where one ends and the next begins, in standard deviations.
-_SIZES = {1: (127,), 2: (38, 127), 4: (6, 18, 30, 44, 58, 75, 96, 127)}
+# The sizes of the integers of codes: in proportion, the levels with the least squared error for a normal distribution
+# (Max, 1960); and where one ends and the next begins, in standard deviations, by number of bits.
+_SIZES = {4: (6, 18, 30, 44, 58, 75, 96, 127)}
+_SIZE_MASK, _STEPS = (1 << SIZE_BITS) - 1, 1 << (SIZE_BITS - 2)  # per factor of two
 _EDGES = {1: (), 2: (0.9816,), 4: (0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008)}
+
+
+# The standard deviation of what is left of a token beside its cell, by number of its size, in integers; and the sizes
+# for it: what makes them unbiased, and for a normal distribution, in one bit and in two.
+_DEVIATIONS = (74.4 * 2.0 ** ((np.arange(1 << SIZE_BITS) - _SIZE_MASK) / _STEPS)).astype("float32")
+_SMALL_1, _SMALL_2, _LARGE_2 = (np.rint(factor * _DEVIATIONS).astype("int64") for factor in (1, 0.511, 1.706))
 
 
 def _merge_of(bits: int) -> Any:
     """Make the instruction sequence that merges `bits` planes."""
 
     @intrinsic
-    def merge(typing_context: Any, signs: Any, low: Any, row: Any, words: Any) -> Any:
+    def merge(
+        typing_context: Any, signs: Any, low: Any, row: Any, words: Any, cell: Any, small: Any, large: Any
+    ) -> Any:
         """Write the integer of each code + 128 to the ``32 * words`` bytes at `row`.
 
         The plane of signs is at `signs`, those of the number of the size at `low`, one after the other, highest first.
+        At 2 and 1 bits, the sizes are `small` and `large`, and the integers of the cell at `cell` are added.
         """
-        signature = types.void(*[types.int64] * 4)
+        signature = types.void(*[types.int64] * 7)
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            signs, low, row, words = arguments
-            stride = builder.mul(words, constant(4))
+            signs, low, row, words, cell, *given = arguments
+            stride, zero = builder.mul(words, constant(4)), ir.Constant(_BYTES, [128] * 32)
+            add, subtract = (
+                declare(builder.module, f"llvm.u{name}.sat.v32i8", [_BYTES, _BYTES], _BYTES) for name in ("add", "sub")
+            )
+            given = [_all(builder, builder.trunc(size, ir.IntType(8))) for size in given[:bits]]
             with cgutils.for_range(builder, words) as loop:
                 step = builder.mul(loop.index, constant(4))
 
@@ -89,14 +121,17 @@ def _merge_of(bits: int) -> Any:
                     place = at(builder, builder.add(plane, step), _WORD)
                     return builder.bitcast(builder.load(place, align=4), _BITS)
 
-                sizes = [ir.Constant(_BYTES, [size] * 32) for size in _SIZES[bits]]
+                here, base = builder.mul(loop.index, constant(32)), zero
+                sizes = given if bits < 4 else [ir.Constant(_BYTES, [size] * 32) for size in _SIZES[bits]]
+                if bits < 4:
+                    center = builder.load(at(builder, builder.add(cell, here), _BYTES), align=1)
+                    base = builder.xor(center, zero)
                 for plane in reversed(range(bits - 1)):  # of each two neighbours, the lowest plane chooses one
                     bit = load(builder.add(low, builder.mul(stride, constant(plane))))
                     sizes = [builder.select(bit, *pair) for pair in zip(sizes[1::2], sizes[::2], strict=True)]
-                zero = ir.Constant(_BYTES, [128] * 32)
-                above, below = builder.add(zero, sizes[0]), builder.sub(zero, sizes[0])
-                target = builder.add(row, builder.mul(loop.index, constant(32)))
-                builder.store(builder.select(load(signs), above, below), at(builder, target, _BYTES), align=1)
+                above, below = (builder.call(each, [base, sizes[0]]) for each in (add, subtract))
+                target = at(builder, builder.add(row, here), _BYTES)
+                builder.store(builder.select(load(signs), above, below), target, align=1)
             return context.get_dummy_value()
 
         return signature, generate
@@ -108,18 +143,21 @@ _merge_1, _merge_2, _merge_4 = _merge_of(1), _merge_of(2), _merge_of(4)
 
 
 @kernel(inner=True)
-def merge_planes(bits: int, signs: int, low: int, row: int, words: int) -> None:
+def merge_planes(bits: int, planes: tuple[int, int], row: int, words: int, codebook: int, cell: int) -> None:
     """Merge the planes of a token's 1, 2 or 4-bit codes into bytes that kernels multiply.
 
-    `bits`: 1, 2 or 4; `signs`, `low`: address of the highest plane, and of the other planes from the highest to the
-    lowest; `row`: address of ``32 * words`` bytes, written: the integers, shifted by 128.
+    `bits`: 1, 2 or 4; `planes`: address of the highest plane, and of the other planes from the highest to the lowest;
+    `row`: address of ``32 * words`` bytes, written: the integers, shifted by 128; `codebook`, `cell`: its address, and
+    what a token stores of its cell, used at 1 and 2 bits only.
     """
+    (signs, low), size = planes, cell & _SIZE_MASK
+    center = codebook + (cell >> SIZE_BITS) * 32 * words
     if bits == 4:
-        _merge_4(signs, low, row, words)
+        _merge_4(signs, low, row, words, 0, 0, 0)
     elif bits == 2:
-        _merge_2(signs, low, row, words)
+        _merge_2(signs, low, row, words, center, _SMALL_2[size], _LARGE_2[size])
     else:
-        _merge_1(signs, low, row, words)
+        _merge_1(signs, low, row, words, center, _SMALL_1[size], 0)
 
 
 def _all(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -210,7 +248,7 @@ def _read(bits: int) -> Any:
 read_byte, read_half, read_word = _read(8), _read(16), _read(32)
 
 
-_SIZES_4, _SIZES_2, _SIZES_1 = (np.array(_SIZES[bits], "float32") for bits in (4, 2, 1))
+_SIZES_4 = np.array(_SIZES[4], "float32")
 _EDGES_4, _EDGES_2, _EDGES_1 = (np.array(_EDGES[bits], "float32") for bits in (4, 2, 1))
 # Adding this to a float32 in (-256, 256) rounds it to an integer; the lowest bits of the sum hold this integer + 128.
 _ROUND = np.float32(1.5 * 2**23 + 128)
@@ -222,12 +260,13 @@ _INFINITE, _INFINITY_BITS = np.uint32(0xFF00), np.uint32(0x7F800000)
 
 
 class TokenAddresses(NamedTuple):
-    """Addresses of a token's binary code, codes, scale and lead."""
+    """Addresses of a token's binary code, codes, scale, lead and cell."""
 
     signs: int
     codes: int
     scales: int
     leads: int
+    cells: int
 
 
 def _mix_of(count: int) -> Any:
@@ -364,6 +403,8 @@ def encode_tokens(
     planes: np.ndarray,
     scales: np.ndarray,
     leads: np.ndarray,
+    cells: np.ndarray,
+    codebook: np.ndarray,
 ) -> None:
     """Write the codes of tokens.
 
@@ -371,11 +412,14 @@ def encode_tokens(
     8, 4, 2 or 1. `signs`: ``(tokens, sign_words(dim))`` uint32, written; a bit is set where the integer is positive or
     zero. `codes`: ``(tokens, dim)`` uint8, written at 8 bits only. `planes`: ``(tokens, bits - 1, sign_words(dim))``
     uint32, highest plane first, written at fewer bits only. `scales`: ``(tokens,)`` uint16, written; 0xFF00 or above
-    for a token that holds NaN or infinity. `leads`: ``(tokens, 3)`` uint8, written, lowest byte first.
+    for a token that holds NaN or infinity. `leads`: ``(tokens, 3)`` uint8, written, lowest byte first. `cells`:
+    ``(tokens,)`` uint16: the number of the cell of each token, to which that of its size is added; a token to which no
+    cell is near goes to cell 0. `codebook`: see `CodeShape`, as an array. These two are used at 2 and 1 bits only.
     """
     dim, words = vectors.shape[1], signs.shape[1]
     row, (axis, flips) = np.zeros(32 * words, dtype=np.uint8), rotation
     row_at, rest, scaled = np.int64(row.ctypes.data), np.empty(dim, np.float32), np.empty(dim, np.float32)
+    merged = np.empty(32 * words, dtype=np.uint8)  # not the row, whose bytes beyond the dim stay zero
     for t in range(len(vectors)):
         lead: Any = bits_of(np.float32(_rotate(vectors[t], axis, flips, rest)))  # type: ignore[call-arg]
         lead = np.uint32(lead + (np.uint32(0x80) if lead & _INFINITY_BITS < _INFINITY_BITS else np.uint32(0)))
@@ -401,10 +445,20 @@ def encode_tokens(
         if not _SMALL <= norm <= _LARGE:
             power = _LARGE if norm < _SMALL else _SMALL
             _multiply(rest, power, rest)
-        scale = _quantise(rest, norm * power, bits, row) / power
-        take_plane(row_at, bits - 1, np.int64(signs[t].ctypes.data), words)
+        if bits == 4:
+            product = _quantise(rest, norm * power, bits, row)
+        else:
+            cells[t], deviation = _leave(rest, norm * power, codebook, np.int64(cells[t]), scaled)
+            _quantise(scaled, deviation * np.sqrt(dim), bits, row)
+        signs_at, planes_at = np.int64(signs[t].ctypes.data), np.int64(planes[t:].ctypes.data)
+        take_plane(row_at, bits - 1, signs_at, words)
         for plane in range(bits - 1):
-            take_plane(row_at, bits - 2 - plane, np.int64(planes[t, plane].ctypes.data), words)
+            take_plane(row_at, bits - 2 - plane, planes_at + 4 * words * plane, words)
+        if bits < 4:
+            places, codebook_at = (signs_at, planes_at), np.int64(codebook.ctypes.data)
+            merge_planes(bits, places, np.int64(merged.ctypes.data), words, codebook_at, np.int64(cells[t]))
+            product = _product(merged, rest)
+        scale = (norm * power) ** 2 / product / power if product > 0 else 0.0
         stored = (bits_of(np.float32(scale)) + np.uint32(0x4000)) >> np.uint32(15)
         # The largest numbers would be rounded up to infinity.
         scales[t] = min(stored, _INFINITE - np.uint32(1)) if norm < np.inf else _INFINITE
@@ -426,11 +480,12 @@ def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
 
 @kernel("reassoc", "contract", inner=True)
 def _quantise(vector: np.ndarray, norm: float, bits: int, row: np.ndarray) -> float:
-    """Write a code per number: its sign in the highest bit, and the number of its size; return the scale of integers.
+    """Write a code per number: its sign in the highest bit, and the number of its size.
 
+    Returns the product of the integers with the numbers, at 4 bits.
     Edges are multiples of the root mean square of the token's numbers, which are taken to be normally distributed.
     """
-    sizes = _SIZES_4 if bits == 4 else _SIZES_2 if bits == 2 else _SIZES_1
+    sizes = _SIZES_4
     edges = _EDGES_4 if bits == 4 else _EDGES_2 if bits == 2 else _EDGES_1
     deviation, product = np.float32(norm / np.sqrt(len(vector))), np.float32(0)  # of the integers with the numbers
     sign = np.uint8(1 << (bits - 1))
@@ -442,7 +497,42 @@ def _quantise(vector: np.ndarray, norm: float, bits: int, row: np.ndarray) -> fl
         for i in range(len(vector)):
             row[i] += np.uint8(1) if abs(vector[i]) >= edge else np.uint8(0)
             product += step * abs(vector[i]) if abs(vector[i]) >= edge else np.float32(0)
-    return norm * norm / product if product > 0 else 0.0
+    return product
+
+
+@kernel("reassoc", "contract", inner=True)
+def _leave(rest: np.ndarray, norm: float, codebook: np.ndarray, cell: int, left: np.ndarray) -> tuple[int, float]:
+    """Write what a cell leaves of a rest, in integers; return the cell with the number of its size, and its deviation.
+
+    Where the cell leaves more than the largest size, it is cell 0.
+    """
+    dim, product, square = len(rest), np.float32(0), np.float32(0)
+    for i in range(dim):
+        center = np.float32(codebook[cell, i])
+        product += center * rest[i]
+        square += center * center
+    if product > 0:
+        factor, remaining = square / product, np.float32(0)
+        for i in range(dim):
+            left[i] = rest[i] * factor - np.float32(codebook[cell, i])
+            remaining += left[i] * left[i]
+        deviation = np.sqrt(remaining / dim)
+        if deviation <= _DEVIATIONS[_SIZE_MASK]:
+            steps = _STEPS * np.log2(max(deviation, np.float32(1)) / _DEVIATIONS[_SIZE_MASK])
+            size = max(np.int64(_SIZE_MASK + 0.5 + steps), 0)
+            return cell << SIZE_BITS | size, np.float64(_DEVIATIONS[size])
+    factor = np.float32(_DEVIATIONS[_SIZE_MASK] * np.sqrt(dim) / norm) if norm > 0 else np.float32(0)
+    for i in range(dim):
+        left[i] = rest[i] * factor
+    return _SIZE_MASK, np.float64(_DEVIATIONS[_SIZE_MASK])
+
+
+@kernel("reassoc", "contract", inner=True)
+def _product(row: np.ndarray, rest: np.ndarray) -> float:
+    total = np.float32(0)
+    for i in range(len(rest)):
+        total += np.float32(np.int32(row[i]) - 128) * rest[i]
+    return total
 
 
 @kernel(inner=True)
@@ -487,7 +577,8 @@ def load_row(at: TokenAddresses, token: int, shape: CodeShape, row: int) -> None
         copy_bytes(row, at.codes + token * shape.dim, shape.dim)  # type: ignore[call-arg]
     else:
         signs_at, planes_at = at.signs + token * shape.sign_words * 4, at.codes + token * shape.code_bytes
-        merge_planes(shape.bits, signs_at, planes_at, row, shape.sign_words)
+        cell = np.int64(read_half(at.cells + 2 * token)) if shape.bits < 4 else np.int64(0)
+        merge_planes(shape.bits, (signs_at, planes_at), row, shape.sign_words, shape.codebook, cell)
 
 
 @kernel(inner=True)
@@ -553,18 +644,19 @@ def unpack_tokens(
     """
     documents, shape = CodedDocuments(*documents), CodeShape(*shape)
     count, width, rows_at = len(numbers), rows.shape[1], np.int64(rows.ctypes.data)
-    places, block_scales = np.empty((3, count), dtype=np.int64), np.empty(ROWS, dtype=np.float32)
+    places, block_scales = np.empty((4, count), dtype=np.int64), np.empty(ROWS, dtype=np.float32)
     i = 0
     for n in range(count):
         i = i if offsets[i] <= numbers[n] else 0
         while offsets[i + 1] <= numbers[n]:
             i += 1
         at = token_addresses(documents, chosen[i], numbers[n] - offsets[i], shape)
-        places[0, n], places[1, n], places[2, n] = at.signs, at.codes, at.scales
+        places[0, n], places[1, n], places[2, n], places[3, n] = at.signs, at.codes, at.scales, at.cells
     for n in range(count):
         ahead = min(n + ROWS, count - 1)
-        _prefetch_token(places[0, ahead], places[1, ahead], places[2, ahead], shape)
-        load_row(TokenAddresses(places[0, n], places[1, n], places[2, n], 0), 0, shape, rows_at + n * width)
+        _prefetch_token(places[0, ahead], places[1, ahead], places[2, ahead], places[3, ahead], shape)
+        at = TokenAddresses(places[0, n], places[1, n], places[2, n], 0, places[3, n])
+        load_row(at, 0, shape, rows_at + n * width)
         load_scales(places[2, n], 1, block_scales)
         scales[n] = block_scales[0]
         for j in range(shape.dim, width):
@@ -572,15 +664,27 @@ def unpack_tokens(
 
 
 @kernel(inner=True)
-def _prefetch_token(signs: int, codes: int, scales: int, shape: CodeShape) -> None:
-    """Prefetch the numbers and the scale of a token."""
+def _prefetch_token(signs: int, codes: int, scales: int, cells: int, shape: CodeShape) -> None:
+    """Prefetch the numbers, the scale and the cell of a token."""
     prefetch(scales)  # type: ignore[call-arg]
+    if shape.bits < 4:
+        prefetch(cells)
     if shape.bits < 8:
         prefetch(signs)
     if shape.code_bytes > 0:
         for line in range(0, shape.code_bytes, 64):
             prefetch(codes + line)
         prefetch(codes + shape.code_bytes - 1)
+
+
+@kernel(inner=True)
+def prefetch_cells(cells: int, count: int, shape: CodeShape) -> None:
+    """Prefetch the integers of the cells of some tokens, at 2 and 1 bits."""
+    width = 32 * shape.sign_words
+    for r in range(count if shape.bits < 4 else 0):
+        first = shape.codebook + np.int64(read_half(cells + 2 * r) >> SIZE_BITS) * width
+        for line in range(0, width, 64):
+            prefetch(first + line)  # type: ignore[call-arg]
 
 
 @kernel()
@@ -617,4 +721,5 @@ def token_addresses(documents: CodedDocuments, document: int, token: int, shape:
         documents.codes[document] + token * shape.code_bytes,
         documents.scales[document] + token * 2,
         documents.leads[document] + token * 3,
+        documents.cells[document] + token * 2,
     )

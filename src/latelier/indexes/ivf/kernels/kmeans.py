@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from latelier.indexes.ivf.kernels.candidates import NO_CENTROID
-from latelier.indexes.ivf.kernels.centroids import nearest_centroids
+from latelier.indexes.ivf.kernels.centroids import nearest_centroids, nearest_of_groups
 from latelier.kernels.jit import LANES, kernel
+from latelier.kernels.multiply import instruction_set
 
 # A float32 of at most 127, added to it, has no digits after the point: it is rounded, half to even.
 _ROUND = np.float32(3 << 22)
@@ -51,6 +52,19 @@ def empty_groups(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     return packed, np.full((groups, LANES), NO_CENTROID, dtype="int32")
 
 
+def pack_centroids(centroids: np.ndarray, width: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Quantise centroids, ``(n, dim)`` float32, to 8 bits and pack them for SIMD, 16 to a group.
+
+    `scale`: the value of a code of 1, the same for all centroids that are compared with each other. Returns codes
+    ``(groups, width / 4, 16, 4)`` int8, and starting sums ``(groups, 16)`` int32. The starting sum of a centroid,
+    ``-128 * sum(codes)``, cancels the shift by 128 of the rows that are multiplied with it; that of a lane without a
+    centroid is `NO_CENTROID`, which is below any dot product.
+    """
+    packed, start = empty_groups(len(centroids), width)
+    pack_rows(centroids, np.float32(scale), packed.view("int32"), start)
+    return packed, start
+
+
 @kernel()
 def group_rows(clusters: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> None:
     """Sort rows by their cluster, with a stable counting sort.
@@ -68,9 +82,28 @@ def group_rows(clusters: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> 
         places[clusters[i]] += 1
 
 
+def nearest_in_two_levels(
+    rows: np.ndarray, coarse: tuple[np.ndarray, np.ndarray], fine: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the nearest centroid of each row under its nearest coarse centroid, and the dot product, both int32.
+
+    `coarse`: `packed` and `start`, as for `centroid_dots`; `fine`: `centroids`, as for `nearest_of_groups`.
+    """
+    isa, offsets = instruction_set().argument, fine[2]
+    nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
+    nearest_centroids(isa, rows, np.arange(len(rows)), *coarse, nearest, dots)
+    # As in `fine_ranges`: starting sums from a damaged file can make a lane without a centroid the nearest.
+    np.minimum(nearest, len(offsets) - 2, out=nearest)
+    begins, order = np.zeros(len(offsets), dtype="int64"), np.empty(len(rows), dtype="int64")
+    group_rows(nearest, begins, order)
+    before = (offsets[nearest] * LANES).astype("int32")
+    nearest_of_groups(isa, rows, (begins, order), fine, nearest, dots)
+    return nearest + before, dots  # from the number under a coarse centroid to the number of all
+
+
 @kernel()
 def pack_rows(centroids: np.ndarray, scale: float, words: np.ndarray, start: np.ndarray) -> None:
-    """Quantise centroids to 8 bits and pack them for SIMD: see `latelier.indexes.ivf.lists.pack_centroids`.
+    """Quantise centroids to 8 bits and pack them for SIMD: see `pack_centroids`.
 
     `centroids`: ``(n, dim)`` float32. `scale`: the value of a code of 1; 0 is taken for a very small number. `words`,
     `start`: from `empty_groups`, the codes as int32 ``(groups, width / 4, 16, 1)``; written for these centroids.

@@ -22,6 +22,7 @@ from latelier.indexes.ivf.kernels.codes import (
     load_scales,
     lowest_bit,
     prefetch,
+    prefetch_cells,
     token_addresses,
 )
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
@@ -162,6 +163,7 @@ def rerank_scores(
         for line in range(0, 2 * documents.lengths[ahead], 64):
             prefetch(documents.scales[ahead] + line)  # type: ignore[call-arg]
             prefetch(documents.leads[ahead] + line)
+            prefetch((documents.cells if shape.bits < 4 else documents.scales)[ahead] + line)
         best[:] = -np.inf
         if tokens > 0:
             load_scales(documents.scales[d], tokens, scales)
@@ -262,6 +264,7 @@ def _raise_by_document(
             prefetch(documents.codes[ahead] + line)  # type: ignore[call-arg]
         if token >= tokens:
             continue
+        prefetch_cells(documents.cells[d] + 2 * (token + ROWS), min(ROWS, tokens - token - ROWS), shape)
         # The last step begins earlier, to have eight rows; scoring a row twice does not change the maximum.
         first = max(0, min(token, tokens - ROWS))
         count = min(ROWS, tokens - first)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.indexes.ivf.kernels.codes import CodedDocuments, copy_bytes, prefetch
+from latelier.indexes.ivf.layout import CELLS, SIZE_BITS
 from latelier.kernels.jit import at, cgutils, constant, declare, intrinsic, ir, kernel, shuffle, splat, types
 from latelier.kernels.multiply import instruction_set_of
 
@@ -180,37 +181,56 @@ _BLOCKS = 4
 _AHEAD = 2
 
 
-@intrinsic
-def _transpose(typing_context: Any, rows: Any, stride: Any, target: Any, target_stride: Any) -> Any:
-    """Write the groups of four bits of 16 bytes of 32 rows, as 32 rows of 32 bytes: one row per group.
+def _transpose_of(has_cells: bool) -> Any:
+    """Make the instruction sequence for rows that are the binary codes, or to which those of cells are added."""
 
-    The first two are the address of the rows and the bytes from one to the next, the others those of the result.
-    """
-    signature = types.void(*[types.int64] * 4)
+    @intrinsic
+    def transpose(typing_context: Any, rows: Any, target: Any, target_stride: Any, cells: Any, masks: Any) -> Any:
+        """Write the groups of four bits of 16 bytes of 32 rows, as 32 rows of 32 bytes: one row per group.
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        rows, stride, target, target_stride = arguments
-        row_type, whole = ir.VectorType(ir.IntType(8), _BYTES), ir.VectorType(ir.IntType(8), TOKENS)
+        `rows` are the address of the rows and the bytes from one to the next. `cells`, `masks`: what each row stores of
+        its cell, and for each cell, 16 bytes of bits on which it decides, and 16 of those of them that it sets.
+        """
+        signature = types.void(types.UniTuple(types.int64, 2), *[types.int64] * 4)
 
-        def load(row: int) -> ir.Value:
-            place = builder.add(rows, builder.mul(stride, constant(row)))
-            return builder.load(at(builder, place, row_type), align=1)
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            address, target, target_stride, cells, masks = arguments
+            rows, stride = cgutils.unpack_tuple(builder, address)
+            row_type, whole = ir.VectorType(ir.IntType(8), _BYTES), ir.VectorType(ir.IntType(8), TOKENS)
 
-        # Two tokens to a vector. Interleaving vectors i and i + 8 four times transposes both halves of 16 x 16 bytes.
-        vectors = [shuffle(builder, load(row), range(TOKENS), load(row + _BYTES)) for row in range(_BYTES)]
-        lower = [half + i // 2 + TOKENS * (i % 2) for half in (0, _BYTES) for i in range(_BYTES)]
-        upper = [place + _BYTES // 2 for place in lower]
-        for _ in range(4):
-            pairs = list(zip(vectors[: _BYTES // 2], vectors[_BYTES // 2 :], strict=True))
-            vectors = [shuffle(builder, first, places, other) for first, other in pairs for places in (lower, upper)]
-        four, mask = ir.Constant(whole, [4] * TOKENS), ir.Constant(whole, [15] * TOKENS)
-        for i, vector in enumerate(vectors):
-            for part, group in enumerate((builder.and_(vector, mask), builder.lshr(vector, four))):
-                place = builder.add(target, builder.mul(target_stride, constant(2 * i + part)))
-                builder.store(group, at(builder, place, whole), align=1)
-        return context.get_dummy_value()
+            def load(row: int) -> ir.Value:
+                place = builder.add(rows, builder.mul(stride, constant(row)))
+                signs = builder.load(at(builder, place, row_type), align=1)
+                if not has_cells:
+                    return signs
+                stored = builder.load(at(builder, builder.add(cells, constant(2 * row)), ir.IntType(16)), align=1)
+                cell = builder.and_(builder.zext(stored, ir.IntType(64)), constant(-1 << SIZE_BITS))
+                mask = builder.add(masks, builder.mul(cell, constant(2 * _BYTES >> SIZE_BITS)))
+                decided = builder.load(at(builder, mask, row_type), align=4)
+                positive = builder.load(at(builder, builder.add(mask, constant(_BYTES)), row_type), align=4)
+                return builder.or_(builder.and_(signs, builder.not_(decided)), positive)
 
-    return signature, generate
+            # Two tokens to a vector. Interleaving vectors i and i + 8 four times transposes both halves of 16 x 16
+            # bytes.
+            vectors = [shuffle(builder, load(row), range(TOKENS), load(row + _BYTES)) for row in range(_BYTES)]
+            lower = [half + i // 2 + TOKENS * (i % 2) for half in (0, _BYTES) for i in range(_BYTES)]
+            upper = [place + _BYTES // 2 for place in lower]
+            for _ in range(4):
+                pairs = list(zip(vectors[: _BYTES // 2], vectors[_BYTES // 2 :], strict=True))
+                vectors = [shuffle(builder, x, places, y) for x, y in pairs for places in (lower, upper)]
+            four, mask = ir.Constant(whole, [4] * TOKENS), ir.Constant(whole, [15] * TOKENS)
+            for i, vector in enumerate(vectors):
+                for part, group in enumerate((builder.and_(vector, mask), builder.lshr(vector, four))):
+                    place = builder.add(target, builder.mul(target_stride, constant(2 * i + part)))
+                    builder.store(group, at(builder, place, whole), align=1)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return transpose
+
+
+_transpose, _transpose_with_cells = _transpose_of(False), _transpose_of(True)
 
 
 def _raise_of(blocks: int) -> Any:
@@ -290,6 +310,7 @@ def sign_scores(
     documents: CodedDocuments,
     chosen: np.ndarray,
     row_bytes: int,
+    masks: np.ndarray,
     query: tuple[np.ndarray, np.ndarray],
     scores: np.ndarray,
 ) -> None:
@@ -297,9 +318,10 @@ def sign_scores(
 
     Up to a constant, this is the MaxSim of the query, in the integers of its tables, and the signs of the document.
     `isa`: `InstructionSet.argument`. `documents`: `CodedDocuments`, as a plain tuple. `chosen`: ``(n,)`` int64:
-    documents to score, with at least one token each. `query`: tables and units of the query, see `fill_sign_tables` and
-    `round_to_integers`. The tables may have fewer words than the binary codes; then the first dims are scored.
-    `scores`: ``(n,)`` float32, written; minus infinity where the sum is not finite.
+    documents to score, with at least one token each. `masks`: `Cells.masks`, empty if codes have no cells.
+    `query`: tables and units of the query, see `fill_sign_tables` and `round_to_integers`. The tables may have fewer
+    words than the binary codes; then the first dims are scored. `scores`: ``(n,)`` float32, written; minus infinity
+    where the sum is not finite.
     """
     documents = CodedDocuments(*documents)
     tables, units = query
@@ -307,11 +329,14 @@ def sign_scores(
     parts = -(-words // _WORDS)  # of 16 bytes
     best = np.empty((2 * len(tables), TOKENS // 2), dtype=np.uint16)
     groups = np.empty((parts * _WORDS * GROUPS, _BLOCKS * TOKENS), dtype=np.uint8)
-    copies = np.zeros((TOKENS, parts * _BYTES), dtype=np.uint8)
+    copies = np.zeros((TOKENS + _HALF, parts * _BYTES), dtype=np.uint8)
+    masks_at = np.int64(masks.ctypes.data) if len(masks) > 0 else np.int64(0)
     for n in range(len(chosen)):
         ahead = chosen[min(n + _AHEAD, len(chosen) - 1)]
         wanted, end = documents.signs[ahead], documents.signs[ahead] + documents.lengths[ahead] * row_bytes
-        tokens, rows = documents.lengths[chosen[n]], documents.signs[chosen[n]]
+        tokens, rows, cells = documents.lengths[chosen[n]], documents.signs[chosen[n]], documents.cells[chosen[n]]
+        if masks_at != 0:
+            _fetch(documents.cells[ahead], documents.cells[ahead] + 2 * documents.lengths[ahead])
         best[:] = 0
         token = 0
         while token < tokens:
@@ -322,7 +347,8 @@ def sign_scores(
             for b in range(blocks):
                 # The last block begins earlier, to have 32 tokens; comparing one twice does not change the maximum.
                 first = max(0, min(token + b * TOKENS, tokens - TOKENS))
-                _spread(rows + first * row_bytes, min(TOKENS, tokens), row_bytes, copies, groups, b, blocks)
+                here = rows + first * row_bytes, cells + 2 * first
+                _spread(here, min(TOKENS, tokens), row_bytes, copies, masks_at, groups, b, blocks)
             _compare(isa, groups, tables, blocks, words, best)
             token += blocks * TOKENS
         _fetch(wanted, end)
@@ -335,19 +361,37 @@ def sign_scores(
 
 @kernel(inner=True)
 def _spread(
-    rows: int, count: int, row_bytes: int, copies: np.ndarray, groups: np.ndarray, block: int, blocks: int
+    here: tuple[int, int],
+    count: int,
+    row_bytes: int,
+    copies: np.ndarray,
+    masks: int,
+    groups: np.ndarray,
+    block: int,
+    blocks: int,
 ) -> None:
-    """Write the groups of bits of 32 rows into one of several blocks; with fewer rows, the last one is repeated."""
-    stride, source = row_bytes, rows
+    """Write the groups of bits of 32 rows into one of several blocks; with fewer rows, the last one is repeated.
+
+    `here`: addresses of the rows and of their cells; `copies`: memory for copies of rows, and then of their cells;
+    `masks`: address of the masks of cells, 0 if there are none.
+    """
+    (source, cells), stride = here, row_bytes
     if count < TOKENS or copies.shape[1] > row_bytes:  # otherwise, 16 bytes at a time are within the rows
         stride, source = copies.shape[1], np.int64(copies.ctypes.data)
+        cells = source + stride * TOKENS
         for r in range(TOKENS):
-            row = rows + min(r, count - 1) * row_bytes
+            row = here[0] + min(r, count - 1) * row_bytes
             copy_bytes(source + r * stride, row, min(stride, row_bytes))  # type: ignore[call-arg]
+            if masks != 0:
+                copy_bytes(cells + 2 * r, here[1] + 2 * min(r, count - 1), 2)
     target_stride, target = TOKENS * blocks, np.int64(groups.ctypes.data) + TOKENS * block
     for part in range(copies.shape[1] // _BYTES):
         target_at = target + part * _WORDS * GROUPS * target_stride
-        _transpose(source + part * _BYTES, stride, target_at, target_stride)  # type: ignore[call-arg]
+        rows = source + part * _BYTES, stride
+        if masks != 0:
+            _transpose_with_cells(rows, target_at, target_stride, cells, masks + part * 2 * _BYTES * CELLS)
+        else:
+            _transpose(rows, target_at, target_stride, 0, 0)
 
 
 @kernel(inner=True)
