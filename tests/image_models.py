@@ -79,7 +79,6 @@ def _colqwen(config_class, vision):
 
 
 def _colmodernvbert():
-    """A picture is split into tiles of 64 pixels, each of 4 tokens, with the whole page, reduced, behind them."""
     backend = _byte_pairs(_MODERN)
     backend.decoder = decoders.ByteLevel()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|padding|>")
@@ -127,6 +126,5 @@ def save_image_model(family, folder, *, patches_only=False):
 
 
 def pictures():
-    """Return a wide and a tall picture that differ in every patch."""
     noise = torch.randint(0, 256, (200, 140, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return [Image.fromarray(each.numpy()) for each in (noise.transpose(0, 1).contiguous(), noise)]

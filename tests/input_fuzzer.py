@@ -129,7 +129,6 @@ def _mutate(random: random.Random, content: bytes) -> bytes:
 
 
 def _hostile(random: random.Random) -> bytes:
-    """Put hostile values on lines of their own, and spoil the encoding now and then."""
     text = "\n".join(random.choice(VALUES) for _ in range(random.choice((1, 1, 2, 4))))
     if random.random() < 0.2:
         return text.encode(random.choice(("utf-16", "utf-32", "utf-8-sig", "utf-7")), "surrogatepass")

@@ -23,7 +23,6 @@ def naive_matrix(queries, documents):
 
 
 def naive_tensor_maxsim(query, document):
-    """The same with torch operations on one pair, so that it has a gradient."""
     if len(document) == 0:
         return query.sum() * 0 - math.inf
     return sum((torch.stack([q @ d for d in document]).max() for q in query), query.sum() * 0)

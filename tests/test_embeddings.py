@@ -317,7 +317,6 @@ def test_files_of_wrong_tensors_are_rejected(tmp_path, tensors, message):
 
 
 def described(shape):
-    """A header whose vectors have a shape that takes no bytes."""
     vectors = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
     offsets = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
     return json.dumps({"__metadata__": OURS, "vectors": vectors, "offsets": offsets}).encode()

@@ -45,7 +45,6 @@ def executed_for_the_documentation(path):
 
 
 def execute(path, folder):
-    """Return a notebook, executed in an empty folder, and the files that it has left there."""
     client = pytest.importorskip("nbclient", reason="needs the extra dev")
     pytest.importorskip("ipykernel", reason="needs the extra dev")
     notebook = nbformat.read(path, as_version=4)

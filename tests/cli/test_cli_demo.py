@@ -13,7 +13,6 @@ SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "tempfile.T
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory, docstrings):
-    """A cache that holds the demo's index of a few documents and, with the extra onnx, the exported encoder."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(cache))

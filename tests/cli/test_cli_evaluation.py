@@ -27,7 +27,6 @@ def beir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_file(beir, run, tmp_path_factory):
-    """The run of the default model over a temporary flat index."""
     path = tmp_path_factory.mktemp("runs") / "minilm.trec"
     result = run("evaluate", beir, "--device", "cpu", "--output", path, "-k", 4)
     assert result.exit_code == 0, result.output
@@ -97,7 +96,6 @@ def test_an_index_without_the_ids_of_the_collection_is_an_error(beir, run, tmp_p
 
 @pytest.fixture
 def many(tmp_path, tiny):
-    """A collection, and an index of more documents than are found by default; only the last of all is relevant."""
     index = tmp_path / "index"
     texts = {f"d{i}": "pear " * (1 + i % 7) for i in range(150)}
     with Retriever(tiny, index, device="cpu") as retriever:

@@ -22,7 +22,6 @@ COMMAND = "from latelier.cli import main; main()"
 
 
 def start(*arguments, **options):
-    """Start the command as a process; ``--version`` imports nothing, where it does not matter which command it is."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], **options)
 

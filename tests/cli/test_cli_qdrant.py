@@ -50,7 +50,6 @@ def test_to_qdrant_and_back(run, folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def collection(run, folder, tmp_path_factory):
-    """A copy of the index in Qdrant, whose settings name its model; tests only read it."""
     location = f"qdrant:{tmp_path_factory.mktemp('qdrant') / 'collections'}#records"
     assert moved(run("copy", folder, location, "--json")) == 3
     return location

@@ -19,7 +19,6 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, shallow):
-    """A checkpoint of two layers, so that training takes seconds."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("models") / "small"
     ColBERT(shallow, 16, "cpu", max_length_query=16).save(folder)

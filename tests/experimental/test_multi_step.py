@@ -23,7 +23,6 @@ EXAMPLES = [
 
 
 def predicting(value_logits, retriever):
-    """A retriever whose `QueryDynamics` changes no query and predicts one value prefix for any."""
     dynamics = QueryDynamics(dim=retriever.index.dim)
     with torch.no_grad():
         dynamics.dynamics.fc_reward_head[-1].bias.copy_(value_logits)

@@ -10,7 +10,6 @@ from naive import ragged
 
 
 def make(seed=0, **arguments):
-    """A small one with random weights in place of the zeros that it starts with."""
     torch.manual_seed(seed)
     dynamics = QueryDynamics(**{"dim": 8, "query_rows": 5, "document_rows": 6, "channels": 4, **arguments})
     for parameter in (*dynamics.weights.parameters(), *dynamics.dynamics.fc_reward_head[-1].parameters()):

@@ -58,7 +58,6 @@ def make(request, folder):
 
 @pytest.fixture(autouse=True)
 def _kernels_at_once():
-    """Search by the kernels from the first search on; numpy's answers have tests of their own."""
     indexes.Flat().search_by_kernels()
 
 

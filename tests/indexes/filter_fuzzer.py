@@ -54,7 +54,6 @@ _VALUES += ['["t1", "t2"]', None, True, b"x", "\ud800", [1], "') OR 1 = 1 --", "
 
 
 def random_filter(rng: random.Random) -> tuple[str, object]:
-    """Return an expression and its parameters, a tuple or a dict."""
     kind = rng.random()
     expression = _soup(rng) if kind < 0.3 else _expression(rng, rng.randrange(1, 5))
     for _ in range(rng.randrange(1, 4) if kind > 0.65 else 0):

@@ -25,7 +25,6 @@ class Outcome(NamedTuple):
 
 
 def fork_round(kind, folder, seed):
-    """Fork once; the failures name what was lost, found although it was removed, damaged or hung."""
     rng = random.Random(seed)
     parent, failures = Work("parent", rng.random()), []
     index = KINDS[kind](folder)

@@ -21,7 +21,6 @@ def matrices(lengths, dim=4, seed=0):
 
 
 def expected_hits(index, queries, k, keep=lambda id: True):
-    """Rank the stored vectors with the double loop; equal scores in the order of insertion."""
     ids = [id for id in index.ids() if keep(id)]
     scores = naive_matrix(queries, list(index.get_embeddings(ids)))
     ranked = [sorted(range(len(ids)), key=lambda d: -row[d])[:k] for row in scores]
@@ -42,7 +41,6 @@ def keeps_vectors(index):
 
 
 def about(index, score):
-    """Return what a score must equal, up to the rounding of coded vectors."""
     return score if keeps_vectors(index) else pytest.approx(score, rel=1e-2)
 
 

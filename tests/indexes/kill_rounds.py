@@ -59,7 +59,6 @@ def work(folder, seed, state, begun, done):
 
 
 def killed_run(folder, seed, state, delay):
-    """Run a child, kill it, and return the states of before and after the operation that it was killed in."""
     begun, done = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -101,7 +100,6 @@ def grow_early():
 
 
 def kill_round(folder, seed, state, delay, read_only=False):
-    """Kill a writer and check that all it has committed is there, whole; return how it ended and the new state."""
     before, after = killed_run(folder, seed, state, delay)
     with indexes.open(folder, read_only=read_only) as index:
         state = stored(index)
@@ -113,7 +111,6 @@ def kill_round(folder, seed, state, delay, read_only=False):
 
 
 def kill_rounds(folder, seed, rounds):
-    """Kill a writer of one index again and again, and count how the rounds end."""
     rng = random.Random(seed)
     state, outcomes = {}, Counter()
     for number in range(rounds):

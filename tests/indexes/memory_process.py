@@ -15,7 +15,6 @@ KINDS = {"flat": (indexes.Flat, {}), "ivf": (indexes.IVF, {"nbits": 8})}
 
 
 def documents():
-    """Documents of tokens around directions of a few topics each; a hundred at a time."""
     topics = np.random.default_rng(9).standard_normal((200, DIM), dtype="float32")
     for first in range(0, DOCUMENTS, 100):
         rng = np.random.default_rng(first)

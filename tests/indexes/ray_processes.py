@@ -43,6 +43,5 @@ def reused_processes():
 
 
 def use_new_processes(monkeypatch):
-    """Start processes for each index again: Ray would restart a reused one as the shard that it was first."""
     monkeypatch.setattr(sharded, "start", START)
     monkeypatch.setattr(sharded, "stop", STOP)

@@ -30,7 +30,6 @@ def filled(index):
 
 
 def bm25(index, query):
-    """Return id to score by loops over the stored texts."""
     documents = {r.id: re.findall(r"\w+", r.text) for r in index.get(index.ids()) if r.text is not None}
     average = sum(map(len, documents.values())) / len(documents)
     found = {}

@@ -21,7 +21,6 @@ PROCESS = Path(__file__).with_name("memory_process.py")
 
 
 def least():
-    """The smallest budget of an empty index, in bytes, from the error about a smaller one."""
     with pytest.raises(InvalidArgumentError, match="needs at least") as refused:
         indexes.Flat(max_memory=1)
     return round(MB * float(re.search(r"at least ([\d.]+) MB", str(refused.value))[1]))

@@ -30,7 +30,6 @@ def unit(*lengths, dim=DIM, seed=0):
 
 
 def naive_encoding(encodings, matrix, *, is_query):
-    """One text, from the definitions of the paper (section 2.1), with the random numbers in the order of ours."""
     k_sim, d_proj, r_reps, d_final = encodings.k_sim, encodings.d_proj, encodings.r_reps, encodings.d_final
     dim, bits = matrix.shape[1], single_vectors.RandomBits(encodings.seed)
     planes = bits.normals((dim, r_reps * k_sim)).astype("float64")

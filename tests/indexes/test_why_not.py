@@ -11,7 +11,6 @@ def kinds(report):
 
 
 def check_changes(index, query, report, **arguments):
-    """Every change of the search finds the document, and the smallest k is the smallest."""
     assert report.changes
     for change in report.changes:
         arguments = {"k": report.k, **arguments, **change.arguments}
@@ -23,7 +22,6 @@ def check_changes(index, query, report, **arguments):
 
 @pytest.fixture
 def filled(index):
-    """Five documents, one token each, that match the query less and less, and one that ties with the third."""
     vectors = [np.array([[4.0 - i, 4.0 - i, 1.0, 1.0]]) for i in (0, 1, 2, 2, 3, 4)]
     metadata = [{"year": 2019 + i, "lang": "en" if i % 2 else "de"} for i in range(6)]
     index.add(["a", "b", "c", "tie", "d", 7], vectors, texts=["x"] * 6, metadata=metadata)

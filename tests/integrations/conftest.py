@@ -35,7 +35,6 @@ def passages(searcher):
 
 @pytest.fixture
 def held_up(monkeypatch):
-    """Return a function that runs a coroutine, whose search goes on only after the event loop has."""
     entered, released = threading.Event(), threading.Event()
     search = Retriever.search
 

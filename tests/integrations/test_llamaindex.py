@@ -137,8 +137,6 @@ def labelled(searcher):
 
 
 def naive(filters):
-    """What LlamaIndex's own store selects; it has no nested filters."""
-
     def matches(filters, id_):
         parts = [
             matches(each, id_)

@@ -14,5 +14,4 @@ def shared_colbert(shallow):
 
 @pytest.fixture
 def colbert(shared_colbert):
-    """A fresh model with the whole recipe, without dropout, so that two passes can be compared."""
     return copy.deepcopy(shared_colbert).eval()

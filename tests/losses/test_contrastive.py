@@ -14,7 +14,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2}
 
 
 def small_batch(negatives, model, b=3, seed=0):
-    """Random texts of a lexicon: features of each column, and loop scores of each query against all documents."""
     queries = vocabulary_texts(b, seed, lowest=4)
     documents = [vocabulary_texts(1 + negatives, seed + 10 + i) for i in range(b)]
     columns = [features([documents[i][j] for i in range(b)], "document") for j in range(1 + negatives)]

@@ -27,7 +27,6 @@ LABELS = [[0.9, 0.1, 0.4], [0.2, 0.8, 0.5]]
 
 
 def small_batch(n, model, b=3, seed=0):
-    """Random texts of a lexicon: query features, features of each column, loop scores, labels."""
     queries = vocabulary_texts(b, seed, lowest=4)
     documents = [vocabulary_texts(n, seed + 10 + i) for i in range(b)]
     columns = [features([documents[i][j] for i in range(b)], "document") for j in range(n)]
@@ -195,7 +194,6 @@ LABELS_NORMALIZATION = [0.9, 0.1, 0.4, 0.7]
 
 
 def of_scores(scores, temperature=1.0, mean=True, labels=LABELS_NORMALIZATION):
-    """The loss of given scores ``(b, 4)``, through the public class, and its gradient at them."""
     scores = scores.detach().requires_grad_()
     columns = [features([[4 + j, 9]] * len(scores), "document") for j in range(scores.shape[1])]
     queries = features([[5, 6, 7, 8][:TOKENS]] * len(scores), "query")

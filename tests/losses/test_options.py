@@ -175,7 +175,6 @@ LABELS_SCORERS = torch.tensor([[0.9, 0.1, 0.4], [0.2, 0.8, 0.5]])
 
 
 def small_batch(model):
-    """Two queries with three documents each, as features and as single texts."""
     # No token twice: XTR's choice among equal similarities would be arbitrary.
     queries = [[17, 18, 19], [20, 21]]
     documents = [[4, 5, 1, 6], [7], [8, 9, 2], [10, 11, 12, 13], [3, 14], [15, 16]]

@@ -105,7 +105,6 @@ def bert(tiny):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, bert):
-    """What each process found; the processes are forked from one that has imported the library."""
     folder = tmp_path_factory.mktemp("processes")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

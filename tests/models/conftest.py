@@ -18,13 +18,11 @@ _ARCHITECTURES = {
 
 @pytest.fixture(scope="session")
 def fresh(shallow):
-    """The full recipe around the encoder, untrained."""
     return ColBERT(shallow, embedding_size=16, device="cpu")
 
 
 @pytest.fixture(scope="session")
 def dense(shallow):
-    """The encoder's own token vectors."""
     return ColBERT.from_dense(shallow, device="cpu")
 
 

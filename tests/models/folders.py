@@ -22,7 +22,6 @@ def bare(tiny, folder):
 
 
 def dense_with_head(tiny, folder, out_features=16, *, in_features=48, activation="linear.Identity", bias=False):
-    """A dense sentence-transformers model with a trained linear layer behind its pooling."""
     shutil.copytree(tiny, folder)
     folder = Path(folder)
     modules = json.loads((folder / "modules.json").read_text())[:2]

@@ -26,7 +26,6 @@ ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def make_tokenizer(kind):
-    """Return a tokenizer that reads words as BERT's does, bytes, or pieces of words as XLM-RoBERTa's does."""
     specials, single, tokenizer, trainer = {
         "words": (BERT, "[CLS] $A [SEP]", Tokenizer(models.WordPiece(unk_token="[UNK]")), trainers.WordPieceTrainer),
         "bytes": (BERT, "[CLS] $A [SEP]", Tokenizer(models.BPE()), trainers.BpeTrainer),
@@ -148,7 +147,6 @@ class Checkpoint:
 
     @torch.no_grad()
     def by_hand(self, text: str, task: str) -> torch.Tensor:
-        """Return the vectors of a text with nothing but a tokenizer, an encoder and matrix products."""
         layout, side = self.layout, ("query", "document").index(task)
         length, marker = layout.lengths[side], layout.markers[side]
         prompted = layout.prompts[side] + text.strip()
@@ -218,7 +216,6 @@ def pylate(built, folder, kind="pylate.models.Dense.Dense"):
 
 
 def stanford(built, folder, architecture="HF_ColBERT", pickled=False, more=()):
-    """The head beside the encoder's weights, and artifact.metadata if there are settings."""
     layout, path = built.layout, folder / "model.safetensors"
     weights = {f"bert.{name}": tensor for name, tensor in load_file(path).items()}
     weights |= {**built.heads[0], **{name: random(5, *shape) for name, shape in more}}
@@ -243,7 +240,6 @@ def stanford(built, folder, architecture="HF_ColBERT", pickled=False, more=()):
 
 
 def neural_cherche(built, folder):
-    """The head in linear.pt, the settings in metadata.json."""
     torch.save({"weight": built.heads[0]["linear.weight"]}, folder / "linear.pt")
     metadata = {}
     for task, length, prefix in zip(("query", "document"), built.layout.lengths, built.layout.prompts, strict=True):
@@ -252,7 +248,6 @@ def neural_cherche(built, folder):
 
 
 def bge_m3(built, folder):
-    """A dense model, and a head for its tokens in colbert_linear.pt."""
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -270,7 +265,6 @@ def bge_m3(built, folder):
 
 
 def sentence_transformers_6(built, folder):
-    """What `MultiVectorEncoder.save` writes."""
     layout, head = built.layout, built.layout.heads[0]
     encoder = Transformer(str(folder))
     encoder.document_length = layout.lengths[1]

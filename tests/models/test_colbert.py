@@ -20,7 +20,6 @@ GROUPS = [["Fruits are healthy!", "A pear."], [], ["two figs", "a plum", ""]]
 
 @pytest.fixture(scope="module")
 def plain(fresh, tmp_path_factory):
-    """The same weights and recipe in sentence-transformers' class."""
     folder = tmp_path_factory.mktemp("models") / "ours"
     fresh.save(folder)
     return MultiVectorEncoder(str(folder), device="cpu")

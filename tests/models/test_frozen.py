@@ -42,7 +42,6 @@ def two_threads():
 
 
 def plain(model, texts, task="document"):
-    """What the layers themselves compute: raw outputs do not go through our loop."""
     raw = model.encode(texts, task=task, output_value=None)
     return [item["token_embeddings"][item["attention_mask"].bool()] for item in raw]
 

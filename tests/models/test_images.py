@@ -31,8 +31,6 @@ def test_pictures_and_queries_are_encoded_as_by_sentence_transformers(family, pa
 
 @pytest.fixture
 def explain(tmp_path):
-    """Return a function that explains a wide page by a model of a family, and returns the model too."""
-
     def explained(family, *, pool_factor=1, **options):
         path = tmp_path / "page.png"
         pictures()[0].save(path)

@@ -48,7 +48,6 @@ def assert_same(model, expected, task="document"):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The shape of each batch that ONNX Runtime computes."""
     seen, run = [], OnnxEncoder.run
 
     def noting(self, ids, mask, types):

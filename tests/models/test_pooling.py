@@ -17,7 +17,6 @@ TEXTS = ["Unhealthy fruits are rare in quiet northern towns.", "Rain", "", "Plan
 
 
 def unit_rows(rng, tokens, dim=8, spread=1.0):
-    """Random vectors of length 1; with a small spread they are close to each other, as a real text's are."""
     rows = rng.standard_normal(dim) + spread * rng.standard_normal((tokens, dim))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype("float32")
 
@@ -28,7 +27,6 @@ def documents(*lengths, seed=0, dim=6):
 
 
 def scipy_labels(rows, clusters):
-    """The clusters of the reference, numbered by their first tokens."""
     hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
     if len(rows) == 1:
         return [0]
@@ -41,7 +39,6 @@ def scipy_labels(rows, clusters):
 
 
 def naive_pool(rows, clusters, protected=0):
-    """What a document becomes, by scipy and a loop."""
     kept, rest = rows[:protected], rows[protected:]
     if len(rest) == 0:
         return kept
@@ -183,7 +180,6 @@ def test_equal_weights_are_wards_method_and_whole_ones_count_as_copies():
 
 
 def received_attention(model, text):
-    """The weights of a text's tokens from transformers' eager attention, layer by layer and head by head."""
     encoder, features = model[0].model, model.tokenize(text, is_query=False)
     before = encoder.config._attn_implementation
     encoder.set_attn_implementation("eager")

@@ -86,14 +86,12 @@ def ranges_of(model, text, is_query=False):
 
 
 def pieces(model, text, is_query=False):
-    """The tokens of a text with the characters that they stand for."""
     found = ranges_of(model, text, is_query)
     return list(zip(model.tokens(text, is_query), [each and text[slice(*each)] for each in found], strict=True))
 
 
 @pytest.fixture(scope="module", params=["bytes after BOS", "pieces"])
 def other_kind(request, tmp_path_factory):
-    """A model with the kind of tokenizer that GPT-2 has, or XLM-RoBERTa, and a prompt."""
     tokenizer, folder = make_tokenizer(request.param), tmp_path_factory.mktemp("kinds") / "model"
     if request.param == "pieces":
         tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])

@@ -41,8 +41,6 @@ def add_module(folder, kind, path="", files=()):
 
 
 def pickle_weights(folder, marker):
-    """Replace the weights by a pickle that writes the marker, and whatever else is needed to load it."""
-
     class Evil:
         def __reduce__(self):
             return (eval, (f"open({str(marker)!r}, 'w').close()",))
@@ -54,7 +52,6 @@ def pickle_weights(folder, marker):
 
 
 def write_code(folder, marker):
-    """Write a module whose import writes the marker, under each name that a hostile file could give it."""
     code = f"open({str(marker)!r}, 'w').close()\nimport torch\nclass Evil(torch.nn.Module):\n    pass\n"
     for name in ("evil.py", "modeling_evil.py", "tokenization_evil.py", "configuration_evil.py"):
         (folder / name).write_text(code)

@@ -50,7 +50,6 @@ def inputs(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
 
 @torch.no_grad()
 def outputs(library: Any, case: Case, processor: str | None) -> np.ndarray:
-    """What the `Attention` of a library makes of a case, with weights that depend on nothing but their names."""
     torch.manual_seed(0)
     module = library.Attention(**case.arguments)
     if processor is not None:

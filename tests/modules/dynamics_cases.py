@@ -105,7 +105,6 @@ def theirs(peer: type, case: Case) -> Any:
 
 
 def stored_numbers(make: Callable[[Case], Any]) -> dict[str, np.ndarray]:
-    """What is stored of the networks of a few cases: outputs, statistics, and each twentieth gradient."""
     results = [run(fill(make(case)), case, torch.float64) for case in list(cases())[::61]]
     numbers = {
         kind: np.concatenate([tensor.flatten().numpy() for result in results for tensor in result[kind]]).astype("f")

@@ -38,7 +38,6 @@ def rows(features: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def naive(pooling: AttentionPooling, tokens: torch.Tensor) -> torch.Tensor:
-    """One document ``(tokens, dim)``, cluster by cluster and head by head, by the formulas of the docstring."""
     units = [token / token.norm() for token in tokens]
     scaled = [unit * DIM**0.5 for unit in units]
     weights = [pooling.importance(each).clamp(-4, 4).exp() for each in scaled]

@@ -22,7 +22,6 @@ def model(minilm):
 
 @pytest.fixture(scope="session")
 def small(tiny):
-    """A model that knows nothing, for tests of what is stored: it encodes in a tenth of the time."""
     return load(tiny, device="cpu")
 
 

@@ -26,7 +26,6 @@ def read_one(path):
 
 
 def sections(document):
-    """Return the headings above each part of a document, by what the part begins with."""
     ends = [part.start for part in document.parts[1:]] + [len(document.text)]
     pairs = zip(document.parts, ends, strict=True)
     return {

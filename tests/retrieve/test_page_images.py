@@ -24,8 +24,6 @@ def encoded(format, image=GRADIENT, **options):
 
 
 def png_of(width, height, megabytes=0):
-    """A PNG that says this size, with so many megabytes of zeros, packed."""
-
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -36,7 +34,6 @@ def png_of(width, height, megabytes=0):
 
 
 def pdf_of(*sizes, texts=(), pages=0, extra=b""):
-    """A PDF with pages of these sizes in points, or with a text each; or so many pages, which are one object."""
     sizes = sizes or ((300, 200),) * len(texts) or ((100, 100),)
     kids = b"3 0 R " * pages or b" ".join(b"%d 0 R" % (3 + i) for i in range(len(sizes)))
     objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Count %d/Kids[%s]>>" % (pages or len(sizes), kids)]

@@ -19,7 +19,6 @@ LENGTHS = {"max_length_document": 12, "max_length_query": 8}
 
 @pytest.fixture(scope="module")
 def exported(tiny, tmp_path_factory):
-    """A cache with the exported encoder of a model, a copy of the model, and an index that it filled."""
     home = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(home / "cache"))

@@ -21,7 +21,6 @@ def read(path, format="auto"):
 
 
 def read_folder(folder, **options):
-    """Return the documents by id, and the reasons of skipped files by path."""
     documents = read_documents(folder, **options)
     found = {document.id: document for document in documents}
     return found, dict(documents.skipped)

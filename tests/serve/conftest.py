@@ -23,7 +23,6 @@ def retriever(shallow):
 
 @pytest.fixture(scope="module")
 def folder(shallow, tmp_path_factory):
-    """An index on disk; its model's encoder is exported, so that servers need neither torch nor the model to search."""
     folder = tmp_path_factory.mktemp("served") / "records"
     with Retriever(shallow, folder, device="cpu") as retriever:
         retriever.add(RECORDS)

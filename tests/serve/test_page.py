@@ -58,7 +58,6 @@ VALUES = [
 
 @pytest.fixture(scope="module")
 def many(shallow, tmp_path_factory):
-    """A server of several indexes, of which the first has been moved away."""
     folder = tmp_path_factory.mktemp("many")
     numbers = [{"id": name, "text": "The moon.", name: number} for name, number in NUMBERS.items()]
     moon = [(LARGE, "The moon is far away from the earth.")]
@@ -97,7 +96,6 @@ def browser():
 
 @pytest.fixture
 def page(browser, url):
-    """The page, which reports no error while the test runs."""
     page, errors = browser.new_page(), []
     page.on("pageerror", lambda error: errors.append(str(error)))
     # What the content security policy forbids is reported on the console.

@@ -67,12 +67,10 @@ def say(text: str) -> None:
 
 
 def is_own(text: str) -> bool:
-    """Whether a line of a traceback is about this project."""
     return any(name in text for name in _OWN)
 
 
 def raw(error: BaseException) -> str:
-    """Return what an unexpected error says, and the last places of this project that it came through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-3:]))
     return f"raw {type(error).__name__}: {' '.join(str(error).split())[:300]} (at {places})"

@@ -23,7 +23,6 @@ def prepare(source: Path) -> None:
 
 
 def case(source: Path, scratch: Path, seed: int) -> Counter[str]:
-    """Write to an index while no file may grow beyond a random size, which stands for a full disk, or calls fail."""
     grow_early()
     rng, counts = random.Random(seed), Counter[str]()
     folder, state = scratch / "index", {}

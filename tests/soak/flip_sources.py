@@ -39,7 +39,6 @@ def make(folder: Path) -> None:
 
 
 def make_with_log(folder: Path) -> None:
-    """Make indexes as killed processes leave them: SQLite's log holds the last commits. Keep the earlier states too."""
     rng = np.random.default_rng(8)
     for name, kind in LOGGED.items():
         with kind(folder / "open") as index:
@@ -56,13 +55,11 @@ def make_with_log(folder: Path) -> None:
 
 
 def repeat_names() -> None:
-    """Let this process name segments alike in every run: a seed must find the same bytes again."""
     rng = random.Random(0)
     secrets.token_hex = lambda size=32: f"{rng.getrandbits(8 * size):0{2 * size}x}"
 
 
 def fill(index: indexes.Index) -> indexes.Index:
-    """Write in several commits, so that there are tombstones, gaps and small segments."""
     rng = np.random.default_rng(7)
     numbers = range(DOCUMENTS)
     matrices = [rng.integers(-8, 9, size=(rng.integers(2, 9), DIM)).astype("float32") for _ in numbers]

@@ -43,7 +43,6 @@ def _good(folder: Path) -> dict[str, Any]:
 
 
 def _look(folder: Path, good: list[dict[str, Any]]) -> bool:
-    """Return whether the damage was found, having made sure that it was if anything differs."""
     try:
         with indexes.open(folder, read_only=True) as index:
             report, found = _verify(index), answers(index)

@@ -98,7 +98,6 @@ class _Worker:
         return reports
 
     def wait_for_end(self) -> None:
-        """Wait for a process without cases, and fail as it does."""
         self.process.join()
         if self.process.exitcode:
             raise RuntimeError(f"could not prepare: {self.log.read_text(errors='replace')}")
@@ -150,7 +149,6 @@ def _work(part: Part, source: Path, scratch: Path, seeds: list[int], pipe: Conne
 
 
 def _place(log: Path) -> str:
-    """Return where a process was when it died or was given up."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     frames = [line.strip() for line in lines if line.lstrip().startswith("File ")]
     own = [frame for frame in frames if is_own(frame)] or frames

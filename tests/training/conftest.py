@@ -44,7 +44,6 @@ def triplets():
 
 @pytest.fixture(scope="session")
 def scored(triplets):
-    """The same sentences with a third candidate and a teacher's scores."""
     columns = triplets.rename_columns({"anchor": "query", "positive": "document_1", "negative": "document_2"})
     third = ["Cars are fast.", "Fish swim.", "Paris is in France.", "Gold does not rust."]
     scores = [[0.9, 0.3, 0.0], [0.8, 0.4, 0.1], [1.0, 0.2, 0.3], [0.9, 0.2, 0.4]]

@@ -279,10 +279,7 @@ def _values(ir_measures: ModuleType, measures: list[Any], qrels: Qrels, run: Run
 
 
 def _compatible(measures: list[Any]) -> list[list[Any]]:
-    """Divide measures into groups of which each can be computed in one call.
-
-    ir-measures gives pytrec_eval some measures with the options of others, such as ``judged_only`` or the gains.
-    """
+    """Divide measures into groups of which each can be computed in one call."""
     apart = [m for m in measures if m.NAME in _COMPUTED_APART or "gains" in m.params]
     together = [measure for measure in measures if measure not in apart]
     return [[measure] for measure in apart] + ([together] if together else [])

@@ -139,10 +139,7 @@ class GpuSearch:
 
 
 class _Merged:
-    """The best documents of queries, of blocks of scores that are added in the order of the documents.
-
-    Blocks are merged when they have `most` scores together, as each merge starts many small kernels.
-    """
+    """The best documents of queries, of blocks of scores that are added in the order of the documents."""
 
     def __init__(self, queries: int, k: int, most: int, device: torch.device) -> None:
         self._k, self._most = k, most

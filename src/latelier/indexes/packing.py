@@ -285,10 +285,7 @@ def _name_by(ids: list[Id]) -> Callable[[int], str]:
 
 
 class _TokenArrays:
-    """The token arrays of a batch, filled part by part: concatenating parts at the end would take twice the memory.
-
-    Memory for a full batch, of `most` tokens, is reserved with the second part; the system gives it as it is written.
-    """
+    """The token arrays of a batch, filled part by part: concatenating parts at the end would take twice the memory."""
 
     def __init__(self, encode: Encode, most: int) -> None:
         self._encode, self._most = encode, most

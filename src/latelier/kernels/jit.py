@@ -58,11 +58,7 @@ def kernel(*fastmath: str, inner: bool = False) -> Callable[[Callable[..., Any]]
 
 
 def _skip_unreadable_cache(compiled: Any) -> None:
-    """Compile a kernel anew if its cache cannot be read, such as one that names a class of an older version.
-
-    pip leaves the cache of the version that it replaces where it is, and numba unpickles an index before it compares
-    the index with the source.
-    """
+    """Compile a kernel anew if its cache cannot be read, such as one that names a class of an older version."""
     file = getattr(compiled._cache, "_cache_file", None)
     if file is None:
         return

@@ -120,10 +120,7 @@ def _check_parallel(model: nn.Module) -> None:
 
 
 def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Tensor, Tensor]]:
-    """Return `_forward` that calls the parallel wrapper in its first run and the wrapped model in its second.
-
-    The second run is part of the backward pass: the wrapper would start another gradient exchange within the first.
-    """
+    """Return `_forward` that calls the parallel wrapper in its first run and the wrapped model in its second."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     models = iter([model])
     return lambda features: _forward(next(models, inner), features)

@@ -61,11 +61,7 @@ def _take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _stripped(text: Any) -> Any:
-    """Return a text, or a pair of texts, without outer white space; other inputs unchanged.
-
-    As the models were trained: sentence-transformers before version 6, and PyLate, stripped their texts, and tokenizers
-    of bytes make tokens of white space.
-    """
+    """Return a text, or a pair of texts, without outer white space; other inputs unchanged."""
     if isinstance(text, tuple):
         return tuple(map(_stripped, text))
     return text.strip() if isinstance(text, str) else text

@@ -32,11 +32,7 @@ from latelier.utils.misc import progress_bar, warn_caller
 
 
 def _token_heads(name: str, modules: Sequence[nn.Module], has_saved_head: bool) -> list[Dense]:
-    """Return the linear layers of a dense model that can be applied to each token, with their activations.
-
-    sentence-transformers and PyLate apply any `Dense` to tokens, whether it stands before the pooling or behind it.
-    Other modules behind the pooling have no meaning for a token; they are left out with a warning.
-    """
+    """Return the linear layers of a dense model that can be applied to each token, with their activations."""
     heads: list[Dense] = []
     width = next(module for module in modules if isinstance(module, Transformer)).get_embedding_dimension()
     for module in modules:

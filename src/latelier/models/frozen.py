@@ -196,10 +196,7 @@ def _freeze(model: Any, compute_dtype: str) -> Any:
 
 
 def _copy_model(model: Any, replace: Callable[[nn.Module], nn.Module | None]) -> Any:
-    """Return a model with replaced parts inside, which shares all else; parts for which `replace` returns None stay.
-
-    Linear layers behind the encoder that are one matrix together are multiplied by once.
-    """
+    """Return a model with replaced parts inside, which shares all else; parts for which `replace` returns None stay."""
     own = dict(model.__dict__)
     for name in ("forward", "_original_forward", "_frozen", "model_card_data"):  # the last refers to the model
         own.pop(name, None)
@@ -259,10 +256,7 @@ class _FrozenLayer(NamedTuple):
 
 
 class _FrozenBert(BertModel):
-    """A copy of a `BertModel` for which `_is_standard` holds, without its pooled output.
-
-    Sums of residuals and norms keep the dtype of the embeddings.
-    """
+    """A copy of a `BertModel` for which `_is_standard` holds, without its pooled output."""
 
     def __init__(self, bert: BertModel, dtype: torch.dtype) -> None:
         self.__dict__.update(bert.__dict__)

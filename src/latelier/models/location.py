@@ -145,10 +145,7 @@ def saving(path: object) -> Iterator[str]:
 
 @contextmanager
 def _without_conversion_messages() -> Iterator[None]:
-    """Drop what sentence-transformers logs when it converts a dense model: that is intended here.
-
-    The head that it appends, which "requires training", is replaced; `Construction.report` says what needs training.
-    """
+    """Drop what sentence-transformers logs when it converts a dense model: that is intended here."""
     loggers = [logging.getLogger(f"sentence_transformers.{part}.model") for part in ("base", "multi_vector_encoder")]
 
     def keep(record: logging.LogRecord) -> bool:
@@ -164,10 +161,7 @@ def _without_conversion_messages() -> Iterator[None]:
 
 
 def _check_connection(name: str, options: Mapping[str, Any]) -> None:
-    """Raise an error if a model has to come from the hub, and the hub cannot be reached.
-
-    The loader would ask for each of four files six times, which takes a minute and a half.
-    """
+    """Raise an error if a model has to come from the hub, and the hub cannot be reached."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.utils import get_session
 

@@ -367,11 +367,7 @@ def _rules(model: WordPiece, lowercase: bool) -> Tokenizer:
 
 
 def _alphabet(texts: Iterable[str], vocabulary_size: int, lowercase: bool) -> tuple[list[str], list[str]]:
-    """Return the characters that words consist of, and those that are words: of ASCII, and the most frequent others.
-
-    A letter takes two tokens, at the beginning of a word and within one; other letters take at most half of what ASCII
-    leaves of the vocabulary.
-    """
+    """Return the characters that words consist of, and those that are words: of ASCII, and the most frequent others."""
     counts = Counter(chain.from_iterable(texts))
     ascii_letters = set(string.digits + (string.ascii_lowercase if lowercase else string.ascii_letters))
     others = sorted(set(counts) - set(string.printable), key=lambda each: (-counts[each], each))

@@ -216,10 +216,7 @@ def _forward(
     mask_width: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """One program: `tile` query tokens against `columns` documents.
-
-    Programs that follow one another have the same documents, so that these are read from memory once.
-    """
+    """One program: `tile` query tokens against `columns` documents."""
     block = tl.program_id(0) % blocks
     start = tl.program_id(0) // blocks * columns
     r = tl.arange(0, tile)

@@ -13,7 +13,6 @@ EARLY = replace(indexes.IVF._thresholds, train_tokens=1000, train_documents=1, s
 
 
 def collection(count, seed=0, topics=60, dim=DIM):
-    """Documents of unit tokens around a few topics each, as text has them, and queries from some of them."""
     rng = np.random.default_rng(seed)
     centers = np.random.default_rng(99).standard_normal((topics, dim))
     documents = []
@@ -44,7 +43,6 @@ def recall(index, queries, k=10, **options):
 
 
 def check_lists(index):
-    """Every listed document that is alive is in a list, under its own number."""
     lists, snapshot = lists_of(index), index._storage.snapshot()
     numbers = np.concatenate([part.segment.row_ids[part.positions] for part in snapshot.parts()])
     assert (np.diff(lists.numbers) > 0).all()

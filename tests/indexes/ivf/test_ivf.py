@@ -31,7 +31,6 @@ def test_recall(early, nbits):
 
 
 def errors(index, ids, documents):
-    """The mean squared error of the stored vectors of each document."""
     stored = index.get_embeddings(ids)
     return np.array([np.mean((mine - given) ** 2) for mine, given in zip(stored, documents, strict=True)])
 
@@ -116,7 +115,6 @@ def test_check_says_when_the_bits_cost_recall(early):
 
 
 def in_cone(vectors, cosine):
-    """The vectors with a common direction added, so that unrelated ones have about this cosine."""
     common = np.random.default_rng(3).standard_normal(vectors.shape[1]).astype("float32")
     shifted = vectors + common / np.linalg.norm(common) * np.float32((cosine / (1 - cosine)) ** 0.5)
     return shifted / np.linalg.norm(shifted, axis=1, keepdims=True)

@@ -35,7 +35,6 @@ def as_edge(condition):
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """An index, an exact one with the same documents, and a shard of the engine with the index's points."""
     index, flat = indexes.Qdrant(), indexes.Flat()
     for each in (index, flat):
         each.add(IDS, matrices([1 + i % 4 for i in range(len(IDS))]), TEXTS, ROWS)

@@ -23,7 +23,6 @@ QUERY = np.ones((1, 8), "float32")
 
 @pytest.fixture
 def filled(tmp_path, shard_processes, monkeypatch):
-    """Two exact shards with twenty documents, and their state; in processes of their own, since these will die."""
     use_new_processes(monkeypatch)
     with indexes.Sharded(tmp_path / "index", shards=2, index="flat") as index:
         carry_out(index, "add", [str(i) for i in range(20)], 1)
@@ -31,7 +30,6 @@ def filled(tmp_path, shard_processes, monkeypatch):
 
 
 def kill(index, shard):
-    """Kill the process of a shard, unless it is not running now, and wait until it has ended."""
     try:
         pid = ray.get(index._workers[shard].__ray_call__.remote(lambda _: os.getpid()))
     except ray.exceptions.RayActorError:

@@ -17,7 +17,6 @@ TEXTS = ["wing shock", "heat", "wing wing flow jet", "absent"]
 
 
 def documents(count, seed=0, dim=4):
-    """Return columns of documents with few different numbers, so that many scores are equal."""
     rng = np.random.default_rng(seed)
     vectors = [rng.integers(-2, 3, size=(n, dim)).astype("float32") for n in rng.integers(1, 6, size=count)]
     texts = [" ".join(rng.choice(WORDS, size=rng.integers(1, 9))) if i % 7 else None for i in range(count)]
@@ -49,7 +48,6 @@ def check_equal(one, sharded, **options):
 
 @pytest.fixture
 def sharded(tmp_path):
-    """Three exact shards with ninety documents."""
     with indexes.Sharded(tmp_path / "index", shards=3, index="flat") as index:
         index.add(list(range(90)), *documents(90))
         yield index

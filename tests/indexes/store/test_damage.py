@@ -21,7 +21,6 @@ ONE = np.ones((1, 4))
 
 
 def replace(path):
-    """Put a valid file of the same size but another shape in its place."""
     array = np.load(path)
     np.save(path, array.reshape(array.shape[::-1]))
 

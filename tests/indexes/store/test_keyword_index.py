@@ -18,7 +18,6 @@ TEXTS = ["Running shoes for runners", "The café's naïve menu", "wi-fi and NEAR
 
 
 def query_words(text):
-    """Return the runs of letters, digits and marks of a query, each spelling once."""
     is_part = [c.isalnum() or unicodedata.category(c) in ("Mn", "Mc", "Me", "Co") for c in text]
     runs = itertools.groupby(zip(text, is_part, strict=True), lambda pair: pair[1])
     found = ["".join(c for c, _ in run) for part, run in runs if part]

@@ -27,7 +27,6 @@ def assert_same(left, right):
 
 
 def assert_plain_loads_the_same(model, folder):
-    """What we save, and what we loaded, embeds alike in plain sentence-transformers."""
     plain = MultiVectorEncoder(str(folder), device="cpu")
     assert_same(model.encode_query(QUERIES), plain.encode_query(QUERIES))
     assert_same(model.encode_document(DOCUMENTS), plain.encode_document(DOCUMENTS))

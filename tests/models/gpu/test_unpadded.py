@@ -16,7 +16,6 @@ TEXTS = [" ".join(f"word {i}, and more!" for i in range(n // 5 + 1)) if n else "
 
 
 def attend_in_a_loop(query, key, value, offsets, key_offsets, longest, longest_key, *, scale, window_size):
-    """Attend text by text: ``(tokens, heads, dim of a head)``."""
     assert torch.equal(offsets, key_offsets)
     assert longest == longest_key == offsets.diff().max()
     reach = window_size[0] if window_size[0] >= 0 else longest
@@ -31,7 +30,6 @@ def attend_in_a_loop(query, key, value, offsets, key_offsets, longest, longest_k
 
 @pytest.fixture
 def on_a_cpu(monkeypatch):
-    """Let the CPU encode without padding, and count the batches."""
     packings = []
     encode = gpu.encode_unpadded
 

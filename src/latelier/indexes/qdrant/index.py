@@ -354,11 +354,7 @@ class Qdrant(Index):
         self._points.delete(dict.fromkeys([*known, *prefixed]))
 
     def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
-        """See `Index.find`.
-
-        BM25 differs from that of other indexes in its idf, and filters can be what Qdrant has conditions for: see
-        docs/qdrant.md. A timeout holds for each request, and not for the local mode.
-        """
+        """See `Index.find`; docs/qdrant.md says what differs: the idf of BM25, filters and timeouts."""
         vectors = self._check_queries(queries, texts, options.mode)
         if options.mode != "vectors" and self.tokenizer is None:
             raise LatelierError(

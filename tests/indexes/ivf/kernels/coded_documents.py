@@ -42,7 +42,6 @@ class CodedSample:
         return np.split(padded.view("<f4")[:, 0].astype("float64"), np.cumsum(LENGTHS)[:-1])
 
     def decoded(self):
-        """The rests that the codes stand for, computed number by number from what is stored."""
         bits, dim = self.codec.bits, self.codec.dim
         scales = (self.arrays["scales"].astype("uint32") << 15).view("float32").astype("float64")
         rows = []

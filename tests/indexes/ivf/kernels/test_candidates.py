@@ -20,7 +20,6 @@ pytestmark = pytest.mark.processor
 
 
 def select(probed, excess, lists, allowed, documents, block, most, dtype="int32"):
-    """The documents that `select_candidates` finds, and their sums, with scratch memory that was used before."""
     offsets = np.cumsum([0, *map(len, lists)])
     entries = np.concatenate([*lists, np.zeros(0)]).astype(dtype)
     best, sums = np.full((2, most), -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")

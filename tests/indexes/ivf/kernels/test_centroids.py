@@ -106,7 +106,6 @@ def quantised(centroids):
 
 
 def kmeans(rows, scales, count, iterations):
-    """The same in float64, except that centroids are compared by their codes of 8 bits."""
     vectors, members = rows[:, :DIM].astype("float64") - 128, len(rows)
     centroids = directions(rows[np.arange(count) * members // count])
     empty = 0
