@@ -400,7 +400,7 @@ def test(options: argparse.Namespace) -> None:
     for name in COLLECTIONS:
         collection = load_beir(options.data / name, on_problem="warn")
         runs = {kind: search(model, collection) for kind, model in models.items()}
-        print(name, compare(runs, collection.qrels, [MEASURE]), flush=True)
+        print(name, compare(runs["untrained"], runs["adapted"], collection.qrels, [MEASURE]), flush=True)
 
 
 if __name__ == "__main__":
