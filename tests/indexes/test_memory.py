@@ -16,7 +16,7 @@ from latelier.errors import InvalidArgumentError
 
 MB = 1_000_000
 # What the allocator keeps of freed memory, and SQLite's caches.
-MARGIN = 12 * MB
+MARGIN = 14 * MB
 PROCESS = Path(__file__).with_name("memory_process.py")
 
 

@@ -329,15 +329,18 @@ def content_checksums(
 
 def _insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
     """Insert new rows into a table, many in one statement, which takes half the time of a statement for each."""
-    width = len(columns)
-    row_by_row: list[Any] = [None] * (width * len(columns["number"]))
-    for place, column in enumerate(columns.values()):
-        row_by_row[place::width] = column
-    most = width * max(1, _MOST_VALUES // width)
-    for first in range(0, len(row_by_row), most):
-        values = row_by_row[first : first + most]
-        marks = ", ".join([f"({', '.join('?' * width)})"] * (len(values) // width))
-        connection.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {marks}", values)
+    width, values = len(columns), list(columns.values())
+    row, count = f"({', '.join('?' * width)})", max(1, _MOST_VALUES // width)
+    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {row}"
+    several = len(values[0]) // count * count
+    row_by_row: list[Any] = [None] * (several * width)
+    for place, column in enumerate(values):
+        row_by_row[place::width] = column[:several]
+    full = f"{statement}{f', {row}' * (count - 1)}"
+    for first in range(0, len(row_by_row), count * width):
+        connection.execute(full, row_by_row[first : first + count * width])
+    # SQLite copies what is bound: rows of a megabyte, of which few are given at once, one by one.
+    connection.executemany(statement, zip(*(column[several:] for column in values), strict=True))
 
 
 def _without_null(columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
