@@ -5,9 +5,11 @@ import os
 import warnings
 import zipfile
 
+import numpy as np
 import pytest
 from test_page_images import pdf_of
 
+from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Passages, Retriever, read_documents
 
@@ -333,6 +335,25 @@ def test_lines_of_a_text_file_are_not_added_twice(tmp_path, tiny):
     path.write_text("moon\nplums\n")
     assert counts(retriever.synchronise(path)) == {"new": 1, "removed": 1, "unchanged": 1}
     assert sorted(record.text for record in retriever.index.get(retriever.index.ids())) == ["moon", "plums"]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_run_interrupted_at_its_commit_goes_on_without_doubles(tiny, tmp_path, is_committed):
+    class Interrupted(indexes.Flat):
+        def update(self, *arguments, **options):
+            if is_committed:
+                super().update(*arguments, **options)
+            else:
+                super().update("first", np.ones((1, 48)), "another's")
+            raise KeyboardInterrupt
+
+    (tmp_path / "lines.txt").write_text("pears are sweet\nplums are blue\n")
+    with Retriever(tiny, Interrupted(tmp_path / "index"), device="cpu") as retriever, pytest.raises(KeyboardInterrupt):
+        retriever.synchronise(tmp_path / "lines.txt")
+    with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
+        report = retriever.synchronise(tmp_path / "lines.txt")
+        assert counts(report) == ({"unchanged": 2} if is_committed else {"new": 2})
+        assert len(retriever) == (2 if is_committed else 3)
 
 
 def test_an_interrupted_run_goes_on(notes, tiny, monkeypatch):

@@ -401,6 +401,9 @@ class Retriever(NotCopied):
             complete = True
         finally:
             if self.index.dim is not None:
+                if not complete:  # the last ones may or may not have been committed
+                    stored_ids = StoredDocuments(self.index).existing(numbers)
+                    numbers = [id for id in numbers if id in stored_ids]
                 state.store(is_complete=complete, numbers=numbers)
         if folder is not None:
             folder.warn()
@@ -452,10 +455,10 @@ class Retriever(NotCopied):
                     model.identity.store_in(index)
                     settings.store_in(index)
                     is_new = False
+                if numbers is not None:  # before the commit, right after which a run may be interrupted
+                    numbers += rows.numbers
                 store(rows, vectors, stored, on_existing)
                 pace.committed(rows)
-                if numbers is not None:
-                    numbers += rows.numbers
                 if settings.passages is None:
                     texts = [each for each in rows.inputs if isinstance(each, str)]
                     unread += filter(None, model.unread(texts, "document"))
