@@ -457,6 +457,7 @@ def test_a_click_on_a_value_filters_by_exactly_this_value(page, many, index):
         expect(found).to_have_text([id], timeout=60_000)
         page.get_by_role("button", name="Remove this filter").click()
         expect(found).to_have_count(count, timeout=60_000)
+    assert found.count() == count
 
 
 def test_values_that_no_filter_names_are_not_offered_and_large_numbers_are_typed(page, many):
