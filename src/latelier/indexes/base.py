@@ -540,7 +540,13 @@ class Index(NotCopied, ABC):
 
     @abstractmethod
     def existing(self, ids: Sequence[Id]) -> set[Id]:
-        """Return those of some ids that documents have."""
+        """Return those of some ids that documents have, by one look at the index.
+
+        Parameters
+        ----------
+        ids
+            Any ids, in any order; unlike ``id in index``, many cost little more than one.
+        """
 
     def __contains__(self, id: object) -> bool:
         try:
