@@ -166,11 +166,18 @@ def quantize(vectors: Array) -> tuple[Array, Array]:
         return _quantize_rows(vectors)
     source = vectors.detach()
     if source.is_cpu:
-        floats = source.float() if dtype_name(source) == "bfloat16" else source  # numpy has no bfloat16
+        # numpy has no bfloat16
+        if dtype_name(source) == "bfloat16":
+            floats = source.float()
+        else:
+            floats = source
         rows, row_scales = _quantize_rows(floats.numpy())
         return as_tensor(rows), as_tensor(row_scales)
     source = source.float()
-    scales = source.abs().amax(1) / 127 if source.numel() else source.new_zeros(len(source))
+    if source.numel():
+        scales = source.abs().amax(1) / 127
+    else:
+        scales = source.new_zeros(len(source))
     codes = (source / scales.clamp_min(float(_TINY))[:, None]).round().to(torch_dtype("int8"))
     return codes, scales
 
@@ -178,7 +185,8 @@ def quantize(vectors: Array) -> tuple[Array, Array]:
 def _quantize_rows(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     # Not by torch: after a parallel operation its threads keep the other cores busy for some milliseconds, waiting for
     # the next one, and scoring, which often follows, would have to do with one core.
-    codes, scales = np.empty(vectors.shape, dtype="int8"), np.empty(len(vectors), dtype="float32")
+    codes = np.empty(vectors.shape, dtype="int8")
+    scales = np.empty(len(vectors), dtype="float32")
     for first in range(0, len(vectors), _BLOCK_ROWS):
         block = slice(first, first + _BLOCK_ROWS)
         rows = vectors[block].astype("float32", copy=False)
@@ -193,7 +201,10 @@ def cast(vectors: Array, scales: Any, name: str) -> tuple[Array, Any]:
     """Return vectors of the dtype `name`, and their scales, None unless it is int8; bfloat16 vectors are tensors."""
     if name == "int8":
         return quantize(vectors)
-    floats = vectors if scales is None else dequantize(vectors, scales)
+    if scales is None:
+        floats = vectors
+    else:
+        floats = dequantize(vectors, scales)
     if is_tensor(floats) or name == "bfloat16":
         return as_tensor(floats).to(torch_dtype(name)), None
     return floats.astype(name), None

@@ -90,8 +90,14 @@ def standard_library_documents() -> Iterator[LibraryDocument]:
     ids: set[str] = set()
     seen: set[tuple[str, str]] = set()
     for module, name, kind, doc in found:
-        prefix = "" if module == "builtins" and name else f"{module}." if name else module
-        id_, key = f"{prefix}{name}", (name or module, doc)
+        if module == "builtins" and name:
+            prefix = ""
+        elif name:
+            prefix = f"{module}."
+        else:
+            prefix = module
+        id_ = f"{prefix}{name}"
+        key = (name or module, doc)
         # One object in two modules has the same name inside each and the same docstring.
         if id_ in ids or key in seen:
             continue
@@ -163,7 +169,10 @@ def _class_definitions(name: str, cls: type) -> Iterator[Definition]:
 
 
 def _definition(name: str, kind: str, value: Any) -> Iterator[Definition]:
-    doc = inspect.cleandoc(value.__doc__) if isinstance(value.__doc__, str) else ""
+    if isinstance(value.__doc__, str):
+        doc = inspect.cleandoc(value.__doc__)
+    else:
+        doc = ""
     leaf = name.rpartition(".")[2]
     # Older C docstrings begin with call forms: "max(iterable, *[, default=obj, key=func]) -> value".
     calls = (f"{leaf}(", f"{name}(", f"{getattr(value, '__name__', leaf)}(")

@@ -108,9 +108,10 @@ class TokenEmbeddings(Sequence[Any]):
         # Compared, not subtracted: the difference of large numbers may overflow and look positive.
         if own[0] != 0 or own[-1] != len(vectors) or (len(own) > 2 and (own[1:] < own[:-1]).any()):
             falling = np.flatnonzero(own[1:] < own[:-1])
-            where = (
-                f", and from {own[falling[0]]} to {own[falling[0] + 1]} at text {falling[0]}" if len(falling) else ""
-            )
+            if len(falling):
+                where = f", and from {own[falling[0]]} to {own[falling[0] + 1]} at text {falling[0]}"
+            else:
+                where = ""
             raise EmbeddingsError(
                 f"received offsets from {own[0]} to {own[-1]} for {len(vectors)} tokens{where}; "
                 "expected non-decreasing offsets from 0 to the number of tokens."
@@ -183,7 +184,10 @@ class TokenEmbeddings(Sequence[Any]):
                 "expected (n, max_length, dim) and (n, max_length)."
             )
         keep = as_booleans(mask)
-        lengths = keep.sum(1).cpu().numpy() if is_tensor(keep) else keep.sum(1)
+        if is_tensor(keep):
+            lengths = keep.sum(1).cpu().numpy()
+        else:
+            lengths = keep.sum(1)
         return cls(padded[keep], lengths_to_offsets(lengths))
 
     @classmethod
@@ -204,12 +208,19 @@ class TokenEmbeddings(Sequence[Any]):
         parts = [part for part in given if len(part) or part.dim] or given[:1]
         first = parts[0]
         for part in parts:
-            mine, others = describe_matrix(part.vectors), describe_matrix(first.vectors)
+            mine = describe_matrix(part.vectors)
+            others = describe_matrix(first.vectors)
             if mine != others:
-                hint = "convert them with .to(...) first" if part.dim == first.dim else "encode them with one model"
+                if part.dim == first.dim:
+                    hint = "convert them with .to(...) first"
+                else:
+                    hint = "encode them with one model"
                 raise EmbeddingsError(f"received batches of {others} and of {mine}; {hint}.")
         offsets = lengths_to_offsets(np.concatenate([part.lengths for part in parts]))
-        scales = None if first.scales is None else concatenate([part.scales for part in parts])
+        if first.scales is None:
+            scales = None
+        else:
+            scales = concatenate([part.scales for part in parts])
         return cls(concatenate([part.vectors for part in parts]), offsets, scales)
 
     @property
@@ -237,7 +248,9 @@ class TokenEmbeddings(Sequence[Any]):
         """Device of the vectors; numpy arrays are on the CPU."""
         import torch
 
-        return self.vectors.device if self.is_torch else torch.device("cpu")
+        if self.is_torch:
+            return self.vectors.device
+        return torch.device("cpu")
 
     @property
     def is_torch(self) -> bool:
@@ -260,8 +273,12 @@ class TokenEmbeddings(Sequence[Any]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1:
-                begin, end = self.offsets[start], self.offsets[max(start, stop)]
-                scales = None if self.scales is None else self.scales[begin:end]
+                begin = self.offsets[start]
+                end = self.offsets[max(start, stop)]
+                if self.scales is None:
+                    scales = None
+                else:
+                    scales = self.scales[begin:end]
                 return TokenEmbeddings(
                     self.vectors[begin:end], self.offsets[start : max(start, stop) + 1] - begin, scales
                 )
@@ -284,7 +301,10 @@ class TokenEmbeddings(Sequence[Any]):
 
         Both are of the kind and on the device of the vectors; int8 embeddings are dequantised to float32.
         """
-        source = self.to("float32") if self.scales is not None else self
+        if self.scales is not None:
+            source = self.to("float32")
+        else:
+            source = self
         lengths = source.lengths
         width = int(lengths.max(initial=0))
         host_mask = np.arange(width) < lengths[:, None]
@@ -323,9 +343,14 @@ class TokenEmbeddings(Sequence[Any]):
         >>> small.vectors.tolist(), small[0].round(3).tolist()
         ([[64, -127]], [[0.5040000081062317, -1.0]])
         """
-        name = target if isinstance(target, str) else str(target).removeprefix("torch.")
+        if isinstance(target, str):
+            name = target
+        else:
+            name = str(target).removeprefix("torch.")
         if name in ("numpy", "torch"):
-            return self._numpy() if name == "numpy" else self._torch()
+            if name == "numpy":
+                return self._numpy()
+            return self._torch()
         if name in DTYPES:
             return self._cast(name)
         try:
@@ -337,7 +362,10 @@ class TokenEmbeddings(Sequence[Any]):
         moved = self._torch()
         if moved.vectors.device == device:
             return moved
-        scales = None if moved.scales is None else moved.scales.to(device)
+        if moved.scales is None:
+            scales = None
+        else:
+            scales = moved.scales.to(device)
         return TokenEmbeddings(moved.vectors.to(device), self.offsets, scales)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -390,7 +418,9 @@ class TokenEmbeddings(Sequence[Any]):
             )
         try:
             loaded = cls(tensors["vectors"], tensors["offsets"], tensors.get("scales"))
-            return loaded if metadata.get("kind") == "torch" else loaded._numpy()
+            if metadata.get("kind") == "torch":
+                return loaded
+            return loaded._numpy()
         except (KeyError, ValueError) as error:  # numpy rejects some shapes too
             raise EmbeddingsError(f"{path} is damaged: {error}") from error
 
@@ -400,7 +430,8 @@ class TokenEmbeddings(Sequence[Any]):
             return NotImplemented
         if self.dtype != other.dtype or self.dim != other.dim or not np.array_equal(self.offsets, other.offsets):
             return False
-        mine, theirs = self._numpy(), other._numpy()
+        mine = self._numpy()
+        theirs = other._numpy()
         same = np.array_equal(mine.vectors, theirs.vectors)
         return same and (mine.scales is None or np.array_equal(mine.scales, theirs.scales))
 
@@ -412,18 +443,27 @@ class TokenEmbeddings(Sequence[Any]):
 
     def _text(self, index: int) -> Array:
         index = range(len(self))[index]
-        start, stop = self.offsets[index], self.offsets[index + 1]
+        start = self.offsets[index]
+        stop = self.offsets[index + 1]
         matrix = self.vectors[start:stop]
-        return matrix if self.scales is None else dequantize(matrix, self.scales[start:stop])
+        if self.scales is None:
+            return matrix
+        return dequantize(matrix, self.scales[start:stop])
 
     def _numpy(self) -> TokenEmbeddings:
         if not self.is_torch:
             return self
-        source = self._cast("float32") if self.dtype == "bfloat16" else self  # numpy has no bfloat16
+        # numpy has no bfloat16
+        if self.dtype == "bfloat16":
+            source = self._cast("float32")
+        else:
+            source = self
         return TokenEmbeddings(source.vectors.detach().cpu().numpy(), self.offsets, source.scales)
 
     def _torch(self) -> TokenEmbeddings:
-        return self if self.is_torch else TokenEmbeddings(as_tensor(self.vectors), self.offsets, self.scales)
+        if self.is_torch:
+            return self
+        return TokenEmbeddings(as_tensor(self.vectors), self.offsets, self.scales)
 
     def _cast(self, name: str) -> TokenEmbeddings:
         if self.dtype == name:

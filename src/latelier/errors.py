@@ -102,7 +102,9 @@ class LatelierError(Exception):
     @property
     def fact(self) -> str:
         """The message without the advice."""
-        return str(self.args[0]) if len(self.args) == 1 else super().__str__()
+        if len(self.args) == 1:
+            return str(self.args[0])
+        return super().__str__()
 
     def worded(self, words: Mapping[Advice, str]) -> str:
         """Return the message with the advice in the words of a surface, or in those for Python where it has none."""

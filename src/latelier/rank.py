@@ -94,8 +94,15 @@ def _rank(i: int, ids: list[Any], query: Any, documents: Any, device: torch.devi
         documents = documents.to(device)
     elif device is not None:
         made = as_tensor(documents) if is_array(documents) else None
-        documents = [as_tensor(each).to(device) for each in as_matrices(documents)] if made is None else made.to(device)
-    query = query if is_array(query) else np.asarray(query, dtype="float32")  # nested lists are one matrix
+        if made is None:
+            documents = [as_tensor(each).to(device) for each in as_matrices(documents)]
+        else:
+            documents = made.to(device)
+    # nested lists are one matrix
+    if is_array(query):
+        query = query
+    else:
+        query = np.asarray(query, dtype="float32")
     scores = colbert_scores(query, documents)[0].detach().cpu().numpy()
     if not bool(as_tensor(query).isfinite().all()):
         raise EmbeddingsError(f"query {i} holds NaN or infinity; check the model that encoded it.")

@@ -126,7 +126,8 @@ def evaluate(
     if run is not None:
         refuse_unused_split(context, data)
         refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
-        qrels, found = evaluation.read_qrels(data, split), evaluation.read_run(run)
+        qrels = evaluation.read_qrels(data, split)
+        found = evaluation.read_run(run)
     else:
         if index is not None:
             refuse_unused(context, _OF_A_NEW_INDEX, "has no effect beside --index, which has its own")
@@ -142,7 +143,8 @@ def evaluate(
             with _retriever(index, searched, model, device, trust_remote_code, lengths) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=True)
-                found, qrels = retriever.run(collection.queries, k, **search), collection.qrels
+                found = retriever.run(collection.queries, k, **search)
+                qrels = collection.qrels
                 _check_found(found, collection, len(retriever), found.settings["mode"])
     if output is not None:
         evaluation.write_run(found, output)
@@ -173,16 +175,21 @@ def _check_found(run: Run, collection: Collection, documents: int, mode: str) ->
     found = [id for scores in run.values() for id in scores]
     if any(id in collection.documents for id in found):
         return
-    reason = (
-        f"none of the documents found, such as {short(found[0])}, is one of the collection, such as "
-        f"{short(next(iter(collection.documents)))}; give an index of its corpus.jsonl"
-        if found
-        else f"--mode {mode} found no document for {len(run):,} queries, as no query shares a word with any of the "
-        f"{documents:,} documents; search with --mode vectors"
-        if documents
-        else f"--mode {mode} found no document for {len(run):,} queries, as the index is empty; add the documents of "
-        "the collection with latelier index"
-    )
+    if found:
+        reason = (
+            f"none of the documents found, such as {short(found[0])}, is one of the collection, such as "
+            f"{short(next(iter(collection.documents)))}; give an index of its corpus.jsonl"
+        )
+    elif documents:
+        reason = (
+            f"--mode {mode} found no document for {len(run):,} queries, as no query shares a word with any of the "
+            f"{documents:,} documents; search with --mode vectors"
+        )
+    else:
+        reason = (
+            f"--mode {mode} found no document for {len(run):,} queries, as the index is empty; add the documents of "
+            "the collection with latelier index"
+        )
     raise LatelierError(f"nothing to measure: {reason}.")
 
 
@@ -253,7 +260,10 @@ def compare(
     runs = _run_or_report(run_a), _run_or_report(run_b)
     if qrels is None and not all(isinstance(run, evaluation.Evaluation) for run in runs):
         raise typer.BadParameter("runs are compared by relevance judgements; give them.", param_hint="--qrels")
-    names = (run_a.stem, run_b.stem) if run_a.stem != run_b.stem else (str(run_a), str(run_b))
+    if run_a.stem != run_b.stem:
+        names = (run_a.stem, run_b.stem)
+    else:
+        names = (str(run_a), str(run_b))
     if names[0] == names[1]:  # a run compared with itself
         names = f"{names[0]} (a)", f"{names[1]} (b)"
     options: dict[str, Any] = {"trials": trials, "seed": seed, "ignore_identical_ids": ignore_identical_ids}
@@ -266,7 +276,10 @@ def compare(
 
 def _run_or_report(path: Path) -> Run | Evaluation:
     """Read a run, or the report of a run that evaluate has printed as JSON."""
-    report = path.read_text(encoding="utf-8") if path.suffix == ".json" and path.is_file() else ""
+    if path.suffix == ".json" and path.is_file():
+        report = path.read_text(encoding="utf-8")
+    else:
+        report = ""
     if '"per_query"' not in report:
         return evaluation.read_run(path)
     read = parse_json(report)
@@ -277,7 +290,10 @@ def _values(comparison: Comparison) -> dict[str, Any]:
     measures = {}
     for name, found in comparison.items():
         # JSON has no infinity: the effect size of equal differences.
-        effect = found.effect_size if abs(found.effect_size) != float("inf") else None
+        if abs(found.effect_size) != float("inf"):
+            effect = found.effect_size
+        else:
+            effect = None
         counts = {"wins": found.wins, "ties": found.ties, "losses": found.losses}
         measures[name] = {**asdict(found), "difference": found.difference, "effect_size": effect, **counts}
     facts = {"a": comparison.names[0], "b": comparison.names[1], "trials": comparison.trials}

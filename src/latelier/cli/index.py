@@ -204,7 +204,8 @@ def index(
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
     reading = {"encoding": encoding, "delimiter": delimiter, "on_problem": on_problem, "pages": pages}
     read = partial(_read, source, format, glob or [], fields, reading)
-    documents, changes = read(), changes_of(source) if watch else ()
+    documents = read()
+    changes = changes_of(source) if watch else ()
     _check_not_empty(documents)
     quiet_loading()
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress": True, "workers": workers}
@@ -243,7 +244,8 @@ def index(
 
 def _report(retriever: Retriever, target: Path, report: Synchronised, *, as_json: bool) -> None:
     index: Any = retriever.index
-    documents, size = len(retriever), index.statistics().bytes or 0
+    documents = len(retriever)
+    size = index.statistics().bytes or 0
     if as_json:
         skipped = [{"path": path, "reason": reason} for path, reason in report.skipped]
         print_json(
@@ -289,7 +291,8 @@ def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any)
 
 # Bytes of files from which a new index is approximate: up to a gigabyte of vectors, which of PDF and code are the most.
 # An index above `_LARGE` says what is smaller.
-_MANY, _LARGE = 1 << 22, 1 << 26
+_MANY = 1 << 22
+_LARGE = 1 << 26
 
 
 def _new_kind(documents: FileDocuments) -> Kind:
@@ -311,7 +314,9 @@ def _searchable(retriever: Retriever) -> str:
         count = len(retriever.index)
         return f"in {count:,} passage{'' if count == 1 else 's'}; all of their text is searchable"
     length = retriever.query_model.limits("document")[1]
-    return "whole" if length is None else f"of which the first {length:,} tokens each are searchable"
+    if length is None:
+        return "whole"
+    return f"of which the first {length:,} tokens each are searchable"
 
 
 def _read(
@@ -335,7 +340,10 @@ def _check_not_empty(documents: FileDocuments) -> None:
     """Check that a folder has a file that can be read, before a model is loaded and an index is made."""
     if isinstance(documents, DocumentFolder) and not len(documents):
         wanted = ", ".join(documents.glob) or "of known formats"
-        found = f"all {len(documents.skipped):,} found were skipped" if documents.skipped else "there is none"
+        if documents.skipped:
+            found = f"all {len(documents.skipped):,} found were skipped"
+        else:
+            found = "there is none"
         documents.warn()
         raise InvalidArgumentError(
             f"nothing to index in the folder {str(documents.folder)!r}: looked for files {wanted} in it and its "
@@ -345,7 +353,9 @@ def _check_not_empty(documents: FileDocuments) -> None:
 
 def _passages(given: str | None, overlap: int | None) -> Passages | Literal[False] | None:
     if given is None or given == "none":
-        return None if given is None else False
+        if given is None:
+            return None
+        return False
     tokens: Any = None if given == "auto" else number_or_text(given)
     if tokens is not None and not is_count(tokens, LEAST_TOKENS):
         expected = f"a number of tokens from {LEAST_TOKENS} on, auto or none"
@@ -355,7 +365,11 @@ def _passages(given: str | None, overlap: int | None) -> Passages | Literal[Fals
 
 def _names(listed: str | None) -> list[str] | None:
     """Return the names in a list with commas; None if there is no list, and none if it is empty."""
-    return None if listed is None else [name.strip() for name in listed.split(",")] if listed.strip() else []
+    if listed is None:
+        return None
+    if listed.strip():
+        return [name.strip() for name in listed.split(",")]
+    return []
 
 
 def _export_encoder(retriever: Retriever) -> None:
@@ -440,7 +454,8 @@ def copy(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.indexes.copy import ParquetDocuments
 
-    file, new = as_parquet(source), as_parquet(target)
+    file = as_parquet(source)
+    new = as_parquet(target)
     with ExitStack() as stack:
         given: Any = stack.enter_context(open_index(source)) if file is None else ParquetDocuments(file)
         if new is not None and (kind, nbits, shards) != (None, None, None):

@@ -90,8 +90,17 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         missing = "unknown" if name in _SIZES else "-"
-        shown = ("yes" if value else "no") if isinstance(value, bool) else str(value or missing)
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else shown
+        if isinstance(value, bool):
+            if value:
+                shown = "yes"
+            else:
+                shown = "no"
+        else:
+            shown = str(value or missing)
+        if isinstance(value, int) and not isinstance(value, bool):
+            shown = f"{value:,}"
+        else:
+            shown = shown
         typer.echo(f"{bold(f'{name:{width}}')} {printable(shown)}")
 
 
@@ -123,7 +132,9 @@ def _encoder(model: ModelIdentity | None) -> str | None:
     if model is None or find_spec("onnxruntime") is None:
         return None
     folder = encoder_folder(model)
-    return str(folder) if is_exported(folder) else None
+    if is_exported(folder):
+        return str(folder)
+    return None
 
 
 def check(
@@ -148,7 +159,8 @@ def check(
     with open_index(index) as opened:
         files = opened.verify()
         facts = index_facts(opened, index)
-        recall, failure = None, ""
+        recall = None
+        failure = ""
         try:
             recall = opened.check(k, queries=queries)
         except CorruptedIndexError as error:
@@ -156,7 +168,10 @@ def check(
     if scores:
         with open_retriever(index) as retriever:
             threshold = retriever.estimate_threshold(share)
-        facts["threshold"] = asdict(threshold) if json_output else str(threshold)
+        if json_output:
+            facts["threshold"] = asdict(threshold)
+        else:
+            facts["threshold"] = str(threshold)
     if json_output:
         integrity = {"files": files.files, "damages": [asdict(damage) for damage in files.damages]}
         print_json({**facts, "recall": recall and asdict(recall), "integrity": integrity})

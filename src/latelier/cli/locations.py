@@ -99,7 +99,9 @@ def parse_location(text: str) -> Path | QdrantLocation:
 def as_parquet(text: str) -> Path | None:
     """Return the path of the Parquet file that a text names; None if it names an index."""
     place = parse_location(text)
-    return place if isinstance(place, Path) and place.suffix == ".parquet" and not place.is_dir() else None
+    if isinstance(place, Path) and place.suffix == ".parquet" and not place.is_dir():
+        return place
+    return None
 
 
 def parse_folder(text: str) -> Path:
@@ -120,7 +122,10 @@ def open_index(
     location: str | Path | QdrantLocation, *, read_only: bool = True, max_memory: str | None = None
 ) -> Index:
     """Open an existing index at a place as the user types it, or parsed; Qdrant has no mode for reading only."""
-    place = parse_location(location) if isinstance(location, str) else location
+    if isinstance(location, str):
+        place = parse_location(location)
+    else:
+        place = location
     if isinstance(place, QdrantLocation):
         if max_memory is not None:
             raise InvalidArgumentError("a collection of Qdrant takes no --max-memory; leave it out.")
@@ -131,7 +136,8 @@ def open_index(
 @contextmanager
 def discarded_if_unused(folder: Path, open_or_make: Callable[[], Opened]) -> Iterator[Opened]:
     """Open or make an index for a ``with`` block; delete a new one that an error leaves empty."""
-    was_folder, is_new = folder.is_dir(), not (folder.is_dir() and any(folder.iterdir()))
+    was_folder = folder.is_dir()
+    is_new = not (folder.is_dir() and any(folder.iterdir()))
     is_unused = is_new  # if it cannot be opened, nothing was committed
     try:
         with open_or_make() as opened:
@@ -179,7 +185,10 @@ def open_target(
         if collection.exists:
             yield collection
             return
-    dtype = "float16" if getattr(like, "dtype", None) == "float16" else "float32"
+    if getattr(like, "dtype", None) == "float16":
+        dtype = "float16"
+    else:
+        dtype = "float32"
     with place.open(dtype=dtype, **_keyword_options(like)) as collection:
         yield collection
 
@@ -208,7 +217,9 @@ def make_index(folder: Path, kind: Kind, shards: int | None, **options: Any) -> 
     """Make an index of a kind, or of shards of that kind."""
     if shards is not None:
         return indexes.Sharded(folder, shards=shards, index=kind, **options)
-    return indexes.IVF(folder, **options) if kind == "ivf" else indexes.Flat(folder, **options)
+    if kind == "ivf":
+        return indexes.IVF(folder, **options)
+    return indexes.Flat(folder, **options)
 
 
 def check_existing(index: Index, folder: Path, **given: Any) -> None:
@@ -225,7 +236,9 @@ def check_existing(index: Index, folder: Path, **given: Any) -> None:
 
 def kind_of(source: Any) -> Kind:
     """Return the kind of an index, or of its shards; of other sources, what is quantised or not."""
-    return "flat" if getattr(source, "nbits", None) is None else "ivf"
+    if getattr(source, "nbits", None) is None:
+        return "flat"
+    return "ivf"
 
 
 def _keyword_options(like: Index | ParquetDocuments) -> dict[str, Any]:
@@ -242,7 +255,10 @@ def named_locations(arguments: Iterable[str]) -> dict[str, Path | QdrantLocation
         is_named = equals and text and not {"/", ":"} & set(name) and not Path(argument).exists()
         location = parse_location(text if is_named else argument)
         if not is_named:
-            name = location.collection if isinstance(location, QdrantLocation) else location.resolve().name
+            if isinstance(location, QdrantLocation):
+                name = location.collection
+            else:
+                name = location.resolve().name
         if name in locations:
             raise InvalidArgumentError(f"received two indexes named {name!r}; name one of them: NAME={argument}")
         locations[name] = location

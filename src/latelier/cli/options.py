@@ -121,7 +121,10 @@ def takes_search_options(*names: str) -> Callable[[Callable[..., None]], Callabl
                 parameters.append(parameter)
                 continue
             for name, annotation in options.items():
-                default = None if name == "parameters" else getattr(SearchOptions, name)
+                if name == "parameters":
+                    default = None
+                else:
+                    default = getattr(SearchOptions, name)
                 parameters.append(
                     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
                 )
@@ -181,15 +184,21 @@ def _value(text: str) -> int | float | str:
         value = parse_json(text)
     except InvalidArgumentError:
         return text
-    return value if isinstance(value, str) else text
+    if isinstance(value, str):
+        return value
+    return text
 
 
 def document_id(index: Index, text: str) -> Id:
     """Return the id that a text spells: an integer if the index has it, else the text."""
     number = number_or_text(text)
-    return number if isinstance(number, int) and number in StoredDocuments(index) else text
+    if isinstance(number, int) and number in StoredDocuments(index):
+        return number
+    return text
 
 
 def given_secret(option: str | None, variable: str) -> str | None:
     """Return a secret of an option or a variable; an empty variable is a secret that failed, not a missing one."""
-    return os.environ.get(variable) if option is None else option
+    if option is None:
+        return os.environ.get(variable)
+    return option

@@ -79,7 +79,9 @@ def results_json(results: Iterable[Result], explanations: Mapping[Any, Explanati
 def bold(text: str) -> str:
     """Return the text in bold, or unchanged if standard output is not a terminal or NO_COLOR is set."""
     plain = "NO_COLOR" in os.environ or not is_terminal(sys.stdout)
-    return text if plain else typer.style(text, bold=True)
+    if plain:
+        return text
+    return typer.style(text, bold=True)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -102,7 +104,9 @@ def _explanation_lines(explanation: Explanation) -> list[str]:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else _FILE_WIDTH
+    if is_terminal(sys.stdout):
+        return shutil.get_terminal_size().columns
+    return _FILE_WIDTH
 
 
 INTERRUPTED = 130  # as in shells: 128 + SIGINT
@@ -158,7 +162,9 @@ def _near_choice(error: Any) -> str:
         return ""
     typed, *choices = re.findall(r"'([^']*)'", error.message) or [""]
     near = get_close_matches(typed, choices, 1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    if near:
+        return f" Did you mean {near[0]!r}?"
+    return ""
 
 
 def exit_now(status: int) -> NoReturn:

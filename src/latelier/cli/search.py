@@ -66,7 +66,9 @@ def search(
         cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
         refuse_unused(context, ("model", "backend", "device"), cure)
         with open_index(index, max_memory=max_memory) as opened, opened.snapshot():
-            stored, chosen, count = StoredDocuments(opened), opened.checked_options(search), check_count("k", k)
+            stored = StoredDocuments(opened)
+            chosen = opened.checked_options(search)
+            count = check_count("k", k)
             [results] = stored.results(stored.find(None, checked_queries(text), count, chosen))
             explanations: dict[Any, Any] = {}
     else:
@@ -81,7 +83,8 @@ def search(
             results = retriever.search(text, k, **search)
             explanations = {}
             if explain:
-                ids, starts = [result.id for result in results], [result.start for result in results]
+                ids = [result.id for result in results]
+                starts = [result.start for result in results]
                 whole = bool(search.get("whole_query"))
                 parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts, whole=whole)
                 explanations = dict(zip(ids, parts, strict=True))

@@ -32,7 +32,8 @@ FoldersArgument: TypeAlias = Annotated[
     typer.Argument(metavar="[NAME=]INDEX", help="Folders of indexes, or qdrant:...; by default with their own names."),
 ]
 
-_READ, _WRITE = "LATELIER_READ_TOKEN", "LATELIER_WRITE_TOKEN"
+_READ = "LATELIER_READ_TOKEN"
+_WRITE = "LATELIER_WRITE_TOKEN"
 _DEMO = "python"  # the name of the demo's index
 
 

@@ -117,7 +117,8 @@ def train(
 
 def _refuse_unused_texts(context: typer.Context, file: str) -> None:
     """Check that ``--queries`` and ``--documents`` have an effect: only rows with ids take texts from them."""
-    names, path = ("queries", "documents"), Path(file)
+    names = ("queries", "documents")
+    path = Path(file)
     if is_folder(path):
         refuse_unused(context, names, f"has no effect on {file}, a folder, which has texts of its own")
     if not any(is_given(context, name) for name in names) or not is_file(path):  # a pipe can be read only once

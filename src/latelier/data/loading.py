@@ -70,8 +70,12 @@ def read_row(
     if row.get("document_ids") is not None:
         _check_names(row, where)
         return [_of_ids(row, where, queries, documents)]
-    query, positive = _first(row, _QUERY), _first(row, _POSITIVE)
-    texts = _list(row["documents"], where, "documents") if row.get("documents") is not None else None
+    query = _first(row, _QUERY)
+    positive = _first(row, _POSITIVE)
+    if row.get("documents") is not None:
+        texts = _list(row["documents"], where, "documents")
+    else:
+        texts = None
     if texts is None and positive is None:
         texts = _numbered_documents(row)
     if query is None or (positive is None and texts is None):
@@ -107,7 +111,10 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
             raise InvalidArgumentError(
                 f"{where} has the fields {', '.join(map(str, row))}; expected {kind}_id and text."
             )
-        text = f"{row['title']} {text}".strip() if row.get("title") else text
+        if row.get("title"):
+            text = f"{row['title']} {text}".strip()
+        else:
+            text = text
         if texts.get(id_, text) != text:
             raise InvalidArgumentError(
                 f"{where} has the id {short(id_)} with the text {short(text)}; a row before it has this id with the "
@@ -152,7 +159,10 @@ def _alternatives(names: tuple[str, ...]) -> tuple[list[str], ...]:
     numbered = [name for name in names if _NUMBERED.fullmatch(name)][:1]
     positives = [name for name in names if _POSITIVES.fullmatch(name) and not _NUMBERED.fullmatch(name)]
     lists = [name for name in ("document_ids", "documents") if name in names] + numbered
-    parts = [name for name in names if _is_negative(name) or name in _SCORES_OF_PARTS] if lists else []
+    if lists:
+        parts = [name for name in names if _is_negative(name) or name in _SCORES_OF_PARTS]
+    else:
+        parts = []
     return (
         [name for name in names if name in _QUERY],
         [*lists, *positives, *parts],
@@ -171,7 +181,9 @@ def _near_name(name: str) -> str | None:
     last_word = re.split(r"[\W_]+", plain)[-1]
     near = near or difflib.get_close_matches(last_word, _NEGATIVE, 1, _NEAR)
     near = near or [whole for whole in ("negatives", "negative") if plain.startswith(whole)]
-    return near[0] if near else None
+    if near:
+        return near[0]
+    return None
 
 
 def _of_ids(
@@ -205,7 +217,9 @@ def _negatives(row: Mapping[str, Any]) -> list[str]:
 
 
 def _one_or_several(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [value]
 
 
 def _is_negative(name: str) -> bool:
@@ -238,7 +252,9 @@ def _scores_of_parts(
             f"{where} has {' and '.join(given)}; give scores, or pos_scores and neg_scores, a score for each text."
         )
     scores = _scores(row, "pos_scores", positives, where)
-    return scores + _scores(row, "neg_scores", negatives, where) if "neg_scores" in given else scores
+    if "neg_scores" in given:
+        return scores + _scores(row, "neg_scores", negatives, where)
+    return scores
 
 
 def _list(value: Any, where: str, name: str, expected: str = "a list") -> list[Any]:
@@ -313,18 +329,19 @@ class TrainingSet:
         return len(self.queries)
 
     def __repr__(self) -> str:
-        rows, width = len(self), self.width
+        rows = len(self)
+        width = self.width
         scored = ", with scores" if self.scores is not None else ""
-        return (
-            f"TrainingSet({rows:,} row{'s' * (rows != 1)}, {width} document{'s' * (width != 1)} each{scored})"
-            if rows
-            else "TrainingSet(0 rows)"
-        )
+        if rows:
+            return f"TrainingSet({rows:,} row{'s' * (rows != 1)}, {width} document{'s' * (width != 1)} each{scored})"
+        return "TrainingSet(0 rows)"
 
     @property
     def width(self) -> int:
         """Number of documents per row."""
-        return len(self.documents[0]) if len(self) else 0
+        if len(self):
+            return len(self.documents[0])
+        return 0
 
     def select(self, rows: Sequence[int]) -> TrainingSet:
         """Return the rows at some positions, in this order; negative ones count from the end.
@@ -334,7 +351,11 @@ class TrainingSet:
         >>> TrainingSet(["a", "b"], [["x"], ["y"]]).select([1]).queries
         ['b']
         """
-        rows = rows.tolist() if hasattr(rows, "tolist") else rows  # integers of Python from an array or a tensor
+        # integers of Python from an array or a tensor
+        if hasattr(rows, "tolist"):
+            rows = rows.tolist()
+        else:
+            rows = rows
         return TrainingSet(
             [self.queries[i] for i in rows],
             [self.documents[i] for i in rows],
@@ -356,14 +377,22 @@ class TrainingSet:
             from datasets import Dataset
         columns: dict[str, Sequence[str] | Sequence[Sequence[float]]] = {"query": list(self.queries)}
         for j in range(self.width):
-            name = f"document_{j + 1}" if self.scores is not None else f"negative_{j}" if j else "positive"
+            if self.scores is not None:
+                name = f"document_{j + 1}"
+            elif j:
+                name = f"negative_{j}"
+            else:
+                name = "positive"
             columns[name] = [documents[j] for documents in self.documents]
         if self.scores is not None:
             columns["scores"] = [list(map(float, scores)) for scores in self.scores]
         return Dataset.from_dict(columns)
 
     def _check_row(self, i: int) -> None:
-        where = self.rows[i] if self.rows is not None else f"row {i}"
+        if self.rows is not None:
+            where = self.rows[i]
+        else:
+            where = f"row {i}"
         documents = self.documents[i]
         if isinstance(documents, str) or not len(documents):  # an array of several has no truth value
             raise InvalidArgumentError(f"{where} has {short(documents)}; give each query a list of documents.")

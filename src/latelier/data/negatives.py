@@ -131,7 +131,10 @@ def mine_hard_negatives(
                     limit = _score_limit(margin, index, vectors[position], positive, hits)
                     kept = [hit for hit in window if hit.score <= limit]
                     if len(kept) >= negatives:
-                        chosen = kept[:negatives] if rng is None else rng.sample(kept, negatives)
+                        if rng is None:
+                            chosen = kept[:negatives]
+                        else:
+                            chosen = rng.sample(kept, negatives)
                         rows.append((id_, positive, [hit.id for hit in chosen]))
             bar.update(len(batch))
     texts = _texts(index, documents, dict.fromkeys(id_ for _, positive, others in rows for id_ in (positive, *others)))
@@ -160,7 +163,10 @@ def _texts(index: Index, documents: Mapping[Any, str] | None, ids: Iterable[Id])
     if documents is not None:
         texts = {id_: documents.get(id_) for id_ in ids}
     else:
-        texts = {record.id: record.text for record in index.get(ids)} if ids else {}
+        if ids:
+            texts = {record.id: record.text for record in index.get(ids)}
+        else:
+            texts = {}
     lacking = next((id_ for id_, text in texts.items() if not text), None)
     if lacking is not None:
         raise InvalidArgumentError(

@@ -61,9 +61,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def paired_effect_size(differences: Sequence[float] | np.ndarray) -> float:
     """Return Cohen's d of paired values (d_z): ``mean(d) / sd(d)`` with ``n - 1`` in the standard deviation."""
     values = _checked(differences)
-    mean, deviation = float(values.mean()), float(values.std(ddof=1))
+    mean = float(values.mean())
+    deviation = float(values.std(ddof=1))
     if deviation <= _ROUNDING * abs(mean):
-        return math.copysign(math.inf, mean) if mean else 0.0
+        if mean:
+            return math.copysign(math.inf, mean)
+        return 0.0
     return mean / deviation
 
 
@@ -324,7 +327,8 @@ def compare(
             return run
         return evaluate_named(run, qrels or {}, measures or DEFAULT_MEASURES, f"run {name}", ignore_identical_ids)
 
-    first, second = evaluated(run_a, a), evaluated(run_b, b)
+    first = evaluated(run_a, a)
+    second = evaluated(run_b, b)
     shared = [name for name in first if name in second and (measures is None or name in measures)]
     if not shared or first.per_query.keys() != second.per_query.keys():
         raise InvalidArgumentError(
@@ -354,9 +358,14 @@ def _differences(first: Evaluation, second: Evaluation, measure: str) -> dict[st
     found = {}
     for query, values in first.per_query.items():
         difference = second.per_query[query][measure] - values[measure]
-        found[query] = 0.0 if abs(difference) <= _TIE else difference
+        if abs(difference) <= _TIE:
+            found[query] = 0.0
+        else:
+            found[query] = difference
     return found
 
 
 def _probability(p: float) -> str:
-    return f"{p:.4f}" if p >= 0.0001 else f"{p:.0e}"
+    if p >= 0.0001:
+        return f"{p:.4f}"
+    return f"{p:.0e}"

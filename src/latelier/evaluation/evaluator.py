@@ -156,7 +156,10 @@ class RetrievalEvaluator(BaseEvaluator):
     ) -> None:
         super().__init__()
         self.collection = collection
-        self.measures = [measures] if isinstance(measures, str) else list(measures)
+        if isinstance(measures, str):
+            self.measures = [measures]
+        else:
+            self.measures = list(measures)
         self.index = index
         self.search_options = dict(search_options or {})
         self.k = check_count("k", k)
@@ -165,7 +168,10 @@ class RetrievalEvaluator(BaseEvaluator):
         self.write_csv = write_csv
         self.show_progress = show_progress
         self.ignore_identical_ids = ignore_identical_ids
-        self.primary_metric = f"{name}_{self.measures[0]}" if name else self.measures[0]
+        if name:
+            self.primary_metric = f"{name}_{self.measures[0]}"
+        else:
+            self.primary_metric = self.measures[0]
         self.run: SearchRun | None = None
         self.evaluation: Evaluation | None = None
 

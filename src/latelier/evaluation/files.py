@@ -131,7 +131,8 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     Collection(1 document, 1 query, 1 qrel)
     """
     folder = as_path(folder, "folder")
-    corpus, queries = _find(folder, "corpus.jsonl"), _find(folder, "queries.jsonl")
+    corpus = _find(folder, "corpus.jsonl")
+    queries = _find(folder, "queries.jsonl")
     split_qrels = find_split(folder, split)
     problems = Problems(on_problem)
     documents = {
@@ -148,8 +149,14 @@ def _find(folder: Path, name: str) -> Path:
     for candidate in (folder / name, folder / f"{name}.gz"):
         if is_file(candidate):
             return candidate
-    present = ", ".join(sorted(path.name for path in folder.iterdir())) if is_folder(folder) else ""
-    found = f"it holds: {present or 'nothing'}" if is_folder(folder) else "it is not a folder"
+    if is_folder(folder):
+        present = ", ".join(sorted(path.name for path in folder.iterdir()))
+    else:
+        present = ""
+    if is_folder(folder):
+        found = f"it holds: {present or 'nothing'}"
+    else:
+        found = "it is not a folder"
     raise InvalidArgumentError(
         f"{folder} has no {name} or {name}.gz ({found}); expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
     )
@@ -216,7 +223,10 @@ def _qrels(
     path: Path, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
 ) -> dict[str, dict[str, int]]:
     qrels: dict[str, dict[str, int]] = {}
-    name = str(path.relative_to(path.parent.parent)) if path.parent.name == "qrels" else path.name
+    if path.parent.name == "qrels":
+        name = str(path.relative_to(path.parent.parent))
+    else:
+        name = path.name
     for number, entry in _qrels_entries(path):
         if isinstance(entry, str):
             problems.add(name, number, entry)
@@ -383,13 +393,17 @@ def _column_entries(
     columns = first.rstrip("\n").split("\t")
     by_tabs = len(columns) in (3, 4)
     columns = columns if by_tabs else first.split()
-    places, count = ((0, 1, 2) if len(columns) == 3 else (0, 2, 3)), len(columns)
+    places = (0, 1, 2) if len(columns) == 3 else (0, 2, 3)
+    count = len(columns)
     is_header = len(columns) == count and count > 2 and _to_float(columns[places[2]]) is None
     if is_header:
         names = [column.strip().lower() for column in columns]
         found = [[i for i, name in enumerate(names) if name in known] for known in (_QUERY, _DOCUMENT, _RELEVANCE)]
         is_header = [len(each) for each in found] == [1, 1, 1]
-        places = (found[0][0], found[1][0], found[2][0]) if is_header else places
+        if is_header:
+            places = (found[0][0], found[1][0], found[2][0])
+        else:
+            places = places
     form = "query, document and relevance, separated by tabs, or query, 0, document and relevance"
     for row, (number, line) in enumerate(lines):
         cells = line.split("\t") if by_tabs else line.split()
@@ -431,10 +445,15 @@ def _run_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
 def _to_float(value: Any) -> float | None:
     """Return what is a number, or spells one, as a float; None for null, NaN, a bool and everything else."""
     try:
-        number = None if value is None or isinstance(value, bool) else float(value)
+        if value is None or isinstance(value, bool):
+            number = None
+        else:
+            number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return None if number is None or number != number else number
+    if number is None or number != number:
+        return None
+    return number
 
 
 def _lines(path: Path) -> tuple[str, Iterator[tuple[int, str]]]:
@@ -461,7 +480,8 @@ def _json_entries(
     number, line = next(lines)
     with suppress(InvalidArgumentError):
         parse_json(line)
-        lines, line = chain([(number, line)], lines), ""
+        lines = chain([(number, line)], lines)
+        line = ""
     if line:  # an object of several lines
         lines = iter([(number, "\n".join([line, *(text for _, text in lines)]))])
     for number, line in lines:
@@ -556,11 +576,21 @@ def _check_not_empty(what: str, ids: Iterable[str]) -> None:
 def check_run_file(path: str | Path, queries: Iterable[str], documents: Iterable[str]) -> None:
     """Check what can be known of `write_run` before there is a run; nothing is written."""
     path = as_path(path)
-    place = path if os.path.lexists(path) else path.parent  # a file, a device or a pipe in a folder that is read-only
+    # a file, a device or a pipe in a folder that is read-only
+    if os.path.lexists(path):
+        place = path
+    else:
+        place = path.parent
     if is_folder(path) or not os.access(place, os.W_OK):
-        reason = "it is a folder" if is_folder(path) else f"there is no folder, or no permission to write, {place}"
+        if is_folder(path):
+            reason = "it is a folder"
+        else:
+            reason = f"there is no folder, or no permission to write, {place}"
         raise StorageError(f"cannot write {path}: {reason}; name a file that can be written.")
-    check = _check_not_empty if _is_json_lines(path) else check_trec_ids
+    if _is_json_lines(path):
+        check = _check_not_empty
+    else:
+        check = check_trec_ids
     check("query id", queries)
     check("document id", documents)
 
@@ -730,7 +760,9 @@ def relevance_fault(relevance: float) -> str | None:
     A fraction would be cut off without a word, and a very large integer too, or take all memory.
     """
     if -_LARGEST_RELEVANCE <= relevance <= _LARGEST_RELEVANCE:
-        return None if float(relevance).is_integer() else "is not an integer"
+        if float(relevance).is_integer():
+            return None
+        return "is not an integer"
     if relevance != relevance or abs(relevance) == math.inf:
         return "is not an integer"
     return f"is not from {-_LARGEST_RELEVANCE:,} to {_LARGEST_RELEVANCE:,}"

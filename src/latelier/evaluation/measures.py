@@ -198,7 +198,10 @@ def _ir_measures() -> ModuleType:
 
 def _parse_all(measures: Iterable[str], ir_measures: ModuleType) -> dict[str, Any]:
     """Build measures from their names."""
-    names = [measures] if isinstance(measures, str) else list(measures)
+    if isinstance(measures, str):
+        names = [measures]
+    else:
+        names = list(measures)
     if not names:
         raise InvalidArgumentError(f"received no measure; expected names such as {', '.join(DEFAULT_MEASURES)}.")
     return {name: _parse(name, ir_measures) for name in names}
@@ -206,7 +209,10 @@ def _parse_all(measures: Iterable[str], ir_measures: ModuleType) -> dict[str, An
 
 def _parse(name: str, ir_measures: ModuleType) -> Any:
     """Build a measure from its name; ir-measures' own parser needs Python < 3.14."""
-    form = _FORM.fullmatch(name.strip()) if isinstance(name, str) else None
+    if isinstance(name, str):
+        form = _FORM.fullmatch(name.strip())
+    else:
+        form = None
     if form is None:
         raise InvalidArgumentError(
             f"cannot read measure {name!r}; expected Name, Name@cutoff or Name(key=value)@cutoff."
@@ -215,7 +221,10 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
     if form["name"] not in known:
         lowered = {key.lower(): key for key in reversed(known)}  # of two spellings, the first in ir-measures
         near = difflib.get_close_matches(form["name"].lower(), lowered, n=1, cutoff=0.5)
-        hint = f"did you mean {lowered[near[0]]!r}?" if near else f"known are {', '.join(known)}."
+        if near:
+            hint = f"did you mean {lowered[near[0]]!r}?"
+        else:
+            hint = f"known are {', '.join(known)}."
         raise InvalidArgumentError(f"unknown measure {name!r}; {hint}")
     kind = known[form["name"]]
     try:
@@ -245,7 +254,10 @@ def _check(run: Run, qrels: Qrels, label: str) -> None:
         raise InvalidArgumentError("received no qrels; expected {query id: {document id: integer}}.")
     check_relevance(qrels)
     if not any(run.values()):
-        found = f"none of its {len(run):,} queries has a document" if run else "it has no query"
+        if run:
+            found = f"none of its {len(run):,} queries has a document"
+        else:
+            found = "it has no query"
         raise InvalidArgumentError(f"{label} is empty: {found}; expected {{query id: {{document id: score}}}}.")
     check_scores(run, label)
     missing = [query for query in qrels if not run.get(query)]

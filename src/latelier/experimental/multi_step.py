@@ -77,7 +77,10 @@ class QueryState(NamedTuple):
 
     def select(self, positions: Sequence[int]) -> QueryState:
         """Return the state of some queries of the batch."""
-        hidden = None if self.hidden is None else (self.hidden[0][:, positions], self.hidden[1][:, positions])
+        if self.hidden is None:
+            hidden = None
+        else:
+            hidden = (self.hidden[0][:, positions], self.hidden[1][:, positions])
         return QueryState(self.query_rows[positions], self.read_rows[positions], hidden, self.logits[positions])
 
 
@@ -139,7 +142,9 @@ class QueryDynamics(nn.Module):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         self.arguments = arguments
-        self.dim, self.query_rows, self.document_rows = dim, query_rows, document_rows
+        self.dim = dim
+        self.query_rows = query_rows
+        self.document_rows = document_rows
         rows = query_rows + document_rows
         action_channels = channels + 2
         self.projection = nn.Linear(dim, channels, bias=False)
@@ -287,7 +292,9 @@ class QueryDynamics(nn.Module):
         device = self.weights.weight.device
         matrices = [torch.as_tensor(text)[:length].to(device, torch.float32) for text in texts]
         padded = [nn.functional.pad(matrix, (0, 0, 0, length - len(matrix))) for matrix in matrices]
-        return torch.stack(padded) if padded else torch.zeros(0, length, self.dim, device=device)
+        if padded:
+            return torch.stack(padded)
+        return torch.zeros(0, length, self.dim, device=device)
 
 
 def _actions(query: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,7 +304,8 @@ def _actions(query: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     document row its token. Similarities ``(b, query_rows + document_rows, 1)``: that of the pair, and the largest one
     with a query row. They are 0 as well where the query or the document has no tokens.
     """
-    is_query, is_token = query.abs().sum(-1) > 0, tokens.abs().sum(-1) > 0
+    is_query = query.abs().sum(-1) > 0
+    is_token = tokens.abs().sum(-1) > 0
     similarity = query @ tokens.transpose(1, 2)
     best, position = similarity.masked_fill(~is_token[:, None], -torch.inf).max(dim=2)
     matched = tokens.gather(1, position[..., None].expand(-1, -1, tokens.shape[2])) * is_query[..., None]
@@ -511,7 +519,9 @@ class MultiStepRetriever:
             return []
         least = -torch.inf if min_gain is None else min_gain
         results = self._run(texts, k, max_steps, least, merge)
-        return results[0] if isinstance(queries, str) else results
+        if isinstance(queries, str):
+            return results[0]
+        return results
 
     @torch.inference_mode()
     def _run(self, texts: list[str], k: int, max_steps: int, least: float, merge: Merge) -> list[MultiStepResult]:
@@ -533,7 +543,8 @@ class MultiStepRetriever:
                 if step == max_steps or not reading:
                     break
                 ids: list[Any] = [unread[i] for i in reading]
-                active, before = [active[i] for i in reading], state.select(reading)
+                active = [active[i] for i in reading]
+                before = state.select(reading)
                 read = [parts[row][id_] for row, id_ in zip(active, ids, strict=True)]
                 state = self.dynamics(before, index.get_embeddings(read))
                 gains = (state.value_prefix - before.value_prefix).tolist()
@@ -542,7 +553,8 @@ class MultiStepRetriever:
                 going_on = [i for i, gain in enumerate(gains) if gain > least]
                 if not going_on:
                     break
-                state, active = state.select(going_on), [active[i] for i in going_on]
+                state = state.select(going_on)
+                active = [active[i] for i in going_on]
         return [MultiStepResult(merge_hits(found, k, merge), read) for found, read in zip(hits, steps, strict=True)]
 
 
@@ -661,7 +673,8 @@ def train_query_dynamics(
     if negatives == 0:
         raise InvalidArgumentError("an example has no negatives: it reads every document of the index; add others.")
 
-    dynamics, draw = multi_step.dynamics.train(), random.Random(seed)
+    dynamics = multi_step.dynamics.train()
+    draw = random.Random(seed)
     optimizer = torch.optim.AdamW(dynamics.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     losses = []
@@ -688,7 +701,8 @@ def _loss(
     value_weight: float,
 ) -> Tensor:
     """Return the loss of a batch: one term per document that is read, plus the value prefixes'."""
-    device, targets = dynamics.weights.weight.device, len(batch[0].documents) - 1
+    device = dynamics.weights.weight.device
+    targets = len(batch[0].documents) - 1
     candidates = documents[[position for row in compared for position in row]].to(device)
     state = dynamics.begin(queries[[example.query for example in batch]])
     start = rank = _reciprocal_rank(colbert_kd_scores(state.queries(), candidates), targets)
@@ -720,7 +734,8 @@ def _prepare(
     multi_step: MultiStepRetriever, examples: list[ReadingExample], negatives: int
 ) -> tuple[list[_Prepared], TokenEmbeddings, TokenEmbeddings]:
     """Encode the queries, find hard negatives, and load the vectors of all documents that training needs."""
-    model, index = multi_step.retriever.model, multi_step.retriever.index
+    model = multi_step.retriever.model
+    index = multi_step.retriever.index
     encoded: Any = model.encode_query([example.query for example in examples], packed=True)
     queries = encoded.to("cpu").to("float32")
     with index.snapshot():

@@ -291,7 +291,8 @@ class Index(NotCopied, ABC):
         """Return MaxSim by number of query vectors for the hits of each query, by their stored vectors."""
         means: list[list[float]] = []
         for i, row in enumerate(hits):
-            query, scores = queries[i : i + 1], []
+            query = queries[i : i + 1]
+            scores = []
             for first in range(0, len(row), _CHUNK):
                 documents = self.get_embeddings([hit.id for hit in row[first : first + _CHUNK]])
                 scores += maxsim_numpy(query, documents.to("float32"))[0].tolist()
@@ -564,7 +565,8 @@ _QUERY_TOKENS = 32
 # Number of documents scored at a time.
 _CHUNK = 256
 # Efforts that are measured of an index that has them, the default first; the recommended one has this recall at least.
-_EFFORTS, _ENOUGH = (1.0, 0.5, 2.0, 4.0), 0.97
+_EFFORTS = (1.0, 0.5, 2.0, 4.0)
+_ENOUGH = 0.97
 
 
 def _measure_recall(index: Index, k: int, queries: int) -> CheckReport:
@@ -590,10 +592,12 @@ def _measure_recall(index: Index, k: int, queries: int) -> CheckReport:
         return np.array(found)
 
     if "effort" not in index.search_options:
-        own, advice = recalls(SearchOptions()), ""
+        own = recalls(SearchOptions())
+        advice = ""
     else:
         by_effort = {effort: recalls(SearchOptions(effort=effort)) for effort in _EFFORTS}
-        own, advice = by_effort[1.0], _advise({effort: float(each.mean()) for effort, each in by_effort.items()})
+        own = by_effort[1.0]
+        advice = _advise({effort: float(each.mean()) for effort, each in by_effort.items()})
     return CheckReport(k, float(own.mean()), float(own.min()), len(sample), len(ids), advice)
 
 
@@ -604,4 +608,6 @@ def _advise(recalls: Mapping[float, float]) -> str:
         return f"approximate recall stays below {_ENOUGH} at every effort tried; use effort='exact'"
     if effort > 1:
         return f"search with effort={effort} to find {recalls[effort]:.3f}"
-    return f"effort='fast' finds {recalls[effort]:.3f} in about half the time" if effort < 1 else ""
+    if effort < 1:
+        return f"effort='fast' finds {recalls[effort]:.3f} in about half the time"
+    return ""

@@ -76,7 +76,10 @@ class TransferReport:
         return self.documents - self.written
 
     def __str__(self) -> str:
-        there = f", {self.kept:,} were there already" if self.kept else ""
+        if self.kept:
+            there = f", {self.kept:,} were there already"
+        else:
+            there = ""
         moved = f"{self.documents:,} documents with {self.tokens:,} tokens: {self.written:,} written"
         return f"{moved} to {self.destination}{there} ({self.seconds:.1f} s)"
 
@@ -161,7 +164,8 @@ def copy_documents(
     >>> again.get("a").metadata
     {'year': 2020}
     """
-    began, size = perf_counter(), parse_bytes("batch_size", batch_size) or _BATCH_BYTES
+    began = perf_counter()
+    size = parse_bytes("batch_size", batch_size) or _BATCH_BYTES
     tokens = written = 0
     with ExitStack() as stack:
         if isinstance(source, Index):
@@ -173,10 +177,12 @@ def copy_documents(
                     "them. Update or remove them, or restore the index from a backup."
                 )
             ids = source.ids()
-            total, batches = len(ids), _read_index(source, ids, size)
+            total = len(ids)
+            batches = _read_index(source, ids, size)
         else:
             given = ParquetDocuments(source)
-            total, batches = len(given), given.read(size)
+            total = len(given)
+            batches = given.read(size)
         stored = dict(given.settings) if settings else {}
         if isinstance(target, Index):
             if isinstance(source, IVF) and isinstance(target, IVF):
@@ -188,9 +194,13 @@ def copy_documents(
             raise InvalidArgumentError("source and target are files; one of them must be an index.")
         with progress_bar(shown=show_progress, total=total, unit=" documents") as progress:
             for batch, new in added:
-                tokens, written = tokens + batch.embeddings.num_tokens, written + new
+                tokens = tokens + batch.embeddings.num_tokens
+                written = written + new
                 progress.update(len(batch.ids))
-    destination = repr(target) if isinstance(target, Index) else str(target)
+    if isinstance(target, Index):
+        destination = repr(target)
+    else:
+        destination = str(target)
     return TransferReport(total, tokens, written, destination, perf_counter() - began)
 
 
@@ -198,11 +208,17 @@ def copy_documents(
 
 
 def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
-    first, count = 0, 16  # the size of documents is not known before the first are read
+    # the size of documents is not known before the first are read
+    first = 0
+    count = 16
     while first < len(ids):
         some = list(ids[first : first + count])
-        embeddings, records = index.get_embeddings(some).to("numpy"), index.get(some)
-        embeddings = embeddings if embeddings.dtype == "float16" else embeddings.to("float32")
+        embeddings = index.get_embeddings(some).to("numpy")
+        records = index.get(some)
+        if embeddings.dtype == "float16":
+            embeddings = embeddings
+        else:
+            embeddings = embeddings.to("float32")
         yield _Batch(some, embeddings, [record.text for record in records], [record.metadata for record in records])
         first += len(some)
         count = max(1, min(size * len(some) // max(1, embeddings.vectors.nbytes), 4 * count, _MOST_DOCUMENTS))
@@ -212,7 +228,8 @@ def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
 
 def _add_batches(batches: Iterator[_Batch], index: Index, settings: dict[str, Any]) -> Iterator[tuple[_Batch, int]]:
     """Add documents that an index does not have, and compare the others; yield each batch, and how many were new."""
-    before, moved = set(index.ids()), set[Id]()
+    before = set(index.ids())
+    moved = set[Id]()
     _store_settings(index, settings, has_documents=bool(before))
     for batch in batches:
         if twice := [id for id, count in Counter(batch.ids).items() if count > 1 or id in moved]:
@@ -220,7 +237,10 @@ def _add_batches(batches: Iterator[_Batch], index: Index, settings: dict[str, An
         there = [i for i, id in enumerate(batch.ids) if id in before]
         if there:
             _compare(index, batch.select(there))
-        new = batch.select([i for i, id in enumerate(batch.ids) if id not in before]) if there else batch
+        if there:
+            new = batch.select([i for i, id in enumerate(batch.ids) if id not in before])
+        else:
+            new = batch
         if new.ids:
             index.add(new.ids, new.embeddings, new.texts, new.metadata)
         moved.update(batch.ids)
@@ -243,7 +263,8 @@ def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bo
 
 def _compare(index: Index, batch: _Batch) -> None:
     """Raise an error unless the index holds these documents, as far as its codes tell."""
-    stored, records = index.get_embeddings(batch.ids).to("numpy"), index.get(batch.ids)
+    stored = index.get_embeddings(batch.ids).to("numpy")
+    records = index.get(batch.ids)
     other = []
     for i, record in enumerate(records):
         mine, theirs = (np.asarray(each[i], dtype="float32") for each in (batch.embeddings, stored))
@@ -280,7 +301,10 @@ def _write_parquet(
     if path.exists():
         raise InvalidArgumentError(f"{path} exists already; remove it, or give the name of a new file.")
     types = _column_types(pyarrow, source, ids)
-    numbers = pyarrow.float16() if source.dtype == "float16" else pyarrow.float32()
+    if source.dtype == "float16":
+        numbers = pyarrow.float16()
+    else:
+        numbers = pyarrow.float32()
     vectors = pyarrow.list_(numbers, source.dim or -1)
     columns = {"id": types.pop("id"), "text": pyarrow.string(), "vectors": pyarrow.list_(vectors), **types}
     about = {name: getattr(source, name, None) for name in _ABOUT}
@@ -318,7 +342,10 @@ def _column_types(pyarrow: Any, source: Index, ids: Sequence[Id]) -> dict[str, A
     for first in range(0, len(ids), _MOST_DOCUMENTS):
         for record in source.get(ids[first : first + _MOST_DOCUMENTS]):
             for key, value in record.metadata.items():
-                name = _PREFIX + key if key in _COLUMNS or key.startswith(_PREFIX) else key
+                if key in _COLUMNS or key.startswith(_PREFIX):
+                    name = _PREFIX + key
+                else:
+                    name = key
                 found.setdefault(name, set()).add(None if type(value) is int and value not in INT64 else type(value))
     return {name: known.get(next(iter(kinds))) if len(kinds) == 1 else None for name, kinds in found.items()}
 
@@ -358,7 +385,8 @@ class ParquetDocuments:
         rows = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "vectors"}
         for name in self._json:
             rows[name] = [_MISSING if value is None else parse_json(str(value)) for value in rows[name]]
-        ids, texts = rows.pop("id"), rows.pop("text", [None] * batch.num_rows)
+        ids = rows.pop("id")
+        texts = rows.pop("text", [None] * batch.num_rows)
         metadata: list[dict[str, Any]] = [{} for _ in ids]
         for name, values in rows.items():
             missing = _MISSING if name in self._json else None
@@ -374,8 +402,10 @@ class ParquetDocuments:
         kind = getattr(getattr(column.type, "value_type", None), "value_type", None)
         if kind is None or not types.is_floating(kind):
             raise InvalidArgumentError(f"{self.path} has vectors of type {column.type}; give lists of lists of floats.")
-        lengths, tokens = compute.list_value_length(column), column.flatten()
-        numbers, dims = tokens.flatten(), compute.list_value_length(tokens).unique().to_pylist()
+        lengths = compute.list_value_length(column)
+        tokens = column.flatten()
+        numbers = tokens.flatten()
+        dims = compute.list_value_length(tokens).unique().to_pylist()
         if column.null_count or tokens.null_count or numbers.null_count or len(dims) != 1 or not dims[0]:
             raise EmbeddingsError(f"the vectors in {self.path} are empty, differ in dim, or have missing numbers.")
         vectors = numbers.to_numpy(zero_copy_only=False).reshape(-1, dims[0])

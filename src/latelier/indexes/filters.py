@@ -178,7 +178,8 @@ _LEVELS = (
     ("||", "->", "->>"),
 )
 _LEVEL = {operator: level for level, row in enumerate(_LEVELS) for operator in row}
-_NOT_LEVEL, _COMPARISON = 2, _LEVEL["="]
+_NOT_LEVEL = 2
+_COMPARISON = _LEVEL["="]
 _CONSTANTS = {"true": Literal("TRUE", 1), "false": Literal("FALSE", 0), "null": Literal("NULL", None)}
 _WORDS = {name for name in _LEVEL if name.isalpha()} | {*_CONSTANTS, "escape", "exists", "case", "when", "then", "else"}
 _WORDS |= {"end", "cast", "collate", "as", "select", "from", "where", "distinct"}
@@ -195,7 +196,10 @@ _MOST_DEPTH = 20  # the stack of SQLite's parser holds about 100 rules, and a fu
 
 def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tuple[Filter, tuple[Any, ...]]:
     """Return the parsed filter of a user, and the value of each of its parameters."""
-    expressions = expression if isinstance(expression, (list, tuple)) else [expression]
+    if isinstance(expression, (list, tuple)):
+        expressions = expression
+    else:
+        expressions = [expression]
     if not expressions or not all(isinstance(each, str) and each.strip() for each in expressions):
         raise InvalidArgumentError(
             f"received {short(expression)} as a filter; give an SQL expression such as "
@@ -213,7 +217,10 @@ def read_filter(expression: str | Sequence[str], parameters: Parameters) -> tupl
         missing = [slot for slot in slots if slot not in given]
         if missing:
             named = cut(", ".join(map(repr, given)) or "no name", 200)
-            wanted = "a ? needs a tuple of values" if None in missing else f"no value for {cut(str(missing[0]))!r}"
+            if None in missing:
+                wanted = "a ? needs a tuple of values"
+            else:
+                wanted = f"no value for {cut(str(missing[0]))!r}"
             raise failed(filter, f"received values for {named}, but {wanted}")
         given = [given[slot] for slot in slots if slot is not None]
     if len(given) != len(slots):
@@ -257,12 +264,17 @@ def parse_filter(*expressions: str) -> Filter:
 
 def _chain(operands: Sequence[Node], *operators: str) -> Operation:
     """Return operands with operators between them; one operator stands for all."""
-    between = operators if len(operators) == len(operands) - 1 else operators * (len(operands) - 1)
+    if len(operators) == len(operands) - 1:
+        between = operators
+    else:
+        between = operators * (len(operands) - 1)
     return Operation(("", *between, ""), tuple(operands))
 
 
 def _call_words(name: str, count: int) -> tuple[str, ...]:
-    return (f"{name}(", *[","] * (count - 1), ")") if count else (f"{name}()",)
+    if count:
+        return (f"{name}(", *[","] * (count - 1), ")")
+    return (f"{name}()",)
 
 
 class _Parser:
@@ -271,7 +283,8 @@ class _Parser:
     def __init__(self, expression: str, first: int) -> None:
         self.expression = expression
         self.slots: list[str | None] = []
-        self._tokens, self._next = tokenize(expression), 0
+        self._tokens = tokenize(expression)
+        self._next = 0
         self._first = first
         self._named: dict[str, int] = {}
         self._scopes: list[str] = []  # the names of the enclosing calls of json_each, outermost first
@@ -346,7 +359,8 @@ class _Parser:
                 self._deepen()
                 node = self._comparison(node)
                 continue
-            operators, operands = [], [node]
+            operators = []
+            operands = [node]
             while self._sees(*_LEVELS[level]):
                 operators.append(self._take().text.upper())
                 operands.append(self._operation(level + 1))
@@ -388,7 +402,8 @@ class _Parser:
         return self._operation(_COMPARISON + 1)
 
     def _operand(self) -> Node:
-        depth, signs = self._depth, []
+        depth = self._depth
+        signs = []
         while self._sees("-", "+"):
             self._deepen()
             signs.append(self._take().text)
@@ -451,7 +466,8 @@ class _Parser:
         return tuple(values)
 
     def _case(self) -> Node:
-        words, operands = ["CASE"], []
+        words = ["CASE"]
+        operands = []
         if not self._sees("when"):
             operands.append(self._value())
         while self._sees("when") or len(operands) < 2:
@@ -488,7 +504,8 @@ class _Parser:
 
     def _name(self) -> Node:
         token = self._take()
-        folded, lists = fold_name(token.text), {name: number for number, name in enumerate(self._scopes)}
+        folded = fold_name(token.text)
+        lists = {name: number for number, name in enumerate(self._scopes)}
         if self._skip("."):
             column = self._take()
             if folded not in lists or fold_name(column.text) not in _LIST_COLUMNS:
@@ -551,7 +568,8 @@ def _literal(token: Token) -> Literal:
 
 
 # Tokens. SQLite treats every character outside ASCII as a letter, even spaces and digits.
-_LETTER, _REST = r"[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff]", r"[A-Za-z0-9_$\x80-\ud7ff\ue000-\U0010ffff]"
+_LETTER = r"[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff]"
+_REST = r"[A-Za-z0-9_$\x80-\ud7ff\ue000-\U0010ffff]"
 _TOKEN = rf"""
     (?P<space>[ \t\n\f\r]+ | --[^\n]* | /\*.*?\*/)
     | (?P<blob>[xX]'(?:[0-9A-Fa-f]{{2}})*')
@@ -578,7 +596,8 @@ def tokenize(expression: str) -> list[Token]:
             f"is {_MOST_CHARACTERS:,}; pass many values as one parameter: id IN (SELECT value FROM json_each(?))."
         )
     pattern = re.compile(_TOKEN, re.VERBOSE | re.DOTALL)  # kept by re; at import it would take 10 ms of every process
-    tokens, position = [], 0
+    tokens = []
+    position = 0
     while position < len(expression):
         found = pattern.match(expression, position)
         if found is None:
@@ -595,7 +614,9 @@ def _token_text(kind: str, source: str) -> str:
         return fold_name(source)
     if kind == "string" or (kind == "name" and source[0] != "["):
         return source[1:-1].replace(source[0] * 2, source[0])
-    return source[1:-1] if kind == "name" else source
+    if kind == "name":
+        return source[1:-1]
+    return source
 
 
 def rejection(expression: str, token: Token, reason: str) -> InvalidArgumentError:
@@ -603,7 +624,10 @@ def rejection(expression: str, token: Token, reason: str) -> InvalidArgumentErro
     first = max(0, token.position - _SHOWN)
     last = token.position + len(token.source) + _SHOWN
     shown = f"{'...' if first else ''}{expression[first:last]}{'...' if last < len(expression) else ''}"
-    where = "its end" if token.kind == "end" else f"{cut(token.source)!r} (character {token.position})"
+    if token.kind == "end":
+        where = "its end"
+    else:
+        where = f"{cut(token.source)!r} (character {token.position})"
     return InvalidArgumentError(f"the filter {cut(shown, 4 * _SHOWN)!r} is rejected at {where}: {reason}.")
 
 
@@ -634,14 +658,23 @@ def to_sql(node: Node, column: Callable[[Field], str]) -> str:
             return f"list{node.number}.{node.column}"
         case Elements():
             arguments = ", ".join(to_sql(each, column) for each in node.operands)
-            where = "" if node.where is None else f" WHERE {to_sql(node.where, column)}"
+            if node.where is None:
+                where = ""
+            else:
+                where = f" WHERE {to_sql(node.where, column)}"
             name = f"list{node.number}"
             return f"(SELECT {name}.{node.column} FROM json_each({arguments}) AS {name}{where})"
     written = node.words[0]
     for operand, word in zip(node.operands, node.words[1:], strict=True):
         sql = to_sql(operand, column)
-        written += "" if not written or written.endswith("(") else " "
-        written += f"({sql})" if _is_open(node) and _is_open(operand) else sql
+        if not written or written.endswith("("):
+            written += ""
+        else:
+            written += " "
+        if _is_open(node) and _is_open(operand):
+            written += f"({sql})"
+        else:
+            written += sql
         written += word if word in ("", ",", ")") else f" {word}"
     return written
 
@@ -676,10 +709,16 @@ def matching_rows(
 
 def reject_field(field: Field, fields: Sequence[str]) -> NoReturn:
     """Raise the error for a field that is not among those of the index, which are given as documents spell them."""
-    spelled = field.token.source if field.token.kind == "word" else field.token.text
+    if field.token.kind == "word":
+        spelled = field.token.source
+    else:
+        spelled = field.token.text
     spellings = {fold_name(each): each for each in (*fields, *RESERVED)}
     near = difflib.get_close_matches(field.name, spellings, n=1)
-    hint = f". Did you mean {spellings[near[0]]!r}?" if near else "."
+    if near:
+        hint = f". Did you mean {spellings[near[0]]!r}?"
+    else:
+        hint = "."
     if len(fields) >= MOST_FIELDS:
         hint += f" Only the first {MOST_FIELDS} keys of the metadata are fields; read others as metadata ->> '$.key'."
     if field.token.kind == "name" or not near:
@@ -692,13 +731,17 @@ def reject_field(field: Field, fields: Sequence[str]) -> NoReturn:
 # lengths of values are limited so that this takes 0.2 seconds at most, and that all values together fit into memory.
 
 # Bytes of one value, and of all together; pairs of bytes that a step may compare.
-_MOST_BYTES, _MOST_MEMORY, _MOST_PAIRS = 1 << 24, 1 << 28, 1 << 25
+_MOST_BYTES = 1 << 24
+_MOST_MEMORY = 1 << 28
+_MOST_PAIRS = 1 << 25
 _MOST_PATTERN = 1000
 # instr() and replace() compare this many bytes in the time of one in LIKE and trim(); parsing a byte of JSON takes that
 # of some.
-_FAST, _JSON = 64, 4
+_FAST = 64
+_JSON = 4
 # Steps between two looks at the clock: about 2 microseconds. Fewer, if one of them may take long.
-_STEPS, _FEW_STEPS = 100, 20
+_STEPS = 100
+_FEW_STEPS = 20
 
 
 @contextmanager
@@ -710,7 +753,10 @@ def bounded(
     It ends after `timeout` seconds with `FilterTimeoutError`, and when a signal handler raises an exception. Before
     Python 3.11, SQLite's own limits of lengths hold. `connection`: no other thread may be using it.
     """
-    end = math.inf if timeout is None else time.monotonic() + timeout
+    if timeout is None:
+        end = math.inf
+    else:
+        end = time.monotonic() + timeout
 
     def check_time() -> None:
         if time.monotonic() > end:
@@ -723,7 +769,8 @@ def bounded(
     watch = _watch(check_time, errors)
     next(watch)
     most = _most_bytes(filter, values)
-    limits, before = {"SQLITE_LIMIT_LENGTH": most, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": _MOST_PATTERN}, {}
+    limits = {"SQLITE_LIMIT_LENGTH": most, "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": _MOST_PATTERN}
+    before = {}
     try:
         try:
             if hasattr(connection, "setlimit"):
@@ -773,7 +820,8 @@ def _watch(check_time: Callable[[], None], errors: list[BaseException]) -> Itera
 
 def _most_bytes(filter: Filter, values: Sequence[Any]) -> int:
     """Return how long a value may be while a filter is evaluated."""
-    most, copies = _MOST_BYTES, 1
+    most = _MOST_BYTES
+    copies = 1
     for node in walk(filter.tree):
         if isinstance(node, Operation):
             copies += node.words[0].endswith("(") + sum(word in ("||", "->", "->>") for word in node.words)
@@ -809,7 +857,9 @@ def _longest(node: Node, values: Sequence[Any]) -> int:
             return len(node.sql)
         case Parameter():
             value = values[node.index]
-            return len(value) if isinstance(value, bytes) else len(str(value).encode(errors="replace"))
+            if isinstance(value, bytes):
+                return len(value)
+            return len(str(value).encode(errors="replace"))
         case Operation(words=("", *operators, "")) if set(operators) == {"||"}:
             return sum(_longest(each, values) for each in node.operands)
     return _MOST_BYTES
@@ -818,7 +868,8 @@ def _longest(node: Node, values: Sequence[Any]) -> int:
 # Selections of one commit that are kept.
 
 # Capacity in bytes, and the size of an entry in addition to its row ids.
-_CAPACITY, _OVERHEAD = 1 << 24, 1 << 10
+_CAPACITY = 1 << 24
+_OVERHEAD = 1 << 10
 # Types of parameters that can be part of a key.
 _KEY_TYPES = frozenset({str, bytes, int, float, bool, type(None)})
 _TIME_FUNCTIONS = ("date(", "datetime(", "julianday(", "unixepoch(")
@@ -828,7 +879,9 @@ def selection_key(filter: Filter, values: tuple[Any, ...]) -> Hashable | None:
     """Return the key of a filter, equal for filters that differ only in spelling; None if it must not be cached."""
     normalized = _normalized(filter)
     types = tuple(map(type, values))  # part of the key: 1, 1.0 and True are equal in Python, but not in SQL
-    return (normalized, types, values) if normalized is not None and _KEY_TYPES.issuperset(types) else None
+    if normalized is not None and _KEY_TYPES.issuperset(types):
+        return (normalized, types, values)
+    return None
 
 
 @lru_cache(maxsize=64)

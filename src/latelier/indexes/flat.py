@@ -130,11 +130,17 @@ class Flat(StoredIndex):
         tokens = sum(part.tokens for part in parts)
         by_kernels = self._warm_up.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
         score = maxsim if by_kernels else maxsim_numpy
-        plan = None if self._max_memory is None else self._planned(snapshot)
+        if self._max_memory is None:
+            plan = None
+        else:
+            plan = self._planned(snapshot)
         # Without kernels, the process may not search again.
         releases = not by_kernels or (plan is not None and len(plan.read) > 0)
         for part in parts:
-            block = self._block if plan is None else _block_within(plan, part, queries)
+            if plan is None:
+                block = self._block
+            else:
+                block = _block_within(plan, part, queries)
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
             for positions, scores in score_blocks(vectors, part.positions, queries, score, block):
                 best.add(scores, part.segment.row_ids[positions])
@@ -144,7 +150,8 @@ class Flat(StoredIndex):
 
 def _block_within(plan: MemoryReport, part: Part, queries: TokenEmbeddings) -> BlockSize:
     """Return the size of blocks whose vectors and scores fit in the working memory."""
-    share, size = plan.working // _BLOCK_SHARE, Flat._block
+    share = plan.working // _BLOCK_SHARE
+    size = Flat._block
     scores = min(size.scores, share // 4)
     if plan.read and len(part.positions) < len(part.segment):
         scores = min(scores, len(queries) * max(1, share // AROUND))

@@ -65,9 +65,12 @@ class GpuSearch:
         copy_numbers: int = 1 << 30,
     ) -> None:
         self.device = device
-        self._decode, self._dtype = decode, dtype
-        self._queries_at_once, self._block = queries_at_once, block
-        self._upload_numbers, self._copy_numbers = upload_numbers, copy_numbers
+        self._decode = decode
+        self._dtype = dtype
+        self._queries_at_once = queries_at_once
+        self._block = block
+        self._upload_numbers = upload_numbers
+        self._copy_numbers = copy_numbers
         # All snapshots that contain a segment share it; a copy is freed with the last snapshot of all its segments.
         self._places: WeakKeyDictionary[Segment, _Place] = WeakKeyDictionary()
         self._lock = connections.Lock()
@@ -142,7 +145,8 @@ class _Merged:
     """The best documents of queries, of blocks of scores that are added in the order of the documents."""
 
     def __init__(self, queries: int, k: int, most: int, device: torch.device) -> None:
-        self._k, self._most = k, most
+        self._k = k
+        self._most = most
         self._scores = torch.zeros(queries, 0, device=device)
         self._row_ids = torch.zeros(queries, 0, dtype=torch.int64, device=device)
         self._waiting: list[tuple[torch.Tensor, np.ndarray]] = []
@@ -181,7 +185,8 @@ def _by_copy(parts: Sequence[Part], places: Sequence[_Place]) -> Iterator[tuple[
 
 
 def _score(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
-    left, right = Side("queries", packed=queries), Side("documents", packed=documents)
+    left = Side("queries", packed=queries)
+    right = Side("documents", packed=documents)
     with torch.no_grad():
         return choose_engine("auto", left, right).all_pairs(left, right).to(documents.device)
 

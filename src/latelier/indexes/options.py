@@ -99,7 +99,9 @@ class SearchOptions:
 
     def depth_for(self, k: int) -> int:
         """Return how many documents each side of a fusion contributes, or keywords pass on, to a search of `k` hits."""
-        return max(_DEPTH, _DEPTH_PER_HIT * k) if self.depth is None else max(k, self.depth)
+        if self.depth is None:
+            return max(_DEPTH, _DEPTH_PER_HIT * k)
+        return max(k, self.depth)
 
 
 def effort_factor(effort: object) -> float:

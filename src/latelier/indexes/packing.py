@@ -41,9 +41,11 @@ def pack(
                 "encode all with one model."
             )
     if isinstance(items, TokenEmbeddings):
-        vectors, offsets = source.vectors, source.offsets
+        vectors = source.vectors
+        offsets = source.offsets
     else:
-        vectors, offsets = np.concatenate(matrices), lengths_to_offsets(list(map(len, matrices)))
+        vectors = np.concatenate(matrices)
+        offsets = lengths_to_offsets(list(map(len, matrices)))
     without = np.flatnonzero(np.diff(offsets) == 0)
     if without.size:
         raise EmbeddingsError(f"{name(int(without[0]))} has no token; every text needs at least one.")
@@ -63,7 +65,10 @@ def check_finite(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings
     row = int(np.argmin(finite.all(axis=1)))
     position = int(np.searchsorted(packed.offsets, row, side="right")) - 1
     item = items[position]
-    matrix = _floats(items)[position] if isinstance(items, TokenEmbeddings) else _matrix(item, position, name)
+    if isinstance(items, TokenEmbeddings):
+        matrix = _floats(items)[position]
+    else:
+        matrix = _matrix(item, position, name)
     given = matrix[row - int(packed.offsets[position])]
     if np.isfinite(given).all():
         raise EmbeddingsError(
@@ -76,7 +81,9 @@ def check_finite(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings
 def _floats(embeddings: TokenEmbeddings) -> TokenEmbeddings:
     """Return packed embeddings as numpy arrays of a floating dtype."""
     source = embeddings.to("numpy")
-    return source if source.scales is None else source.to("float32")
+    if source.scales is None:
+        return source
+    return source.to("float32")
 
 
 def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
@@ -93,7 +100,10 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
             "(tokens, dim)."
         ) from error
     if item.ndim != 2:
-        hint = "; padded batches go through TokenEmbeddings.from_padded(padded, mask)" if item.ndim == 3 else ""
+        if item.ndim == 3:
+            hint = "; padded batches go through TokenEmbeddings.from_padded(padded, mask)"
+        else:
+            hint = ""
         raise EmbeddingsError(
             f"{name(position)} has embeddings of shape {item.shape}; expected 2-D (tokens, dim){hint}."
         )
@@ -111,7 +121,9 @@ _AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
 # memory.
-_READ_BYTES, _READ_DOCUMENTS, _READ_THREADS = 16 << 20, 1024, 4
+_READ_BYTES = 16 << 20
+_READ_DOCUMENTS = 1024
+_READ_THREADS = 4
 # An index looks at so many documents at least before it encodes its first ones.
 _PEEKED = 16
 
@@ -152,11 +164,19 @@ class DocumentBatches:
                 "or padded embeddings as TokenEmbeddings.from_padded(padded, mask)."
             )
         if is_single_id(ids):
-            ids, texts, metadata = [ids], None if texts is None else [texts], None if metadata is None else [metadata]
+            ids = [ids]
+            texts = None if texts is None else [texts]
+            metadata = None if metadata is None else [metadata]
         if isinstance(ids, Sized) and len(ids) == 1:
-            embeddings = [embeddings] if is_array(embeddings) else embeddings
+            if is_array(embeddings):
+                embeddings = [embeddings]
+            else:
+                embeddings = embeddings
             texts = [texts] if isinstance(texts, str) else texts
-            metadata = [metadata] if isinstance(metadata, Mapping) else metadata
+            if isinstance(metadata, Mapping):
+                metadata = [metadata]
+            else:
+                metadata = metadata
         elif is_array(embeddings) or isinstance(metadata, Mapping) or isinstance(texts, str):
             raise InvalidArgumentError("a single matrix, text or dict needs a single id; for several ids, give lists.")
         columns = {"ids": ids, "texts": texts, "metadata": metadata}
@@ -181,7 +201,10 @@ class DocumentBatches:
         With any memory budget these are the same, since codes depend on them: if all are at hand, about so many tokens
         at equal distances, otherwise those of the first documents that have so many together.
         """
-        sampled = _sample(self._embeddings, tokens) if tokens else None
+        if tokens:
+            sampled = _sample(self._embeddings, tokens)
+        else:
+            sampled = None
         if sampled is not None:
             return pack(sampled, lambda _: "a sample of the documents", self._dtype, None)
         chunks: list[Any] = []
@@ -193,13 +216,16 @@ class DocumentBatches:
             for first in range(0, len(embeddings), _PEEKED):
                 some = embeddings[first : first + _PEEKED]
                 found.append(pack(some, _name_by(documents.ids[first:]), self._dtype, dim))
-                dim, tokens = found[-1].dim, tokens - found[-1].num_tokens
+                dim = found[-1].dim
+                tokens = tokens - found[-1].num_tokens
                 if tokens <= 0:
                     break
             if tokens <= 0:
                 break
         self._chunks = chain(chunks, self._chunks)
-        return TokenEmbeddings.concatenate(found) if found else None
+        if found:
+            return TokenEmbeddings.concatenate(found)
+        return None
 
     def read(
         self, dim: int | None, encode: Encode, are_finite: _AreFinite = lambda _: False
@@ -208,7 +234,10 @@ class DocumentBatches:
 
         `are_finite`: whether token arrays show that all vectors were finite; if not, the vectors are read once more.
         """
-        documents, lengths, size, arrays = DocumentColumns([], [], [], []), [np.zeros(0, "int64")], 0, None
+        documents = DocumentColumns([], [], [], [])
+        lengths = [np.zeros(0, "int64")]
+        size = 0
+        arrays = None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
             for more, embeddings, more_bytes in self._chunks:
                 name = _name_by(more.ids)
@@ -231,15 +260,21 @@ class DocumentBatches:
                 progress.update(len(more))
                 if size >= self._batch_bytes:
                     yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled())
-                    documents, lengths, size, arrays = DocumentColumns([], [], [], []), [], 0, None
+                    documents = DocumentColumns([], [], [], [])
+                    lengths = []
+                    size = 0
+                    arrays = None
         if arrays is not None:
             yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
 
     def _given(self) -> Iterator[tuple[DocumentColumns, Any, int]]:
         """Yield some documents at a time, their embeddings, and the size of their ids, texts and metadata."""
-        count, columns = 0, {name: iter(values) for name, values in self._columns.items()}
+        count = 0
+        columns = {name: iter(values) for name, values in self._columns.items()}
         for items in _split(self._embeddings, self._read_bytes):
-            first, size, documents = 0, 0, DocumentColumns([], [], [], [])
+            first = 0
+            size = 0
+            documents = DocumentColumns([], [], [], [])
             for last in range(1, len(items) + 1):
                 given = {}
                 for name, values in columns.items():
@@ -254,7 +289,9 @@ class DocumentBatches:
                 size += documents.append(given.get("ids"), given.get("texts"), given.get("metadata"))
                 if size >= self._read_bytes or last == len(items):
                     yield documents, items[first:last], size
-                    first, size, documents = last, 0, DocumentColumns([], [], [], [])
+                    first = last
+                    size = 0
+                    documents = DocumentColumns([], [], [], [])
         for name, values in columns.items():
             if next(values, self) is not self:
                 raise InvalidArgumentError(
@@ -266,18 +303,23 @@ class DocumentBatches:
 def _sample(embeddings: Any, tokens: int) -> TokenEmbeddings | None:
     """Return about so many tokens at equal distances, as one document; None if not all are at hand as arrays."""
     if isinstance(embeddings, TokenEmbeddings):
-        step, scales = max(1, embeddings.num_tokens // tokens), embeddings.scales
-        vectors, scales = embeddings.vectors[::step], None if scales is None else scales[::step]
+        step = max(1, embeddings.num_tokens // tokens)
+        scales = embeddings.scales
+        vectors = embeddings.vectors[::step]
+        scales = None if scales is None else scales[::step]
     elif isinstance(embeddings, list) and {np.ndim(each) * isinstance(each, np.ndarray) for each in embeddings} == {2}:
         if len({each.shape[1] for each in embeddings}) > 1:
             return None  # `read` will raise an error that names the document
         begins = lengths_to_offsets([len(each) for each in embeddings]).tolist()
         step = max(1, begins[-1] // tokens)
         rows = [each[-begin % step :: step] for each, begin in zip(embeddings, begins, strict=False)]
-        vectors, scales = np.concatenate(rows), None
+        vectors = np.concatenate(rows)
+        scales = None
     else:
         return None
-    return TokenEmbeddings(vectors, [0, len(vectors)], scales) if len(vectors) else None
+    if len(vectors):
+        return TokenEmbeddings(vectors, [0, len(vectors)], scales)
+    return None
 
 
 def _name_by(ids: list[Id]) -> Callable[[int], str]:
@@ -288,13 +330,15 @@ class _TokenArrays:
     """The token arrays of a batch, filled part by part: concatenating parts at the end would take twice the memory."""
 
     def __init__(self, encode: Encode, most: int) -> None:
-        self._encode, self._most = encode, most
+        self._encode = encode
+        self._most = most
         self._arrays: dict[str, np.ndarray] = {}
         self._tokens = self._reserved = 0
 
     def append(self, packed: TokenEmbeddings) -> dict[str, np.ndarray]:
         """Encode documents, by several threads, and return their arrays."""
-        before, self._tokens = self._tokens, self._tokens + packed.num_tokens
+        before = self._tokens
+        self._tokens = self._tokens + packed.num_tokens
         if self._tokens > self._reserved:
             self._reserved = max(self._tokens, self._most if before else 0)
             layout = self._encode(packed[:0], None)
@@ -310,7 +354,8 @@ class _TokenArrays:
             added[name].reshape(-1).view("uint8")[:: mmap.PAGESIZE] = 0
 
         def encode_part(cut: tuple[int, int]) -> None:
-            part, tokens = packed[slice(*cut)], slice(*packed.offsets[list(cut)])
+            part = packed[slice(*cut)]
+            tokens = slice(*packed.offsets[list(cut)])
             places = {name: rows[tokens] for name, rows in added.items()}
             for name, rows in self._encode(part, places).items():
                 if rows is not places[name]:
@@ -334,12 +379,14 @@ class _TokenArrays:
 def _split(embeddings: Any, read_bytes: int) -> Iterator[list[Any] | TokenEmbeddings]:
     """Cut embeddings into what is read at a time: lists of matrices, or slices of packed embeddings."""
     waiting: list[Any] = []
-    size, most = 0, _READ_DOCUMENTS * _READ_THREADS
+    size = 0
+    most = _READ_DOCUMENTS * _READ_THREADS
     for item in [embeddings] if isinstance(embeddings, TokenEmbeddings) else embeddings:
         is_packed = isinstance(item, TokenEmbeddings)
         if waiting and (is_packed or size >= read_bytes or len(waiting) >= most):
             yield waiting
-            waiting, size = [], 0
+            waiting = []
+            size = 0
         if is_packed:
             for first, last in split_by_rows(item.offsets, max(1, read_bytes // max(1, 4 * item.dim)), most):
                 yield item[first:last]

@@ -31,7 +31,8 @@ def score_blocks(
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """Yield some of the `positions`, ascending, and the scores ``(queries, documents)`` of these documents."""
     for block in split_positions(vectors.offsets, positions, size.tokens, size.scores // max(1, len(queries))):
-        first, last = block[0], block[-1] + 1
+        first = block[0]
+        last = block[-1] + 1
         if len(block) == len(vectors):
             yield block, score(queries, vectors)
         elif last - first == len(block):
@@ -109,8 +110,11 @@ def _scaled(scores: np.ndarray) -> np.ndarray:
     """Return scores scaled to the range from 0 to 1; ones if all are equal."""
     if not len(scores):
         return np.zeros(0)
-    low, high = float(scores.min()), float(scores.max())
-    return np.ones(len(scores)) if high == low else (scores.astype("float64") - low) / (high - low)
+    low = float(scores.min())
+    high = float(scores.max())
+    if high == low:
+        return np.ones(len(scores))
+    return (scores.astype("float64") - low) / (high - low)
 
 
 def _weighted_sum(

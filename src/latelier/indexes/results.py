@@ -36,7 +36,9 @@ class Hit(NamedTuple):
 
     def __getitem__(self, key: Any) -> Any:
         """Return a field by name or position, or a slice."""
-        return self._asdict()[key] if isinstance(key, str) else tuple.__getitem__(self, key)
+        if isinstance(key, str):
+            return self._asdict()[key]
+        return tuple.__getitem__(self, key)
 
     def keys(self) -> tuple[str, ...]:
         """Return the names of the fields, so that ``dict(hit)`` and ``f(**hit)`` work."""
@@ -93,7 +95,9 @@ class CheckReport:
             f"recall@{self.k} {self.recall:.3f} (worst query {self.worst:.3f}) against exact scores: "
             f"{self.queries:,} of its own documents as queries, {self.documents:,} searched"
         )
-        return f"{measured}; {self.advice}" if self.advice else measured
+        if self.advice:
+            return f"{measured}; {self.advice}"
+        return measured
 
     def _repr_html_(self) -> str:
         rows = [
@@ -267,7 +271,11 @@ class IndexStatistics:
         return self._bytes_per(self.tokens)
 
     def _bytes_per(self, count: int) -> float | None:
-        return None if self.bytes is None else self.bytes / count if count else 0.0
+        if self.bytes is None:
+            return None
+        if count:
+            return self.bytes / count
+        return 0.0
 
 
 CUT = "cut_documents"  # the key among the settings of an index
@@ -276,7 +284,9 @@ CUT = "cut_documents"  # the key among the settings of an index
 def stored_cut(settings: Mapping[str, Any]) -> int:
     """Return how many documents a retriever could not store whole; the settings may be a stranger's."""
     count = settings.get(CUT, 0)
-    return count if isinstance(count, int) else 0
+    if isinstance(count, int):
+        return count
+    return 0
 
 
 def warn_of_damage(problem: str) -> None:
@@ -514,13 +524,22 @@ class WhyNotReport:
         return fragment(*blocks)
 
     def _headline(self) -> str:
-        of = "" if self.query is None else f" for {short(self.query)}"
+        if self.query is None:
+            of = ""
+        else:
+            of = f" for {short(self.query)}"
         if self.rank is not None:
             return f"{short(self.id)} is found{of}: rank {self.rank} (k={self.k}), score {self.score:.3f}."
-        mode = "" if self.mode == "vectors" else f" and mode={self.mode!r}"
+        if self.mode == "vectors":
+            mode = ""
+        else:
+            mode = f" and mode={self.mode!r}"
         head = f"{short(self.id)} is not found{of} with k={self.k}{mode}"
         if self.score is not None:
-            rank = "" if self.exact_rank is None else f"rank {self.exact_rank}, "
+            if self.exact_rank is None:
+                rank = ""
+            else:
+                rank = f"rank {self.exact_rank}, "
             head += f": {rank}score {self.score:.3f}"
         if self.last_id is None or (self.score is None and self.mode == "vectors"):
             return f"{head}."
@@ -572,7 +591,10 @@ def check_text(text: object, id: Id) -> str | None:
         return None
     if isinstance(text, str) and is_unicode(text):
         return plain_str(text)
-    received = "a text that is not valid Unicode" if isinstance(text, str) else type(text).__name__
+    if isinstance(text, str):
+        received = "a text that is not valid Unicode"
+    else:
+        received = type(text).__name__
     raise InvalidArgumentError(f"document {id!r} came with {received} as its text; give a str or None.")
 
 
@@ -588,7 +610,8 @@ def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
     try:
         text = dump_json(value)
         text.encode()
-        is_same, depth = json.loads(text) == value, _depth(value)
+        is_same = json.loads(text) == value
+        depth = _depth(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{what} cannot be stored as JSON: {error}.") from error
     if not is_same:
@@ -607,7 +630,12 @@ def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
 def duplicate_ids(ids: Iterable[Id], problem: str, advice: Advice | None = None) -> DuplicateIdError:
     """Return the error for ids that are given twice or are in the index already; `problem` says which of the two."""
     ids = list(ids)
-    subject, verb = ("the id", "is") if len(ids) == 1 else ("the ids", "are")
+    if len(ids) == 1:
+        subject = "the id"
+        verb = "is"
+    else:
+        subject = "the ids"
+        verb = "are"
     return DuplicateIdError(f"{subject} {_name_some(ids)} {verb} {problem}.", advice=advice)
 
 
@@ -619,13 +647,19 @@ def check_known(ids: Iterable[Id], found: Container[Id]) -> None:
 
 
 def _name_some(ids: list[Id]) -> str:
-    rest = f" and {len(ids) - _MOST_NAMED:,} more" if len(ids) > _MOST_NAMED else ""
+    if len(ids) > _MOST_NAMED:
+        rest = f" and {len(ids) - _MOST_NAMED:,} more"
+    else:
+        rest = ""
     return ", ".join(map(repr, ids[:_MOST_NAMED])) + rest
 
 
 def plain_str(text: str) -> str:
     """Convert an instance of a subclass of str, such as numpy's or an enum's, to the plain str that SQLite returns."""
-    return text if type(text) is str else str.__str__(text)  # str() of an enum's member would return its name
+    # str() of an enum's member would return its name
+    if type(text) is str:
+        return text
+    return str.__str__(text)
 
 
 def dump_json(value: object) -> str:

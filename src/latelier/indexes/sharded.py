@@ -142,7 +142,9 @@ class ShardWorker:
     def read(self, name: str, *arguments: Any) -> Any:
         """Return a property of the index, or the result of one of its methods."""
         found = getattr(self._index, name)
-        return found(*arguments) if callable(found) else found
+        if callable(found):
+            return found(*arguments)
+        return found
 
     def row_ids(self, ids: Sequence[Id]) -> dict[Id, int]:
         """Return the row ids of those documents that are in the shard."""
@@ -158,9 +160,14 @@ class ShardWorker:
         self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
     ) -> list[ShardFindings]:
         """Return for each query what each side of the mode finds that may be among the `k` best of all shards."""
-        index, mode, options = self._index, options.mode, replace(options, min_score=None, min_mean_score=None)
+        index = self._index
+        mode = options.mode
+        options = replace(options, min_score=None, min_mean_score=None)
         queries = None if queries is None else _writable(queries)
-        depth = k if mode in ("vectors", "keywords") else options.depth_for(k)
+        if mode in ("vectors", "keywords"):
+            depth = k
+        else:
+            depth = options.depth_for(k)
         nothing: list[list[Hit]] = [[] for _ in (texts if queries is None else range(len(queries)))]
         by_vectors = by_keywords = scored = nothing
         with index.snapshot():
@@ -202,7 +209,8 @@ class ShardWorker:
         fields: Sequence[str],
     ) -> None:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
-        transaction, vectors = self._begun(), _writable(embeddings)
+        transaction = self._begun()
+        vectors = _writable(embeddings)
         arrays = self._index.encode_in(transaction, vectors)
         batch = DocumentBatch(DocumentColumns.of(documents), vectors.lengths, vectors.dim, arrays)
         transaction.make_fields(fields)
@@ -216,14 +224,16 @@ class ShardWorker:
 
     def commit(self, fields: Sequence[str]) -> None:
         """Commit; `fields`: metadata keys of documents in other shards, which filters can now name."""
-        transaction, self._transaction = self._begun(), None
+        transaction = self._begun()
+        self._transaction = None
         if fields:
             transaction.make_fields(fields)
         self._transaction_end.close()
 
     def roll_back(self) -> None:
         """Drop a transaction that has begun, if there is one."""
-        self._transaction, self._has_inserted = None, False
+        self._transaction = None
+        self._has_inserted = False
         self._transaction_end.__exit__(_RolledBack, _RolledBack(), None)
 
     def maintain(self) -> None:
@@ -278,7 +288,10 @@ def stop(ray: Any, worker: Any) -> None:
 def node_resources(ray: Any, node: str | None) -> dict[str, float]:
     """Return what to ask Ray for, so that a process is started on a node, an address or a resource; None: this one."""
     known = ray.cluster_resources()
-    name = f"node:{ray.util.get_node_ip_address()}" if node is None else node
+    if node is None:
+        name = f"node:{ray.util.get_node_ip_address()}"
+    else:
+        name = node
     for each in (name, f"node:{name}"):
         if each in known:
             return {each: _SHARE}
@@ -294,7 +307,8 @@ _MOST_SHARDS = 4096
 # Bytes of the vectors that are read, divided and sent at a time.
 _BATCH_BYTES = 64 << 20
 # How long a read waits for a process that has died to run again, and between two attempts.
-_RESTART_SECONDS, _PAUSE_SECONDS = 60.0, 0.1
+_RESTART_SECONDS = 60.0
+_PAUSE_SECONDS = 0.1
 # The setting of the catalog that says that all shards were made: one that is missing later was lost.
 _MADE = "made"
 
@@ -415,8 +429,12 @@ class Sharded(Index):
 
     def _start(self, nodes: Sequence[str] | None, max_memory: int | None) -> None:
         """Start the processes; those of a new index make their shards."""
-        stored, count = self._configuration, self.shards
-        numbers = {"nbits": stored["nbits"]} if self._is_ivf else {"dtype": stored["dtype"]}
+        stored = self._configuration
+        count = self.shards
+        if self._is_ivf:
+            numbers = {"nbits": stored["nbits"]}
+        else:
+            numbers = {"dtype": stored["dtype"]}
         options = {**numbers, "keywords": stored["tokenizer"] is not None, "tokenizer": stored["tokenizer"]}
         places = [None if nodes is None else nodes[shard % len(nodes)] for shard in range(count)]
         make = not self._storage.read_only and self._storage.setting(_MADE) is None
@@ -482,18 +500,22 @@ class Sharded(Index):
     def memory(self) -> MemoryReport:
         """What all shards take in memory together; see `MemoryReport`."""
         reports: list[MemoryReport] = self._read("memory")
-        kept, read = Counter[str](), Counter[str]()
+        kept = Counter[str]()
+        read = Counter[str]()
         for report in reports:
             kept.update(report.kept)
             read.update(report.read)
         budgets = [report.budget for report in reports if report.budget is not None]
-        tables, working = sum(report.tables for report in reports), sum(report.working for report in reports)
+        tables = sum(report.tables for report in reports)
+        working = sum(report.working for report in reports)
         return MemoryReport(sum(budgets) if budgets else None, tables, working, dict(kept), dict(read))
 
     @property
     def working_memory(self) -> int | None:
         """See `Index.working_memory`."""
-        return None if self.memory.budget is None else self.memory.working
+        if self.memory.budget is None:
+            return None
+        return self.memory.working
 
     # Writing.
 
@@ -528,7 +550,8 @@ class Sharded(Index):
 
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
-        known, begins = list(dict.fromkeys(as_ids(ids))), as_prefixes(prefixes)
+        known = list(dict.fromkeys(as_ids(ids)))
+        begins = as_prefixes(prefixes)
         with self._writing():
             check_known(known, self._row_ids(known))
             own = self._positions(known)
@@ -605,7 +628,9 @@ class Sharded(Index):
         chosen = self.checked_options(options)
         hits = self._find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen, partial=partial)
         above = self._above(hits, queries, chosen)
-        return PartialHits(above, hits.missing) if isinstance(hits, PartialHits) else above
+        if isinstance(hits, PartialHits):
+            return PartialHits(above, hits.missing)
+        return above
 
     def _find(
         self, queries: Any, k: int, texts: list[str], options: SearchOptions, *, partial: bool = False
@@ -622,14 +647,18 @@ class Sharded(Index):
         if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
             raise without_texts()
         hits = [_merged(row, options, k) for row in by_query]
-        return PartialHits(hits, sorted(errors)) if partial else hits
+        if partial:
+            return PartialHits(hits, sorted(errors))
+        return hits
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
         wanted = as_ids(ids)
         found = {record.id: record for _, own in self._by_shard("get", wanted) for record in own}
         records = [found[id] for id in wanted]
-        return records[0] if is_single_id(ids) else records
+        if is_single_id(ids):
+            return records[0]
+        return records
 
     def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
@@ -668,7 +697,8 @@ class Sharded(Index):
     def verify(self) -> VerifyReport:
         """See `Index.verify`."""
         own = self._storage.verify()
-        files, damages = own.files, list(own.damages)
+        files = own.files
+        damages = list(own.damages)
         for shard, report in enumerate(self._read("verify")):
             files += report.files
             damages += [replace(damage, file=f"shards/{shard}/{damage.file}") for damage in report.damages]
@@ -698,7 +728,10 @@ class Sharded(Index):
             return f"Sharded(closed or damaged, {str(self.path)!r})"
         if not found.documents:
             return f"Sharded(0 documents, {where})"
-        numbers = f"{self.nbits}-bit" if self._is_ivf else self.dtype
+        if self._is_ivf:
+            numbers = f"{self.nbits}-bit"
+        else:
+            numbers = self.dtype
         return f"Sharded({found.documents:,} documents, {found.tokens:,} tokens, dim={self.dim}, {numbers}, {where})"
 
     # Calls of the shards.
@@ -754,7 +787,8 @@ class Sharded(Index):
         errors: dict[int, Exception] = {}
         ray = self._ray.exceptions
         deaths = ray.RayActorError, ray.ObjectLostError, ray.WorkerCrashedError, ray.NodeDiedError
-        waiting, deadline = dict(arguments), time.monotonic() + _RESTART_SECONDS
+        waiting = dict(arguments)
+        deadline = time.monotonic() + _RESTART_SECONDS
         while True:
             self._check_open()
             calls = {
@@ -805,7 +839,8 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
         row_ids, scores = (np.concatenate(column) for column in zip(*rankings, strict=True))
         return Ranking.sorted(row_ids, scores, len(row_ids) if count is None else count)
 
-    mode, depth = options.mode, options.depth_for(k)
+    mode = options.mode
+    depth = options.depth_for(k)
     by_vectors = best((each.by_vectors for each in found), k if mode == "vectors" else depth)
     by_keywords = best((each.by_keywords for each in found), k if mode == "keywords" else depth)
     scored = best(each.scored for each in found)
@@ -856,4 +891,6 @@ def _stored_configuration(stored: Mapping[str, Any]) -> dict[str, Any]:
 def _numbered(shards: Iterable[int]) -> str:
     """Return the numbers of shards in words."""
     numbers = sorted(shards)
-    return f"shard{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else "no shard"
+    if numbers:
+        return f"shard{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return "no shard"

@@ -106,7 +106,10 @@ class SingleVectors(ABC):
         name: str,
         encode: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> np.ndarray:
-        packed = embeddings if isinstance(embeddings, TokenEmbeddings) else TokenEmbeddings.from_list(embeddings)
+        if isinstance(embeddings, TokenEmbeddings):
+            packed = embeddings
+        else:
+            packed = TokenEmbeddings.from_list(embeddings)
         without = np.flatnonzero(packed.lengths == 0)
         if without.size:
             raise EmbeddingsError(f"{name} {without[0]} has no token; every text needs at least one.")
@@ -313,10 +316,16 @@ class FixedDimensionalEncodings(SingleVectors):
         >>> FixedDimensionalEncodings(r_reps=2).centered([document]).center
         (0.75, 0.5)
         """
-        packed = embeddings if isinstance(embeddings, TokenEmbeddings) else TokenEmbeddings.from_list(embeddings)
+        if isinstance(embeddings, TokenEmbeddings):
+            packed = embeddings
+        else:
+            packed = TokenEmbeddings.from_list(embeddings)
         with np.errstate(over="ignore", invalid="ignore"):
             vectors = packed.to("numpy").to("float32").vectors
-            center = vectors.mean(axis=0, dtype="float64") if len(vectors) else np.array([np.nan])
+            if len(vectors):
+                center = vectors.mean(axis=0, dtype="float64")
+            else:
+                center = np.array([np.nan])
         if not np.isfinite(center).all():
             raise EmbeddingsError("the tokens have no finite mean; give documents with finite numbers.")
         return replace(self, center=tuple(center.tolist()))
@@ -346,7 +355,9 @@ class FixedDimensionalEncodings(SingleVectors):
                 )
             vectors = vectors - np.array(self.center, dtype="float32")
         matrices = _draw_matrices(vectors.shape[1], replace(self, center=None))
-        tokens, texts, buckets = len(vectors), len(offsets) - 1, 2**self.k_sim
+        tokens = len(vectors)
+        texts = len(offsets) - 1
+        buckets = 2**self.k_sim
         products = vectors @ matrices.projections
         signs = products[:, : self.r_reps * self.k_sim] > 0
         codes = signs.reshape(tokens, self.r_reps, self.k_sim) @ (1 << np.arange(self.k_sim))
@@ -405,7 +416,10 @@ def _draw_matrices(dim: int, encodings: FixedDimensionalEncodings) -> _Matrices:
         signs = bits.signs((dim, encodings.r_reps * encodings.d_proj))
         scale = np.float32(1 / np.sqrt(encodings.d_proj))
         projections = np.concatenate([projections, signs * scale], axis=1)
-    whole = 0 if encodings.d_final is None else replace(encodings, d_final=None).size(dim)
+    if encodings.d_final is None:
+        whole = 0
+    else:
+        whole = replace(encodings, d_final=None).size(dim)
     places = bits.words(whole) % np.uint64(encodings.d_final or 1)
     return _Matrices(projections, bits.signs((whole,)), places.astype("int64"))
 
@@ -416,7 +430,8 @@ def _fill_empty(sums: np.ndarray, counts: np.ndarray, k_sim: int) -> None:
     `sums` ``(documents, r_reps, buckets, width)`` and `counts` ``(documents, r_reps, buckets, 1)`` are overwritten.
     """
     empty = counts == 0
-    own_sums, own_counts = sums.copy(), counts.copy()
+    own_sums = sums.copy()
+    own_counts = counts.copy()
     buckets = np.arange(2**k_sim)
     bits = (buckets[:, None] >> np.arange(k_sim)) & 1
     different = (bits[:, None] != bits).sum(axis=2)

@@ -66,7 +66,8 @@ if TYPE_CHECKING:
 
 # Memory of temporary arrays that every write and search needs, and of each thread that computes: a thread unpacks up to
 # 32,768 tokens at a time.
-_LEAST_WORKING, _THREAD_WORKING = 8 << 20, 6 << 20
+_LEAST_WORKING = 8 << 20
+_THREAD_WORKING = 6 << 20
 # The share of the budget, without tables, that is left for temporary arrays.
 _WORKING_SHARE = 3
 
@@ -91,7 +92,10 @@ class MemoryReport:
         return self.tables + self.working + sum(self.kept.values())
 
     def __str__(self) -> str:
-        budget = "without a budget" if self.budget is None else f"of a budget of {format_bytes(self.budget)}"
+        if self.budget is None:
+            budget = "without a budget"
+        else:
+            budget = f"of a budget of {format_bytes(self.budget)}"
         rows = [("tables of documents, in memory", self.tables), ("working memory", self.working)]
         rows += [(f"{name}, in memory once read", size) for name, size in self.kept.items()]
         rows += [(f"{name}, read from files for each search", size) for name, size in self.read.items()]
@@ -129,7 +133,8 @@ def _plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, 
 _SEGMENT_BYTES = 256 << 20
 # Shares of the working memory: a batch, held in the form in which it came and as token arrays; and each array that a
 # write makes.
-_BATCH_SHARE, _SCRATCH_SHARE = 4, 4
+_BATCH_SHARE = 4
+_SCRATCH_SHARE = 4
 
 
 class StoredIndex(Index):
@@ -169,7 +174,11 @@ class StoredIndex(Index):
         self.path = None if path is None else as_folder(path)
         self._max_memory = parse_bytes("max_memory", max_memory)
         self._gpu: GpuSearch | None = None
-        resolved = None if device is None else resolve_device(device)  # before a folder is made
+        # before a folder is made
+        if device is None:
+            resolved = None
+        else:
+            resolved = resolve_device(device)
         given = check_options(keywords, tokenizer)
         self._storage = Storage(
             self.path, {"kind": self.kind, **of_new}, self._layout, tokenizer=given, read_only=read_only
@@ -227,7 +236,9 @@ class StoredIndex(Index):
     @property
     def working_memory(self) -> int | None:
         """See `Index.working_memory`."""
-        return None if self._max_memory is None else self.memory.working
+        if self._max_memory is None:
+            return None
+        return self.memory.working
 
     @property
     def tokenizer(self) -> str | None:
@@ -241,7 +252,8 @@ class StoredIndex(Index):
 
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
-        known, begins = as_ids(ids), as_prefixes(prefixes)
+        known = as_ids(ids)
+        begins = as_prefixes(prefixes)
         with self._storage.transaction() as transaction:
             transaction.remove(known)
             transaction.remove_prefixed(begins)
@@ -253,8 +265,14 @@ class StoredIndex(Index):
         with self._storage.held():
             snapshot, allowed = self._storage.select(options)
             vectors = check_queries(queries, snapshot.dim, texts, options.mode)
-            depth = options.depth_for(k) if options.mode in ("hybrid", "rerank") else k
-            rankings = [] if options.mode == "vectors" else self._storage.rank_by_keywords(texts, depth, allowed)
+            if options.mode in ("hybrid", "rerank"):
+                depth = options.depth_for(k)
+            else:
+                depth = k
+            if options.mode == "vectors":
+                rankings = []
+            else:
+                rankings = self._storage.rank_by_keywords(texts, depth, allowed)
         if vectors is not None:
             by_keywords = by_vectors = rankings
             if options.mode != "rerank":
@@ -268,7 +286,10 @@ class StoredIndex(Index):
 
                 return combine_sides(options, by_vectors[i], by_keywords[i], score, k)
 
-            rankings = by_vectors if options.mode == "vectors" else [best_of_one(i) for i in range(len(texts))]
+            if options.mode == "vectors":
+                rankings = by_vectors
+            else:
+                rankings = [best_of_one(i) for i in range(len(texts))]
         ids = iter(snapshot.ids(np.concatenate([np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)])))
         return [list(map(Hit, islice(ids, len(each.scores)), each.scores.tolist())) for each in rankings]
 
@@ -294,7 +315,9 @@ class StoredIndex(Index):
         wanted = as_ids(ids)
         found = self._storage.ask(find_records, wanted)
         check_known(wanted, found)
-        return found[wanted[0]] if is_single_id(ids) else [found[id] for id in wanted]
+        if is_single_id(ids):
+            return found[wanted[0]]
+        return [found[id] for id in wanted]
 
     def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
@@ -371,14 +394,20 @@ class StoredIndex(Index):
         return self._storage.snapshot().documents
 
     def __repr__(self) -> str:
-        where = "in memory" if self.path is None else repr(str(self.path))
+        if self.path is None:
+            where = "in memory"
+        else:
+            where = repr(str(self.path))
         try:
             snapshot = self._storage.snapshot()
         except LatelierError:
             return f"{type(self).__name__}(closed or damaged, {where})"
         if snapshot.dim is None:
             return f"{type(self).__name__}(0 documents, {where})"
-        where += "" if self._gpu is None else f", searched on {self._gpu.device}"
+        if self._gpu is None:
+            where += ""
+        else:
+            where += f", searched on {self._gpu.device}"
         return (
             f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={snapshot.dim}, "
             f"{self._describe()}, {where})"
@@ -409,7 +438,8 @@ class StoredIndex(Index):
         """Yield batches; raise an error once the index could not be searched within its budget."""
         documents = tokens = texts = 0
         for batch in batches:
-            documents, tokens = documents + len(batch.documents), tokens + int(batch.lengths.sum())
+            documents = documents + len(batch.documents)
+            tokens = tokens + int(batch.lengths.sum())
             texts += batch.documents.nbytes
             self._planned(before, documents, tokens, batch.dim, texts)
             yield batch
@@ -421,7 +451,8 @@ class StoredIndex(Index):
     def _check_chosen(self, chosen: Mapping[str, Any]) -> None:
         """Raise an error if the index is not what a user expects, or what this version knows."""
         for name, value in chosen.items():
-            stored, known = self._storage.configuration.get(name), self._choices[name]
+            stored = self._storage.configuration.get(name)
+            known = self._choices[name]
             if stored not in known:
                 raise IndexFormatError(
                     f"the index in {self.path} has {name}={stored!r}; this version knows {', '.join(map(repr, known))}."
@@ -440,7 +471,8 @@ class StoredIndex(Index):
         `texts`: bytes of texts and metadata of these, which an index in memory holds.
         """
         for state in snapshot.segments:
-            documents, tokens = documents + state.row.documents, tokens + state.row.tokens
+            documents = documents + state.row.documents
+            tokens = tokens + state.row.tokens
         tables, arrays = self._sizes(documents, tokens, snapshot.dim or dim)
         if self.path is None and self._max_memory is not None:
             tables += texts + self._storage.ask(catalog_bytes)
@@ -457,7 +489,9 @@ class StoredIndex(Index):
     def batch_bytes(self) -> int:
         """Size of the vectors that a write holds in memory at a time, in bytes."""
         working = self.working_memory
-        return self._segment_bytes if working is None else min(self._segment_bytes, working // _BATCH_SHARE)
+        if working is None:
+            return self._segment_bytes
+        return min(self._segment_bytes, working // _BATCH_SHARE)
 
     def insert(
         self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, row_ids: np.ndarray | None = None

@@ -78,7 +78,8 @@ def why_not_by_vectors(index: _Index, query: Any, id: Any, k: int, options: Sear
         def search(k: int = k, **changes: Any) -> list[Hit]:
             return index.find(packed, k, [], replace(options, **changes))[0]
 
-        stored, explain = [id] if id in index else [], partial(_by_scores, index, packed)
+        stored = [id] if id in index else []
+        explain = partial(_by_scores, index, packed)
         return examine(index, packed, Tester(search, id, k, options), stored, index.ids, explain)
 
     return beside_thresholds(options, report, lambda: id in [hit.id for hit in index.find(packed, k, [], options)[0]])
@@ -131,9 +132,16 @@ def examine(
     kept = [each for each in conditions if each not in excluding]
     relaxed: dict[str, Any] = {"filter": None, "parameters": ()}
     if kept:
-        expressions, named = [each.expression for each in kept], kept[0].parameters
-        relaxed["filter"] = expressions[0] if len(kept) == 1 else expressions
-        relaxed["parameters"] = named if isinstance(named, Mapping) else tuple(v for c in kept for v in c.parameters)
+        expressions = [each.expression for each in kept]
+        named = kept[0].parameters
+        if len(kept) == 1:
+            relaxed["filter"] = expressions[0]
+        else:
+            relaxed["filter"] = expressions
+        if isinstance(named, Mapping):
+            relaxed["parameters"] = named
+        else:
+            relaxed["parameters"] = tuple(v for c in kept for v in c.parameters)
     freed = Tester(partial(tester.search, **relaxed), tester.id, tester.k, replace(tester.options, **relaxed))
     inner = examine(index, query, freed, stored, ids, explain)
     return replace(
@@ -154,10 +162,15 @@ class _Condition(NamedTuple):
 
 
 def _split_filter(options: SearchOptions) -> list[_Condition]:
-    expressions = [options.filter] if isinstance(options.filter, str) else list(options.filter or ())
+    if isinstance(options.filter, str):
+        expressions = [options.filter]
+    else:
+        expressions = list(options.filter or ())
     if isinstance(options.parameters, Mapping):
         return [_Condition(each, options.parameters) for each in expressions]
-    values, first, conditions = tuple(options.parameters), 0, []
+    values = tuple(options.parameters)
+    first = 0
+    conditions = []
     for each in expressions:
         count = len(parse_filter(each).slots)
         conditions.append(_Condition(each, values[first : first + count]))
@@ -169,9 +182,11 @@ def _selects(condition: _Condition, index: _Index, query: Any, id: Id, options: 
     """Whether a stored document meets a condition."""
     expression, parameters = condition
     if isinstance(parameters, Mapping):
-        filter, parameters = [expression, f"id = :{_ID_PARAMETER}"], {**parameters, _ID_PARAMETER: id}
+        filter = [expression, f"id = :{_ID_PARAMETER}"]
+        parameters = {**parameters, _ID_PARAMETER: id}
     else:
-        filter, parameters = [expression, "id = ?"], (*parameters, id)
+        filter = [expression, "id = ?"]
+        parameters = (*parameters, id)
     alone = SearchOptions(filter=filter, parameters=parameters, filter_timeout=options.filter_timeout)
     return bool(index.find(query, 1, [], alone)[0])
 
@@ -185,7 +200,10 @@ def _filter_cause(index: _Index, id: Id, excluding: Sequence[_Condition], among:
     values = {name: stored.get(name) for name in names}
     expressions = [each.expression for each in excluding]
     shown = ", ".join(f"{name}={value!r}" if name in stored else f"no {name}" for name, value in values.items())
-    which = f" ({len(excluding)} of {among} expressions)" if among > 1 else ""
+    if among > 1:
+        which = f" ({len(excluding)} of {among} expressions)"
+    else:
+        which = ""
     has = f"; the document has {shown}" if shown else ""
     return Cause(
         "filtered",
@@ -202,7 +220,8 @@ def _by_scores(
     ranking = _ranking(index, tester, wider)
     if not ranking:
         return report  # removed meanwhile from an index without snapshots
-    score, k = ranking[-1].score, tester.k
+    score = ranking[-1].score
+    k = tester.k
     report = replace(report, exact_rank=len(ranking), score=score)
     raise_k = partial(_raise_k, tester, max(len(ranking), k + 1), wider)
     if len(hits) < k or hits[-1].id not in {hit.id for hit in ranking}:  # the document scores higher
@@ -211,7 +230,10 @@ def _by_scores(
             cause = Cause("not_candidate", "the search of this index does not score every document, and left it out")
             return replace(report, causes=(cause,), changes=raise_k())
         value = tester.smallest(loss.parameter, loss.value, loss.most)
-        found = [] if value is None else [Change({loss.parameter: value})]
+        if value is None:
+            found = []
+        else:
+            found = [Change({loss.parameter: value})]
         found += [Change(change) for change in wider if tester.rank(**change) is not None][:1]
         return replace(report, causes=(loss.cause,), changes=tuple(found) or raise_k())
     higher = sum(hit.score > score for hit in ranking)
@@ -231,7 +253,10 @@ def _wider_searches(index: _Index, options: SearchOptions) -> list[dict[str, Any
     if "effort" not in index.search_options:
         return []
     reset = {name: None for name in ("nprobe", "candidates", "rerank") if getattr(options, name) is not None}
-    factors = [] if options.effort == "exact" else [effort_factor(options.effort) * each for each in _WIDER]
+    if options.effort == "exact":
+        factors = []
+    else:
+        factors = [effort_factor(options.effort) * each for each in _WIDER]
     return [{"effort": effort, **reset} for effort in (*factors, "exact")]
 
 
@@ -267,5 +292,8 @@ def not_stored_cause(id: Id, ids: Sequence[Id]) -> Cause:
     if not near and len(ids) <= _MOST_COMPARED:
         texts: dict[str, Id] = {str(each): each for each in ids if isinstance(each, str)}
         near = [texts[name] for name in difflib.get_close_matches(str(id), texts, n=_NEAR, cutoff=0.65)]
-    hint = f"; near ids: {', '.join(map(short, near))}" if near else ""
+    if near:
+        hint = f"; near ids: {', '.join(map(short, near))}"
+    else:
+        hint = ""
     return Cause("not_stored", f"no document has the id {short(id)}{hint}", {"near": near})

@@ -43,7 +43,10 @@ def equals(field: SqlCondition, value: Any) -> SqlCondition:
     if value is None:
         return SqlCondition(f"{field.sql} IS NULL", field.parameters)
     # A list is stored as JSON text.
-    plain = dump_json(value) if isinstance(value, (list, tuple, dict)) else value
+    if isinstance(value, (list, tuple, dict)):
+        plain = dump_json(value)
+    else:
+        plain = value
     return SqlCondition(f"{field.sql} = ?", (*field.parameters, plain))
 
 
@@ -52,7 +55,10 @@ def in_order(field: SqlCondition, operator: Literal["<", "<=", ">", ">="], value
 
     Without the check of the type, SQL would have every text above every number.
     """
-    types = "'text'" if isinstance(value, str) else "'integer', 'real'"
+    if isinstance(value, str):
+        types = "'text'"
+    else:
+        types = "'integer', 'real'"
     twice = (*field.parameters, *field.parameters)
     return SqlCondition(f"(typeof({field.sql}) IN ({types}) AND {field.sql} {operator} ?)", (*twice, value))
 
@@ -62,7 +68,9 @@ def one_of(field: SqlCondition, values: Sequence[Any]) -> SqlCondition:
     plain = [dump_json(value) if isinstance(value, (list, tuple, dict)) else value for value in values]
     given = [value for value in plain if value is not None]
     listed = SqlCondition(f"{field.sql} IN ({', '.join('?' * len(given))})", (*field.parameters, *given))
-    return listed if len(given) == len(plain) else combine("OR", [listed, equals(field, None)])
+    if len(given) == len(plain):
+        return listed
+    return combine("OR", [listed, equals(field, None)])
 
 
 def holds_element(field: SqlCondition, value: Any) -> SqlCondition:
@@ -97,7 +105,10 @@ def negate(condition: SqlCondition) -> SqlCondition:
 
 
 # Keys of their own, so that metadata such as {"id": ..., "score": ...} stays as it is stored.
-ID_KEY, SCORE_KEY, START_KEY, END_KEY = "latelier_id", "latelier_score", "latelier_start", "latelier_end"
+ID_KEY = "latelier_id"
+SCORE_KEY = "latelier_score"
+START_KEY = "latelier_start"
+END_KEY = "latelier_end"
 _KEYS = (ID_KEY, SCORE_KEY, START_KEY, END_KEY)
 
 
@@ -121,7 +132,10 @@ def place_metadata(result: Result) -> dict[str, Any]:
     Stored values of these keys and of the score are left out: they are of an earlier search, whose documents were
     indexed with all their metadata.
     """
-    place = {} if result.start is None else {START_KEY: result.start, END_KEY: result.end}
+    if result.start is None:
+        place = {}
+    else:
+        place = {START_KEY: result.start, END_KEY: result.end}
     stored = {key: value for key, value in result.metadata.items() if key not in _KEYS}
     return {**stored, ID_KEY: result.id, **place}
 
@@ -203,13 +217,19 @@ def add_filter(options: Mapping[str, Any], condition: SqlCondition | None) -> di
     """Add a condition to the filter in keywords of `Retriever.search`, so that both have to hold."""
     if condition is None:
         return dict(options)
-    filters, parameters = options.get("filter"), options.get("parameters", ())
+    filters = options.get("filter")
+    parameters = options.get("parameters", ())
     if isinstance(parameters, Mapping):
         raise InvalidArgumentError(
             f"received filters, and search options with the named parameters {', '.join(map(repr, parameters))}; give "
             "the values of ? in a tuple."
         )
-    both = [] if filters is None else [filters] if isinstance(filters, str) else list(filters)
+    if filters is None:
+        both = []
+    elif isinstance(filters, str):
+        both = [filters]
+    else:
+        both = list(filters)
     return {**options, "filter": [*both, condition.sql], "parameters": (*parameters, *condition.parameters)}
 
 

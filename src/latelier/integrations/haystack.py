@@ -101,10 +101,16 @@ class HaystackRetriever:
             raise InvalidArgumentError("model, device and backend are for a folder, not for an open Retriever.")
         self.top_k = check_count("top_k", top_k)
         self.filters = filters
-        self.filter_policy = FilterPolicy.from_str(filter_policy) if isinstance(filter_policy, str) else filter_policy
+        if isinstance(filter_policy, str):
+            self.filter_policy = FilterPolicy.from_str(filter_policy)
+        else:
+            self.filter_policy = filter_policy
         self.search_options = merge_search_options(search_options)
         self._options = {"model": model, "device": device, "backend": backend}
-        self._path = None if isinstance(retriever, Retriever) else fspath(retriever)
+        if isinstance(retriever, Retriever):
+            self._path = None
+        else:
+            self._path = fspath(retriever)
         self._searched: Any = retriever if self._path is None else SharedFolder(self._path, self._options)
 
     def warm_up(self) -> None:
@@ -196,7 +202,9 @@ class HaystackRetriever:
         return found
 
     def _opened(self) -> Retriever:
-        return self._searched if self._path is None else self._searched.opened()
+        if self._path is None:
+            return self._searched
+        return self._searched.opened()
 
 
 @component
@@ -241,8 +249,12 @@ class HaystackRanker:
         top_k: int | None = None,
     ) -> None:
         self.top_k = check_count("top_k", top_k, optional=True)
-        self._model, self._device = model, device
-        self._model_options = None if model_options is None else dict(model_options)
+        self._model = model
+        self._device = device
+        if model_options is None:
+            self._model_options = None
+        else:
+            self._model_options = dict(model_options)
         self._encoder = RerankingModel(model, device, self._model_options)
 
     def warm_up(self) -> None:
@@ -311,19 +323,24 @@ def haystack_filter(filters: Mapping[str, Any], *, passages: bool = False) -> Sq
     name no time zone. Ids are str in Haystack: ``"7"`` is also the document 7. Documents without the field of a
     comparison fulfil ``!=`` and ``not in`` only. `passages`: whether the index has passages of documents.
     """
-    return _comparison(filters, passages) if "field" in filters else _operation(filters, passages)
+    if "field" in filters:
+        return _comparison(filters, passages)
+    return _operation(filters, passages)
 
 
 def _operation(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
     _require(filters, "operator", "conditions")
-    operator, given = filters["operator"], filters["conditions"]
+    operator = filters["operator"]
+    given = filters["conditions"]
     if operator not in ("AND", "OR", "NOT"):
         raise FilterError(f"received the operator {describe(operator)}; expected 'AND', 'OR' or 'NOT'.")
     if not isinstance(given, (list, tuple)) or not given:
         raise FilterError(f"received {describe(given)} as conditions; expected a list that is not empty.")
     conditions = [haystack_filter(condition, passages=passages) for condition in given]
     combined = combine("OR" if operator == "OR" else "AND", conditions)
-    return negate(combined) if operator == "NOT" else combined
+    if operator == "NOT":
+        return negate(combined)
+    return combined
 
 
 def _require(filters: Mapping[str, Any], *keys: str) -> None:
@@ -334,7 +351,8 @@ def _require(filters: Mapping[str, Any], *keys: str) -> None:
 
 def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
     _require(filters, "operator", "value")
-    operator, value = filters["operator"], filters["value"]
+    operator = filters["operator"]
+    value = filters["value"]
     if operator not in _COMPARISONS:
         raise FilterError(f"received the operator {describe(operator)}; expected one of {', '.join(_COMPARISONS)}.")
     field = _field(filters["field"], passages)
@@ -342,13 +360,17 @@ def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
         raise FilterError(f"received {describe(value)} as the value of '{operator}'; expected a list.")
     if operator in ("in", "not in", "==", "!="):
         found = _one_of(field, value if isinstance(value, list) and "in" in operator else [value])
-        return negate(found) if operator in ("not in", "!=") else found
+        if operator in ("not in", "!="):
+            return negate(found)
+        return found
     return _in_order(field, operator, value)
 
 
 def _field(name: str, passages: bool) -> SqlCondition:
     if name == "id":
-        return _PASSAGE_ID if passages else _ID
+        if passages:
+            return _PASSAGE_ID
+        return _ID
     if name == "content":
         return SqlCondition("text")
     # As in Haystack, names without "meta." are metadata keys too.
@@ -359,7 +381,10 @@ def _one_of(field: SqlCondition, values: list[Any]) -> SqlCondition:
     plain = [value.isoformat() if isinstance(value, date) else value for value in values]
     if field in (_ID, _PASSAGE_ID):
         plain += [int(value) for value in plain if _spells_integer(value)]
-    found = equals(field, plain[0]) if len(plain) == 1 else one_of(field, plain)
+    if len(plain) == 1:
+        found = equals(field, plain[0])
+    else:
+        found = one_of(field, plain)
     times = [time for time in map(_utc_time, values) if time is not None]
     if not times:
         return found
@@ -402,7 +427,10 @@ def _utc_time(value: Any) -> str | None:
         return None
     try:
         time = datetime.fromisoformat(text)
-        aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+        if time.tzinfo:
+            aware = time
+        else:
+            aware = time.replace(tzinfo=timezone.utc)
         return aware.astimezone(timezone.utc).isoformat()
     except (ValueError, OverflowError):  # the first or last day that Python knows may have no time in UTC
         return None

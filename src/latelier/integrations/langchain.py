@@ -97,7 +97,9 @@ class LangChainRetriever(OpenedRetriever, BaseRetriever):
         """Return what traces say about this retriever."""
         model = self.retriever.model_name
         names = LangSmithRetrieverParams(ls_retriever_name="latelier", ls_vector_store_provider="latelier")
-        return names if model is None else {**names, "ls_embedding_model": model}
+        if model is None:
+            return names
+        return {**names, "ls_embedding_model": model}
 
 
 class LangChainReranker(BaseDocumentCompressor):

@@ -106,7 +106,10 @@ class LlamaIndexRetriever(OpenedRetriever, BaseRetriever):
         self.search_options = merge_search_options(search_options)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        condition = None if self.filters is None else llamaindex_filter(self.filters)
+        if self.filters is None:
+            condition = None
+        else:
+            condition = llamaindex_filter(self.filters)
         options = merge_search_options({"k": self.similarity_top_k}, self.search_options)
         query = " ".join(query_bundle.embedding_strs)
         results = find_documents(self.retriever, query, **add_filter(options, condition))
@@ -176,7 +179,9 @@ class LlamaIndexReranker(BaseNodePostprocessor):
                 f"a reranker is serialised with the name of its model, and this one has a {type(model).__name__}; give "
                 "the name or folder of the model."
             )
-        return None if model is None else str(model)
+        if model is None:
+            return None
+        return str(model)
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
@@ -229,7 +234,8 @@ def llamaindex_filter(filters: MetadataFilters) -> SqlCondition | None:
 
 
 def _condition(filter: MetadataFilter) -> SqlCondition:
-    field, operator = metadata_field(filter.key), FilterOperator(filter.operator)
+    field = metadata_field(filter.key)
+    operator = FilterOperator(filter.operator)
     value: Any = filter.value
     expected = None
     if operator in _LISTS and not (isinstance(value, list) and value):

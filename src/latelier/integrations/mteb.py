@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 # Documents that mteb prepares at once, and that are in memory; of those with both, the picture is read if it can be.
 _BATCH = {"image": 32, "text": 2048}
-_QUERY, _DOCUMENT = PromptType("query"), PromptType("document")
+_QUERY = PromptType("query")
+_DOCUMENT = PromptType("document")
 
 
 class MTEBSearch(Closing):
@@ -211,7 +212,9 @@ class MTEBSearch(Closing):
                 if candidates:
                     [found] = rerank([candidates], [vectors.cpu()], [self._index.get_embeddings(candidates)], top_k)
                 run[query] = {str(hit.id): hit.score for hit in found}
-        return {query: dict(list(row.items())[:top_k]) for query, row in without_own(run).items()} if ignored else run
+        if ignored:
+            return {query: dict(list(row.items())[:top_k]) for query, row in without_own(run).items()}
+        return run
 
     def close(self) -> None:
         """Close the index and remove its folder."""

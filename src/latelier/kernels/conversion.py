@@ -110,9 +110,11 @@ def convert_meanwhile(
     """
     source, target, ahead = places
     is_kind = [builder.icmp_signed("==", numbers, constant(kind)) for kind in kinds]
-    step, most = constant(count), count
+    step = constant(count)
+    most = count
     if FLOAT16 in kinds:
-        step, most = builder.select(builder.or_(*is_kind), constant(2 * count), constant(4 * count)), 4 * count
+        step = builder.select(builder.or_(*is_kind), constant(2 * count), constant(4 * count))
+        most = 4 * count
 
     def convert(index: ir.Value) -> None:
         wanted = builder.add(ahead, builder.mul(index, step))
@@ -121,7 +123,11 @@ def convert_meanwhile(
         for kind, chosen in zip(kinds, is_kind, strict=True):
             conversion = _CONVERSIONS[kind]
             with builder.if_then(chosen):
-                some = count if conversion.bits == 8 else 8  # LLVM splits a vector that is longer than a register
+                # LLVM splits a vector that is longer than a register
+                if conversion.bits == 8:
+                    some = count
+                else:
+                    some = 8
                 for number in range(0, count, some):
                     place = builder.add(builder.mul(index, constant(count)), constant(number))
                     read = builder.add(source, builder.mul(place, constant(conversion.bits // 8)))
@@ -171,7 +177,8 @@ def convert_rows(rows: int, count: int, row: tuple[int, int, int], out: np.ndarr
     """
     kind, numbers, row_bytes = row
     for r in range(len(out)):
-        source, target = rows + min(r, count - 1) * row_bytes, np.int64(out[r].ctypes.data)
+        source = rows + min(r, count - 1) * row_bytes
+        target = np.int64(out[r].ctypes.data)
         if kind == WORDS:
             _keep_words(source, target, numbers)
         elif kind == FLOAT16:

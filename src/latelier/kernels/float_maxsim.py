@@ -90,7 +90,8 @@ def _max_of(of_tile: bool) -> Any:
                 place = builder.add(offset, constant(4 * LANES * g))
                 best_at = at(builder, builder.add(best, place), FLOATS)
                 where_at = at(builder, builder.add(where, place), INTS)
-                highest, found = builder.load(best_at, align=4), builder.load(where_at, align=4)
+                highest = builder.load(best_at, align=4)
+                found = builder.load(where_at, align=4)
                 for r, totals in enumerate(sums):
                     higher = builder.fcmp_ordered(">", totals[g], highest)
                     highest = builder.select(higher, totals[g], highest)
@@ -104,7 +105,8 @@ def _max_of(of_tile: bool) -> Any:
     return max_of_rows
 
 
-_max_of_tile, _max_of_group = _max_of(True), _max_of(False)
+_max_of_tile = _max_of(True)
+_max_of_group = _max_of(False)
 
 
 def pack_queries(vectors: np.ndarray) -> np.ndarray:
@@ -113,7 +115,10 @@ def pack_queries(vectors: np.ndarray) -> np.ndarray:
     `vectors`: ``(tokens, dim)`` float32, or bfloat16 as int16 with an even dim. Returns: ``(groups, words, 16)``
     float32, or int32, each two bfloat16; a multiple of `STEP` words, the last of them zeros if need be.
     """
-    words = vectors if vectors.dtype == np.float32 else np.ascontiguousarray(vectors).view(np.int32)
+    if vectors.dtype == np.float32:
+        words = vectors
+    else:
+        words = np.ascontiguousarray(vectors).view(np.int32)
     tokens, dim = words.shape
     width = -(-dim // STEP) * STEP
     groups = max(1, -(-tokens // LANES))
@@ -144,7 +149,8 @@ def score_range(
     where = np.empty(packed.shape[0] * LANES, dtype=np.int32)
     buffers = np.zeros((2, tile_rows(isa), packed.shape[1]), dtype=np.int32)
     for d in range(len(addresses)):
-        tokens, next_document = lengths[d], addresses[min(d + 1, len(addresses) - 1)]
+        tokens = lengths[d]
+        next_document = addresses[min(d + 1, len(addresses) - 1)]
         best[:] = -np.inf
         where[:] = -1
         _maxima(isa, (addresses[d], tokens, next_document), (kind, numbers, row_bytes), packed, buffers, best, where)
@@ -171,14 +177,19 @@ def _maxima(
     """Update the maxima ``best`` with a document: its address, its number of tokens, the next document's address."""
     address, tokens, next_document = document
     kind, numbers, row_bytes = row
-    height, width = tile_rows(isa), tile_groups(isa)
-    groups, best_at, where_at = packed.shape[0], best.ctypes.data, where.ctypes.data
+    height = tile_rows(isa)
+    width = tile_groups(isa)
+    groups = packed.shape[0]
+    best_at = best.ctypes.data
+    where_at = where.ctypes.data
     padded = numbers < packed.shape[1]  # rows have to be copied, with zeros after them
     in_place = kind == WORDS and tokens >= height and not padded
     for token in range(0, tokens, height):
         # The last tile starts earlier, to have all its rows, and scores some rows twice, which changes no maximum.
-        first, after = max(0, min(token, tokens - height)), min(token + height, tokens - height)
-        rows, coming = address + first * row_bytes, address + after * row_bytes
+        first = max(0, min(token, tokens - height))
+        after = min(token + height, tokens - height)
+        rows = address + first * row_bytes
+        coming = address + after * row_bytes
         step = token // height % 2
         target = np.int64(buffers[1 - step].ctypes.data)
         if not in_place:

@@ -94,7 +94,8 @@ def _raise_maxima_of(of_tile: bool) -> Any:
         number = types.int64
         pair, three, four = (types.UniTuple(number, count) for count in (2, 3, 4))
         chosen = instruction_set_of(isa)
-        width, wide = chosen.tile.groups if of_tile else 1, chosen.products.wide_rows
+        width = chosen.tile.groups if of_tile else 1
+        wide = chosen.products.wide_rows
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             _, places, query, words, following = arguments
@@ -115,7 +116,8 @@ def _raise_maxima_of(of_tile: bool) -> Any:
     return raise_maxima
 
 
-_raise_maxima_of_tile, _raise_maxima_of_group = _raise_maxima_of(True), _raise_maxima_of(False)
+_raise_maxima_of_tile = _raise_maxima_of(True)
+_raise_maxima_of_group = _raise_maxima_of(False)
 
 
 def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> Queries:
@@ -124,7 +126,8 @@ def pack_queries(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> 
     `codes`: ``(query_tokens, dim)`` int8; `scales`, `offsets`: as in `Queries`.
     """
     tokens, dim = codes.shape
-    groups, words = -(-tokens // LANES), -(-dim // (4 * STEP)) * STEP
+    groups = -(-tokens // LANES)
+    words = -(-dim // (4 * STEP)) * STEP
     padded = np.zeros((groups * LANES, words * 4), dtype=np.int8)
     padded[:tokens, :dim] = codes
     start = -128 * padded.astype(np.int32).sum(axis=1, dtype=np.int32)
@@ -145,11 +148,14 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
     best = np.empty(packed.shape[0] * LANES, dtype=np.float32)
     words = packed.shape[1] * (1 + has_wide_rows(isa))
     widened = _widen(packed, has_wide_rows(isa))
-    buffers, few_scales = np.zeros((2, ROWS, words), dtype=np.int32), np.empty(ROWS, dtype=np.float32)
+    buffers = np.zeros((2, ROWS, words), dtype=np.int32)
+    few_scales = np.empty(ROWS, dtype=np.float32)
     for d in range(len(offsets) - 1):
-        begin, end = offsets[d], offsets[d + 1]
+        begin = offsets[d]
+        end = offsets[d + 1]
         best[:] = -np.inf
-        codes_at, scales_at = np.int64(codes.ctypes.data) + begin * dim, np.int64(scales.ctypes.data) + begin * 4
+        codes_at = np.int64(codes.ctypes.data) + begin * dim
+        scales_at = np.int64(scales.ctypes.data) + begin * 4
         if 0 < end - begin < ROWS:
             for r in range(ROWS):  # copies of the last scale fill up to eight
                 few_scales[r] = scales[min(begin + r, end - 1)]
@@ -188,17 +194,24 @@ def _maxima(
     """
     codes, dim, scales, tokens = document
     packed, widened, start = query
-    words, column_bytes = packed.shape[1], 4 * (1 + has_wide_rows(isa))
-    query_at, start_at, best_at = np.int64(packed.ctypes.data), np.int64(start.ctypes.data), np.int64(best.ctypes.data)
+    words = packed.shape[1]
+    column_bytes = 4 * (1 + has_wide_rows(isa))
+    query_at = np.int64(packed.ctypes.data)
+    start_at = np.int64(start.ctypes.data)
+    best_at = np.int64(best.ctypes.data)
     if has_wide_rows(isa):
         query_at = np.int64(widened.ctypes.data)
-    kind, groups, width = (WIDE_INT8 if has_wide_rows(isa) else INT8), packed.shape[0], tile_groups(isa)
+    kind = WIDE_INT8 if has_wide_rows(isa) else INT8
+    groups = packed.shape[0]
+    width = tile_groups(isa)
     in_step = dim == 4 * words  # rows are as long as those in the buffer, so that they can be converted meanwhile
     for token in range(0, tokens, ROWS):
         # The last step starts eight rows before the end and scores some rows twice, which changes no maximum.
-        first, after = max(0, min(token, tokens - ROWS)), min(token + ROWS, tokens - ROWS)
+        first = max(0, min(token, tokens - ROWS))
+        after = min(token + ROWS, tokens - ROWS)
         step = token // ROWS % 2
-        rows, target = np.int64(buffers[step].ctypes.data), np.int64(buffers[1 - step].ctypes.data)
+        rows = np.int64(buffers[step].ctypes.data)
+        target = np.int64(buffers[1 - step].ctypes.data)
         if token == 0 or not in_step:
             convert_rows(codes + first * dim, min(ROWS, tokens), (kind, dim, dim), buffers[step])
         following = (WORDS, rows, target, codes + (after + ROWS) * dim)

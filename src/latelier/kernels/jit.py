@@ -138,21 +138,26 @@ def splat(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Val
 
 def shuffle(builder: ir.IRBuilder, first: ir.Value, places: Sequence[int], second: ir.Value | None = None) -> ir.Value:
     """Return the elements at `places` of a vector, or of two vectors one after the other."""
-    second = ir.Constant(first.type, ir.Undefined) if second is None else second
+    if second is None:
+        second = ir.Constant(first.type, ir.Undefined)
+    else:
+        second = second
     return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places)))
 
 
 def load_words(builder: ir.IRBuilder, rows: ir.Value, words: ir.Value, index: ir.Value, count: int) -> list[ir.Value]:
     """Return word `index` of each of `count` rows; `rows` is their address, and each has `words` words."""
     word = ir.IntType(32)
-    column, stride = builder.add(rows, builder.mul(index, constant(4))), builder.mul(words, constant(4))
+    column = builder.add(rows, builder.mul(index, constant(4)))
+    stride = builder.mul(words, constant(4))
     places = [builder.add(column, builder.mul(stride, constant(r))) for r in range(count)]
     return [builder.load(at(builder, place, word), align=1) for place in places]
 
 
 def emit_prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetch the cache line at an address; the processor ignores an address that cannot be read."""
-    pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    pointer = ir.IntType(8).as_pointer()
+    word = ir.IntType(32)
     # LLVM 15 and later rename it to llvm.prefetch.p0.
     fetch = declare(builder.module, "llvm.prefetch.p0i8", [pointer, word, word, word], ir.VoidType())
     # The constants: for reading, into the first-level cache, data.

@@ -72,7 +72,10 @@ class _BFloat(ir.Type):
 
 
 # LLVM 16 declares the operands of the dot product as bfloat16, earlier releases as 32-bit words.
-_BFLOAT_PAIRS = ir.VectorType(_BFloat(), 2 * LANES) if llvm.llvm_version_info[0] >= 16 else INTS
+if llvm.llvm_version_info[0] >= 16:
+    _BFLOAT_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+else:
+    _BFLOAT_PAIRS = INTS
 
 
 def multiply_floats(
@@ -92,18 +95,23 @@ def multiply_floats(
     bfloat16, which only AVX512_BF16 multiplies.
     """
     word = ir.IntType(32) if bfloat16 else ir.FloatType()
-    lanes_type, some = ir.VectorType(word, LANES), ir.VectorType(word, STEP)
+    lanes_type = ir.VectorType(word, LANES)
+    some = ir.VectorType(word, STEP)
     zero = ir.Constant(FLOATS, [0.0] * LANES)
     add_product = _adding_product(builder, bfloat16)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(tile.groups)] for _ in range(tile.rows)]
-    row_bytes, group_bytes = builder.mul(words, constant(4)), builder.mul(words, constant(4 * LANES))
+    row_bytes = builder.mul(words, constant(4))
+    group_bytes = builder.mul(words, constant(4 * LANES))
     with cgutils.for_range(builder, builder.udiv(words, constant(STEP))) as loop:
         if meanwhile:
             meanwhile(loop.index)
         starts = [builder.add(rows, builder.mul(loop.index, constant(4 * STEP)))]
         for _ in range(1, tile.rows):
             starts.append(builder.add(starts[-1], row_bytes))
-        loaded = [builder.load(at(builder, start, some), align=4) for start in starts] if tile.by_element else []
+        if tile.by_element:
+            loaded = [builder.load(at(builder, start, some), align=4) for start in starts]
+        else:
+            loaded = []
         for step in range(STEP):
             column = builder.add(builder.mul(loop.index, constant(STEP)), constant(step))
             here = builder.add(query, builder.mul(column, constant(4 * LANES)))
@@ -196,7 +204,10 @@ class Vnni:
         """Emit the dot products of as many rows and groups as fit into registers, in one loop over the words."""
         ints = ir.VectorType(ir.IntType(32), self.width)
         # LLVM 21 declares the operands of the dot product as bytes, earlier releases as 32-bit words.
-        operand = ir.VectorType(ir.IntType(8), 4 * self.width) if llvm.llvm_version_info[0] >= 21 else ints
+        if llvm.llvm_version_info[0] >= 21:
+            operand = ir.VectorType(ir.IntType(8), 4 * self.width)
+        else:
+            operand = ints
         dot = declare(builder.module, f"llvm.x86.avx512.vpdpbusd.{32 * self.width}", [ints, operand, operand], ints)
         parts = [constant(4 * self.width * part) for part in range(LANES // self.width)]
         sums = []
@@ -220,7 +231,9 @@ class Vnni:
 
     @staticmethod
     def _join(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
-        return parts[0] if len(parts) == 1 else shuffle(builder, parts[0], range(LANES), parts[1])
+        if len(parts) == 1:
+            return parts[0]
+        return shuffle(builder, parts[0], range(LANES), parts[1])
 
 
 @dataclass(frozen=True)
@@ -244,7 +257,8 @@ class Pairs:
         rows, groups, words, count, meanwhile, lanes, widened = factors
         width = self.width
         part_lanes = width // 4  # vectors of which a register holds one word
-        parts, all_parts = -(-lanes // part_lanes), LANES // part_lanes
+        parts = -(-lanes // part_lanes)
+        all_parts = LANES // part_lanes
         missing = [ir.Constant(ir.VectorType(ir.IntType(32), width // 2), [0] * (width // 2))] * (all_parts - parts)
         results: list[ir.Value] = []
         for vectors, start in groups:
@@ -283,8 +297,10 @@ class Pairs:
     ) -> list[list[ir.Value]]:
         """Emit one loop; return two sums per vector, side by side."""
         width = self.width
-        short, word_type = ir.IntType(16), ir.IntType(32)
-        shorts, pairs = ir.VectorType(short, width), ir.VectorType(word_type, width // 2)
+        short = ir.IntType(16)
+        word_type = ir.IntType(32)
+        shorts = ir.VectorType(short, width)
+        pairs = ir.VectorType(word_type, width // 2)
         zero = ir.Constant(pairs, [0] * pairs.count)
         sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(block.parts)] for _ in range(block.rows)]
         stride = builder.mul(words, constant(8))
@@ -375,9 +391,11 @@ class DotProduct:
         meanwhile: Meanwhile | None,
     ) -> list[ir.Value]:
         """Emit the dot products of up to four rows with one group of vectors."""
-        ints, octets = ir.VectorType(ir.IntType(32), 4), ir.VectorType(ir.IntType(8), 16)
+        ints = ir.VectorType(ir.IntType(32), 4)
+        octets = ir.VectorType(ir.IntType(8), 16)
         dot = declare(builder.module, "llvm.aarch64.neon.sdot.v4i32.v16i8", [ints, octets, octets], ints)
-        parts, zero = range(LANES // 4), ir.Constant(ints, [0] * 4)
+        parts = range(LANES // 4)
+        zero = ir.Constant(ints, [0] * 4)
         sums = [[cgutils.alloca_once_value(builder, zero) for _ in parts] for _ in range(count)]
         stride = builder.mul(words, constant(4))
         with cgutils.for_range_slice(builder, constant(0), words, constant(STEP), inc=True) as (index, _):

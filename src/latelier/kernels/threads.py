@@ -105,7 +105,9 @@ def thread_count() -> int:
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if chosen.isdecimal():
         return max(1, int(chosen))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _work(function: Callable[[Item], object], left: deque[Item]) -> None:

@@ -60,7 +60,8 @@ def cluster_documents(
     """
     scratch = _scratch(offsets, 0)
     for d in range(len(offsets) - 1):
-        first, end = offsets[d], offsets[d + 1]
+        first = offsets[d]
+        end = offsets[d + 1]
         if end > first:
             own = weights[first:end] if len(weights) else weights
             labels[first:end] = _labels(vectors[first:end], own, clusters[d], scratch)
@@ -108,11 +109,17 @@ def _square_distances(rows: np.ndarray, distances: np.ndarray) -> None:
     n, dim = rows.shape
     end = n - 1
     for i in range(0, n, 4):
-        i1, i2, i3 = min(i + 1, end), min(i + 2, end), min(i + 3, end)
-        row, row1, row2, row3 = rows[i], rows[i1], rows[i2], rows[i3]
+        i1 = min(i + 1, end)
+        i2 = min(i + 2, end)
+        i3 = min(i + 3, end)
+        row = rows[i]
+        row1 = rows[i1]
+        row2 = rows[i2]
+        row3 = rows[i3]
         for j in range(i, n, 2):
             j1 = min(j + 1, end)
-            left, right = rows[j], rows[j1]
+            left = rows[j]
+            right = rows[j1]
             a = a1 = a2 = a3 = b = b1 = b2 = b3 = np.float32(0)
             for k in range(dim):
                 a += row[k] * left[k]
@@ -155,7 +162,9 @@ def _merge(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.nda
     keys = distances.view(np.int64)
     tokens = np.arange(n)  # first token of each cluster
     chain = np.empty(n, dtype=np.int64)
-    heights, earlier, later = np.empty(n - 1), np.empty(n - 1, dtype=np.int64), np.empty(n - 1, dtype=np.int64)
+    heights = np.empty(n - 1)
+    earlier = np.empty(n - 1, dtype=np.int64)
+    later = np.empty(n - 1, dtype=np.int64)
     depth = 0
     for merge in range(n - 1):
         active = n - merge
@@ -172,7 +181,8 @@ def _merge(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.nda
             chain[depth] = y
             depth += 1
         depth -= 2
-        kept, gone = min(x, y), max(x, y)
+        kept = min(x, y)
+        gone = max(x, y)
         heights[merge] = distances[kept, gone]
         earlier[merge] = min(tokens[kept], tokens[gone])
         later[merge] = max(tokens[kept], tokens[gone])
@@ -184,7 +194,8 @@ def _merge(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.nda
             distances[gone, :last] = distances[last, :last]
             distances[:last, gone] = distances[last, :last]
             distances[gone, gone] = np.inf
-            sizes[gone], tokens[gone] = sizes[last], tokens[last]
+            sizes[gone] = sizes[last]
+            tokens[gone] = tokens[last]
             for i in range(depth):
                 if chain[i] == last:
                     chain[i] = gone
@@ -195,14 +206,19 @@ def _merge(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.nda
 def _join(distances: np.ndarray, sizes: np.ndarray, kept: int, gone: int, active: int) -> None:
     """Replace the first of two clusters by their union: the Lance-Williams formula for Ward's method."""
     height = distances[kept, gone]
-    size_kept, size_gone = sizes[kept], sizes[gone]
-    row, other = distances[kept], distances[gone]
+    size_kept = sizes[kept]
+    size_gone = sizes[gone]
+    row = distances[kept]
+    other = distances[gone]
     for i in range(active):
         size = sizes[i]
         total = (size_kept + size) * row[i] + (size_gone + size) * other[i] - size * height
         distance = total / (size_kept + size_gone + size)
         # A union is never nearer than the nearer of its two clusters. The chain relies on it, so rounding is corrected.
-        lowest = row[i] if row[i] < other[i] else other[i]
+        if row[i] < other[i]:
+            lowest = row[i]
+        else:
+            lowest = other[i]
         row[i] = distance if distance > lowest else lowest
     row[kept] = np.inf
     sizes[kept] = size_kept + size_gone

@@ -98,7 +98,8 @@ def _own_buffers(model: nn.Module) -> Iterator[None]:
     if not isinstance(model, DistributedDataParallel):
         yield
         return
-    given, model.broadcast_buffers = model.broadcast_buffers, False
+    given = model.broadcast_buffers
+    model.broadcast_buffers = False
     try:
         yield
     finally:
@@ -121,7 +122,10 @@ def _check_parallel(model: nn.Module) -> None:
 
 def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Tensor, Tensor]]:
     """Return `_forward` that calls the parallel wrapper in its first run and the wrapped model in its second."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    if isinstance(model, DistributedDataParallel):
+        inner = model.module
+    else:
+        inner = model
     models = iter([model])
     return lambda features: _forward(next(models, inner), features)
 
@@ -156,7 +160,10 @@ def embed_batch(
     `sentence_features`: features of the ``b`` queries, then of the documents in any number of dicts, of ``b`` rows (one
     document of each query) or ``b * m`` rows (``m``, those of one query next to each other).
     """
-    mini_batches = MiniBatches() if mini_batches is None else mini_batches
+    if mini_batches is None:
+        mini_batches = MiniBatches()
+    else:
+        mini_batches = mini_batches
     columns = _read_columns(model, sentence_features, warn_once)
     ((queries, query_keys),) = _embed_columns(model, columns[:1], mini_batches)
     outputs = _embed_columns(model, columns[1:], mini_batches)
@@ -180,7 +187,10 @@ def embed_batch(
                 "minus infinity; give it a text, or a shorter skiplist."
             )
     keys = [key for _, key in outputs if key is not None]
-    document_keys = torch.cat(keys)[torch.tensor(order)] if len(keys) == len(outputs) else None
+    if len(keys) == len(outputs):
+        document_keys = torch.cat(keys)[torch.tensor(order)]
+    else:
+        document_keys = None
     return EmbeddedBatch(queries, documents, query_keys, document_keys)
 
 
@@ -201,7 +211,10 @@ def _read_columns(
             f"sentence_features holds {len(given)} dicts; expected the queries' features, then the documents'."
         )
     parameter = next(model.parameters(), None)
-    accelerator = None if parameter is None or parameter.device.type == "cpu" else parameter.device
+    if parameter is None or parameter.device.type == "cpu":
+        accelerator = None
+    else:
+        accelerator = parameter.device
     columns = []
     for i, (features, task) in enumerate(zip(given, ["query", *["document"] * (len(given) - 1)], strict=True)):
         if features.get("task") not in (None, task):
@@ -223,7 +236,8 @@ def _embed_columns(
         return [(texts, _hash_rows(column)) for texts, column in zip(passes, columns, strict=True)]
     keys = [_hash_rows(column) for column in columns]  # first: it would wait for a GPU to finish the passes
     texts = run_rows(model, _concatenate_columns(columns), mini_batches)
-    embedded, start = [], 0
+    embedded = []
+    start = 0
     for column, key in zip(columns, keys, strict=True):
         stop = start + len(column["input_ids"])
         embedded.append((texts[start:stop], key))
@@ -251,10 +265,12 @@ def _concatenate_columns(columns: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _hash_rows(features: Mapping[str, Any]) -> Tensor | None:
     """Hash the token ids of each row to 64 bits; padding has no effect, and all processes get the same hash."""
-    ids, mask = features.get("input_ids"), features.get("attention_mask")
+    ids = features.get("input_ids")
+    mask = features.get("attention_mask")
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or mask.shape != ids.shape:
         return None
-    ids, mask = ids.cpu(), mask.cpu().bool()
+    ids = ids.cpu()
+    mask = mask.cpu().bool()
     factors = torch.randint(1, 2**62, (ids.shape[1] + 1,), generator=torch.Generator().manual_seed(0))
     position = mask.cumsum(dim=1)
     return torch.where(mask, (ids + 1) * factors[position], 0).sum(dim=1)  # overflow wraps around
@@ -324,7 +340,8 @@ class Loss(nn.Module, ABC):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card; of the shared options, those that differ from their defaults."""
-        options, defaults = self.options, LossOptions()
+        options = self.options
+        defaults = LossOptions()
         settings: dict[str, Any] = {
             "score_metric": similarity_fct_name(self.score_metric),
             "size_average": options.size_average,
@@ -373,7 +390,10 @@ def raw_score(
             )
     expected = (len(queries), columns)
     if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
-        received = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        if isinstance(scores, Tensor):
+            received = f"shape {tuple(scores.shape)}"
+        else:
+            received = f"a {type(scores).__name__}"
         raise InvalidArgumentError(
             f"{name} returned {received} for {expected[0]} queries with {per_query} documents "
             f"each; expected shape {expected}, as {suggestion} returns it."
@@ -395,7 +415,10 @@ def _cut(texts: TokenEmbeddings, dim: int) -> TokenEmbeddings:
 
 
 def _takes_packed(score_metric: ScoreMetric) -> bool:
-    function = score_metric.func if isinstance(score_metric, partial) else score_metric
+    if isinstance(score_metric, partial):
+        function = score_metric.func
+    else:
+        function = score_metric
     return getattr(function, "__module__", "").startswith("latelier.scores.")
 
 
@@ -427,7 +450,9 @@ class GatheredDocuments(NamedTuple):
 
 def _world_size() -> int:
     """Return how many processes train together, 1 outside of such training."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredDocuments:
@@ -444,7 +469,10 @@ def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredD
     device = batch.documents.device
     # All processes use the same tokeniser, so either all have keys or none has.
     table = torch.from_numpy(batch.documents.lengths)[None]
-    table = table if keys is None else torch.cat([table, torch.stack(keys)])
+    if keys is None:
+        table = table
+    else:
+        table = torch.cat([table, torch.stack(keys)])
     tables = _gather_ragged(table.T.contiguous().to(device))
     lengths = torch.cat([part[:, 0] for part in tables]).cpu().numpy()
     tokens = [int(part[:, 0].sum()) for part in tables]
@@ -464,7 +492,8 @@ def score_all(
     score_metric: ScoreMetric, batch: EmbeddedBatch, gathered: GatheredDocuments, name: str = "score_metric"
 ) -> Tensor:
     """Score each query of this process against all gathered documents: ``(b, columns)``; `name` is the argument's."""
-    columns, suggestion = len(gathered.documents), "latelier.scores.colbert_scores"
+    columns = len(gathered.documents)
+    suggestion = "latelier.scores.colbert_scores"
     return at_least_float32(raw_score(score_metric, batch.queries, gathered.documents, columns, suggestion, name))
 
 
@@ -479,7 +508,8 @@ def false_negatives(
     same query. False everywhere if there are no keys.
     """
     device = batch.queries.device
-    columns, positives = torch.arange(len(gathered.documents), device=device), positives.to(device)
+    columns = torch.arange(len(gathered.documents), device=device)
+    positives = positives.to(device)
     if gathered.keys is None or batch.query_keys is None:
         return torch.zeros(len(positives), len(columns), dtype=torch.bool, device=device)
     documents, queries = (keys.to(device) for keys in gathered.keys)
@@ -490,7 +520,10 @@ def false_negatives(
 
 def reduce_total(total: Tensor, gathered: GatheredDocuments, options: LossOptions) -> Tensor:
     """Scale a sum over this process's queries so that the mean gradient over processes is that of the whole batch."""
-    share = _world_size() if options.gather_across_devices else 1
+    if options.gather_across_devices:
+        share = _world_size()
+    else:
+        share = 1
     return total * share / (gathered.queries if options.size_average else 1)
 
 

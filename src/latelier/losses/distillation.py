@@ -45,7 +45,8 @@ _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # l
 
 def min_max_normalize(scores: Tensor) -> Tensor:
     """Map each row ``(b, n)`` onto 0 ... 1: ``(s - min) / (max - min + 1e-8)``."""
-    low, high = scores.min(dim=1, keepdim=True).values, scores.max(dim=1, keepdim=True).values
+    low = scores.min(dim=1, keepdim=True).values
+    high = scores.max(dim=1, keepdim=True).values
     return (scores - low) / (high - low + _EPSILON)
 
 
@@ -61,7 +62,8 @@ def row_weights(scores: Tensor, rounding: float) -> Tensor:
     scores = scores.detach()
     span = scores.amax(dim=1) - scores.amin(dim=1)
     size = scores.abs().amax(dim=1)
-    tolerance, full = rounding * size, max(_FULL_SHARE, 2 * rounding) * size
+    tolerance = rounding * size
+    full = max(_FULL_SHARE, 2 * rounding) * size
     tiny = torch.finfo(scores.dtype).tiny  # if all scores are 0, so are span, tolerance and full
     return ((span - tolerance) / (full - tolerance).clamp(min=tiny)).clamp(0, 1)
 
@@ -75,7 +77,10 @@ def relative_rounding(scores: torch.dtype, vectors: torch.dtype, dim: int, token
     """
     sums = torch.promote_types(scores, torch.float32)
     of_sums = (dim + tokens) * torch.finfo(sums).eps
-    of_scores = torch.finfo(scores).eps if sums != scores else 0.0
+    if sums != scores:
+        of_scores = torch.finfo(scores).eps
+    else:
+        of_scores = 0.0
     return of_sums + of_scores + 2 * torch.finfo(vectors).eps / math.sqrt(max(dim, 1))
 
 
@@ -237,7 +242,10 @@ class Distillation(Loss):
         scores = at_least_float32(raw)
         teacher = read_scores(labels, scores)
         self._warn_of_too_few(n)
-        student = min_max_normalize(scores) if self.normalize_scores else scores
+        if self.normalize_scores:
+            student = min_max_normalize(scores)
+        else:
+            student = scores
         divergence = nn.functional.kl_div(
             nn.functional.log_softmax(student / self.temperature, dim=1),
             nn.functional.log_softmax(teacher / self.teacher_temperature, dim=1),
@@ -249,7 +257,9 @@ class Distillation(Loss):
         total = divergence.sum() * self.temperature**2
         if self.in_batch_weight:
             total = total + self.in_batch_weight * self._in_batch(batch, teacher)
-        return total / len(batch.queries) if self.options.size_average else total
+        if self.options.size_average:
+            return total / len(batch.queries)
+        return total
 
     def _weigh(self, batch: EmbeddedBatch, scores: Tensor, precision: torch.dtype) -> Tensor:
         """Return query weights ``(b,)``: 0 if all candidates are the same text, or score the same up to rounding."""
@@ -270,7 +280,8 @@ class Distillation(Loss):
     def _in_batch(self, batch: EmbeddedBatch, teacher: Tensor) -> Tensor:
         """Return the cross-entropy of the best candidate among the documents of other queries, summed over queries."""
         gathered = gather_documents(batch, across_devices=False)
-        n, scores = batch.per_query, score_all(self.in_batch_metric, batch, gathered, "in_batch_metric")
+        n = batch.per_query
+        scores = score_all(self.in_batch_metric, batch, gathered, "in_batch_metric")
         rows = torch.arange(len(batch.queries), device=scores.device)
         positives = rows * n + teacher.argmax(dim=1)
         columns = torch.arange(len(gathered.documents), device=scores.device)
@@ -385,7 +396,10 @@ class MarginMSE(Loss):
 
 
 def _read_margins(labels: Any, scores: Tensor) -> Tensor:
-    given = None if labels is None else as_numbers(labels).detach()
+    if labels is None:
+        given = None
+    else:
+        given = as_numbers(labels).detach()
     b, n = scores.shape
     if given is not None and given.shape in ((b, n - 1), (b,) if n == 2 else (b, n - 1)):
         return read_scores(given.reshape(b, n - 1), scores[:, 1:])

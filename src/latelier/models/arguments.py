@@ -141,12 +141,18 @@ def resolve_task(query_mode: bool | None, is_query: bool | None, task: str | Non
         raise InvalidArgumentError(
             f"query_mode={query_mode}, is_query={is_query}, task={task!r} contradict each other."
         )
-    return default if not spelled else "query" if spelled.pop() else "document"
+    if not spelled:
+        return default
+    if spelled.pop():
+        return "query"
+    return "document"
 
 
 def resolve_truncation(truncate_dim: Any, default: int | None, embedding_size: int) -> int | None:
     """Return how many of the first numbers of each vector to keep, None for all."""
-    return default if truncate_dim is None else check_count("truncate_dim", truncate_dim, most=embedding_size)
+    if truncate_dim is None:
+        return default
+    return check_count("truncate_dim", truncate_dim, most=embedding_size)
 
 
 class Inputs(NamedTuple):
@@ -183,7 +189,8 @@ def read_inputs(given: Any, is_single: Callable[[Any], bool]) -> Inputs:
         check_texts(rows)
         return Inputs(rows, None, single)
     if not all(grouped):
-        group, text = grouped.index(True), grouped.index(False)
+        group = grouped.index(True)
+        text = grouped.index(False)
         raise InvalidArgumentError(f"texts[{group}] is a list and texts[{text}] is none; give texts or lists of texts.")
     for i, row in enumerate(rows):
         check_texts(row, f"texts[{i}]")

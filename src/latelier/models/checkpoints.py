@@ -70,7 +70,8 @@ def check_modules(name: str, modules: Sequence[Any]) -> None:
     tokenizer: Any = encoder.tokenizer
     model: Any = encoder.model
     files = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
-    tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
+    tokens = len(tokenizer)
+    rows = model.get_input_embeddings().num_embeddings
     if files and 2 * tokens < rows and not any(any(Path(name).rglob(file)) for file in files):
         reason = f"its tokenizer knows {tokens:,} tokens for {rows:,} embeddings, and the folder has none of "
         raise ModelLoadError(name, FileNotFoundError(f"{reason}{', '.join(files)}. Copy the whole folder."))
@@ -183,11 +184,15 @@ def _marker(model: Any, task: str) -> tuple[str, str, str]:
         piece = next(iter(tokenizer.tokenize(prompt)), "")
         if piece not in tokenizer.added_tokens_encoder:
             return "", prompt, ""
-        marker, rest = piece, prompt[len(piece) :].lstrip()
+        marker = piece
+        rest = prompt[len(piece) :].lstrip()
         inserted = tokenizer.convert_tokens_to_ids(piece)
         for text in _TEXTS:
             first, *others = tokenizer(rest + text)["input_ids"] or [inserted]
-            behind = [inserted, first] if task in model.inserted_markers else [first, inserted]
+            if task in model.inserted_markers:
+                behind = [inserted, first]
+            else:
+                behind = [first, inserted]
             if tokenizer(prompt + text)["input_ids"] != [*behind, *others] and (rest + text):
                 return "", "", f"its {task} marker {marker!r} changes how the text behind it is split into tokens"
         return marker, rest, ""

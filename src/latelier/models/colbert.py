@@ -64,7 +64,9 @@ def _stripped(text: Any) -> Any:
     """Return a text, or a pair of texts, without outer white space; other inputs unchanged."""
     if isinstance(text, tuple):
         return tuple(map(_stripped, text))
-    return text.strip() if isinstance(text, str) else text
+    if isinstance(text, str):
+        return text.strip()
+    return text
 
 
 def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +158,10 @@ class ColBERT(MultiVectorEncoder):
         self._construction = Construction(recipe or Recipe(), size, frozenset(kwargs.get("prompts") or ()))
         self._frozen = FrozenCopies()
         self.inserted_markers = {}
-        name = None if model_name_or_path is None else str(model_name_or_path)
+        if model_name_or_path is None:
+            name = None
+        else:
+            name = str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
         with location.loading(name, kwargs) as found:
             is_mapped = device is None and "device_map" in (kwargs.get("model_kwargs") or {})
@@ -169,7 +174,10 @@ class ColBERT(MultiVectorEncoder):
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.mask_token
         if self._construction.inserts_markers or self._legacy.prefixes:
             self.inserted_markers = inserted_markers(self)
-        built = self._construction.recipe if self._construction.is_fresh else None
+        if self._construction.is_fresh:
+            built = self._construction.recipe
+        else:
+            built = None
         set_max_lengths(self, max_length_query, max_length_document, built)
         self.truncate_dim = arguments.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self.embedding_size)
@@ -215,7 +223,8 @@ class ColBERT(MultiVectorEncoder):
             If the model is a late-interaction checkpoint, which `ColBERT` loads.
         """
         as_path(model_name_or_path, "the model")
-        recipe, size = untrained_recipe(projection, embedding_size), embedding_size
+        recipe = untrained_recipe(projection, embedding_size)
+        size = embedding_size
         model = cls(model_name_or_path, size, device, max_length_query, max_length_document, recipe=recipe, **kwargs)
         if not model._construction.is_fresh:
             raise InvalidArgumentError(
@@ -314,7 +323,8 @@ class ColBERT(MultiVectorEncoder):
         batch = read_inputs(given, self.is_singular_input)
         task = arguments.resolve_task(query_mode, is_query, task)
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task, output_value)
-        numpy, size = bool(convert_to_numpy and not convert_to_tensor), self.embedding_size
+        numpy = bool(convert_to_numpy and not convert_to_tensor)
+        size = self.embedding_size
         form = OutputForm(packed, precision, numpy, output_value is None, pooling)
         dim = arguments.resolve_truncation(truncate_dim, self.truncate_dim, size)
         job = encoding.Job(task, prompt, batch_size, compute_dtype, dim, numpy, pooling=pooling)
@@ -438,7 +448,8 @@ class ColBERT(MultiVectorEncoder):
     def _token_vectors(self, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return vectors ``(n, tokens, dim)`` with gradients, and the bool mask ``(n, tokens)`` of the scored ones."""
         out = self.forward(move_features(features, self.device))
-        vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
+        vectors = out["token_embeddings"]
+        mask = out["attention_mask"].bool()
         if self.truncate_dim is not None:
             vectors = nn.functional.normalize(vectors[..., : self.truncate_dim], dim=-1)
         return vectors, mask
@@ -468,7 +479,9 @@ class ColBERT(MultiVectorEncoder):
             left, left_mask = self._token_vectors(self.preprocess(queries[pairs], task="query"))
             right, right_mask = self._token_vectors(self.preprocess(documents[pairs], task="document"))
             batches.append(colbert_scores_pairwise(left, right, left_mask, right_mask, backend="torch"))
-        return torch.cat(batches) if batches else torch.zeros(0, device=self.device)
+        if batches:
+            return torch.cat(batches)
+        return torch.zeros(0, device=self.device)
 
     def train(self, mode: bool = True) -> ColBERT:
         """Set the training mode, as in torch; `encode` takes weights as they are after this call and after `eval`.
@@ -678,16 +691,19 @@ class ColBERT(MultiVectorEncoder):
 
     def _get_model_config(self) -> dict[str, Any]:
         config = super()._get_model_config()
-        return {**config, BEHIND_FIRST: True} if self.inserted_markers else config
+        if self.inserted_markers:
+            return {**config, BEHIND_FIRST: True}
+        return config
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         checkpoint = Checkpoint(model_name_or_path, kwargs)
         prepare(self, checkpoint)
         modules, options = super()._load_default_modules(model_name_or_path, *args, **kwargs)
         first, *others = cast(list[Any], modules)
-        heads = (
-            checkpoint.heads(cast(Any, first).model, cast(Any, first).get_embedding_dimension()) if others[:-2] else []
-        )
+        if others[:-2]:
+            heads = checkpoint.heads(cast(Any, first).model, cast(Any, first).get_embedding_dimension())
+        else:
+            heads = []
         if heads:
             others[0] = choose_head(heads, model_name_or_path, self._construction.embedding_size).to_dense()
         elif self._legacy.prefixes:

@@ -40,12 +40,18 @@ def _token_heads(name: str, modules: Sequence[nn.Module], has_saved_head: bool) 
             continue
         if isinstance(module, Dense) and not has_saved_head:
             continue  # added by sentence-transformers, with random weights
-        reads = module.in_features if isinstance(module, Dense) else None
+        if isinstance(module, Dense):
+            reads = module.in_features
+        else:
+            reads = None
         if isinstance(module, Dense) and reads == width:
             heads.append(module)
             width = module.out_features
             continue
-        reason = f"reads {reads} numbers, and a token has {width}" if reads else "works on pooled vectors"
+        if reads:
+            reason = f"reads {reads} numbers, and a token has {width}"
+        else:
+            reason = "works on pooled vectors"
         warn_caller(f"the {type(module).__name__} of {name} is left out: it {reason}.")
     return heads
 
@@ -68,7 +74,8 @@ def fit_pca(model: MultiVectorEncoder, texts: Iterable[str], batch_size: int, sh
     MaxSim consists of inner products. Subtracting a mean would need a bias in the projection.
     """
     position, projection = [(i, module) for i, module in enumerate(model) if isinstance(module, Dense)][-1]
-    moment, count = torch.zeros(projection.in_features, projection.in_features, dtype=torch.float64), 0
+    moment = torch.zeros(projection.in_features, projection.in_features, dtype=torch.float64)
+    count = 0
     model.eval()
     check_count("batch_size", batch_size)
     remaining = checked_stream([texts] if isinstance(texts, str) else texts)
@@ -132,7 +139,10 @@ class Construction:
         # or one of transformers' own, such as ColPali.
         if self.is_fresh or markers or (not has_modules_json and modules[0].transformer_task == "retrieval"):
             return loaded
-        heads = _token_heads(name, modules, self.has_saved_head) if has_modules_json else []
+        if has_modules_json:
+            heads = _token_heads(name, modules, self.has_saved_head)
+        else:
+            heads = []
         transformer = next(module for module in modules if isinstance(module, Transformer))
         return self.build(transformer, heads, prompts), module_kwargs
 
@@ -172,9 +182,13 @@ class Construction:
         vocabulary = encoder.get_input_embeddings().num_embeddings
         _add_markers(transformer, [self.recipe.query_marker, self.recipe.document_marker])
         self.has_new_tokens = encoder.get_input_embeddings().num_embeddings > vocabulary
-        width = heads[-1].out_features if heads else int(transformer.get_embedding_dimension())
+        if heads:
+            width = heads[-1].out_features
+        else:
+            width = int(transformer.get_embedding_dimension())
         modules: list[nn.Module] = [transformer, *heads]
-        kind, size = self.recipe.projection, self.embedding_size or DEFAULT_EMBEDDING_SIZE
+        kind = self.recipe.projection
+        size = self.embedding_size or DEFAULT_EMBEDDING_SIZE
         # Trained heads replace a learned one, and a rotation where they have the wanted size already.
         if kind is not None and not (heads and (kind == "learned" or (kind == "orthogonal" and width == size))):
             modules.append(_projection(width, size, kind))
@@ -241,7 +255,10 @@ def _add_markers(transformer: Transformer | TextEncoder, markers: list[str]) -> 
     before = table.weight.shape[0]
     if len(tokenizer) > before:
         mean = table.weight.detach().mean(dim=0)
-        options = {} if isinstance(transformer, TextEncoder) else {"mean_resizing": False}
+        if isinstance(transformer, TextEncoder):
+            options = {}
+        else:
+            options = {"mean_resizing": False}
         table = transformer.model.resize_token_embeddings(len(tokenizer), **options)
         with torch.no_grad():
             table.weight[before:] = mean
@@ -258,10 +275,16 @@ def encoder_module(model: MultiVectorEncoder) -> Transformer | TextEncoder:
 def max_length(model: MultiVectorEncoder, task: str) -> int:
     """Return the maximum number of tokens of a ``"query"`` or a ``"document"``, special tokens included."""
     encoder = encoder_module(model)
-    expansion = encoder.query_expansion if task == "query" else None
+    if task == "query":
+        expansion = encoder.query_expansion
+    else:
+        expansion = None
     if expansion and expansion["strategy"] == "fixed":
         return int(expansion["length"])
-    cap = encoder.query_length if task == "query" else encoder.document_length
+    if task == "query":
+        cap = encoder.query_length
+    else:
+        cap = encoder.document_length
     return cap or length_limit(encoder) or int(model.max_seq_length or 0)
 
 
@@ -284,11 +307,17 @@ def check_lengths(
     if truncation:
         return
     cap = max_length(model, task)
-    prompt = model.prompts.get(task) or "" if prompt is None else prompt
+    if prompt is None:
+        prompt = model.prompts.get(task) or ""
+    else:
+        prompt = prompt
     for i, given in enumerate(inputs):
         if not isinstance(given, (str, tuple)):
             continue
-        first, *others = [given] if isinstance(given, str) else given
+        if isinstance(given, str):
+            first, *others = [given]
+        else:
+            first, *others = given
         with tokenizer_lock(model.tokenizer):
             length = len(model.tokenizer(f"{prompt}{first}", *others, truncation=False, verbose=False)["input_ids"])
         if length > cap:
@@ -308,14 +337,20 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
     if not isinstance(encoder, (Transformer, TextEncoder)):
         return
     limit = length_limit(encoder)
-    default = encoder.document_length if recipe is None else DEFAULT_DOCUMENT_LENGTH
+    if recipe is None:
+        default = encoder.document_length
+    else:
+        default = DEFAULT_DOCUMENT_LENGTH
     encoder.document_length = resolve_length("max_length_document", document, default, limit)
     expansion = encoder.query_expansion
     if recipe is None:
         default = encoder.query_length
     else:
         is_least = recipe.query_expansion == "min"
-        default = DEFAULT_QUERY_LENGTH if recipe.projection == "learned" and not is_least else limit
+        if recipe.projection == "learned" and not is_least:
+            default = DEFAULT_QUERY_LENGTH
+        else:
+            default = limit
         if recipe.query_expansion:
             strategy = "min" if is_least else "fixed"
             expansion = {"strategy": strategy, "attend": recipe.attend_to_expansion, "length": 1, "token": None}
@@ -327,11 +362,16 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
         if expansion["strategy"] == "fixed":
             encoder.query_expansion = {**expansion, "length": length}
         else:
-            least = DEFAULT_QUERY_LENGTH if recipe is not None else expansion["length"]
+            if recipe is not None:
+                least = DEFAULT_QUERY_LENGTH
+            else:
+                least = expansion["length"]
             encoder.query_expansion = {**expansion, "length": min(least, length or least)}
             encoder.query_length = length
 
 
 def length_limit(encoder: Transformer | TextEncoder) -> int | None:
     """Return the longest input that an encoder reads, or None where it has no limit."""
-    return encoder.max_seq_length if isinstance(encoder, TextEncoder) else encoder_limit(encoder.config)
+    if isinstance(encoder, TextEncoder):
+        return encoder.max_seq_length
+    return encoder_limit(encoder.config)

@@ -60,7 +60,8 @@ _LEAST_COSINE = 0.999
 _LONG_WORK = 32_768
 # Tokens of a batch without padding, per text of `batch_size`: enough to keep a large GPU busy; and of pictures, which
 # have about a thousand each, and are read by models with billions of weights.
-_GPU_TOKENS, _PICTURE_TOKENS = 2048, 256
+_GPU_TOKENS = 2048
+_PICTURE_TOKENS = 256
 _PICTURE_PIXELS = 1 << 26  # of a batch, 200 MB in RGB
 _CPU = torch.device("cpu")
 _UNPOOLED = Pooling()
@@ -115,7 +116,9 @@ class OutputForm:
     @property
     def encoded_precision(self) -> str | None:
         """The precision to encode in: None with pooling, which needs the vectors as computed."""
-        return None if self._pools else self.precision
+        if self._pools:
+            return None
+        return self.precision
 
     @property
     def _pools(self) -> bool:
@@ -128,16 +131,23 @@ class OutputForm:
         there are no texts; `single`: whether one text was given rather than a list.
         """
         if self.raw:
-            return encoded[0] if single else encoded
+            if single:
+                return encoded[0]
+            return encoded
         if not isinstance(encoded, TokenEmbeddings):
             empty = TokenEmbeddings(torch.zeros(0, dim), [0])
-            encoded = TokenEmbeddings.from_list(encoded) if len(encoded) else empty
+            if len(encoded):
+                encoded = TokenEmbeddings.from_list(encoded)
+            else:
+                encoded = empty
         encoded = self.finish(encoded)
         if self.numpy:
             encoded = (encoded.to("float32") if encoded.dtype == "bfloat16" else encoded).to("numpy")
         if self.packed:
             return encoded
-        return encoded[0] if single else list(encoded)
+        if single:
+            return encoded[0]
+        return list(encoded)
 
     def finish(self, encoded: TokenEmbeddings) -> TokenEmbeddings:
         """Return embeddings pooled and in this precision."""
@@ -145,7 +155,9 @@ class OutputForm:
             how = self.pooling
             options = {"num_vectors": how.num_vectors, "protected_tokens": how.protected_tokens}
             encoded = pool_tokens(encoded, how.pool_factor, **options)  # type: ignore[arg-type]
-        return encoded if self.precision is None else encoded.to(self.precision)
+        if self.precision is None:
+            return encoded
+        return encoded.to(self.precision)
 
 
 def encodes_by_budget(model: MultiVectorEncoder) -> bool:
@@ -182,9 +194,13 @@ def encode_rows(
     check_count("batch_size", job.batch_size)
     check_lengths(model, rows, job.task, prompt, truncation=truncation)
     delegated = model._distributed_inference is not None and options.get("device") is None
-    device, pool = options.get("device"), options.get("pool")
+    device = options.get("device")
+    pool = options.get("pool")
     are_many = pool is not None or (isinstance(device, list) and bool(device))
-    pixels = [] if are_many or job.pooling.uses_attention or are_texts(rows) else list(map(_pixels, rows))
+    if are_many or job.pooling.uses_attention or are_texts(rows):
+        pixels = []
+    else:
+        pixels = list(map(_pixels, rows))
     are_known = all(pixels) if pixels else are_texts(rows)
     if delegated or not (encodes_by_budget(model) and _LOOP_OPTIONS.issuperset(options) and are_known):
         if job.compute_dtype in ("bfloat16", "float16", "int8") or job.pooling.uses_attention:
@@ -214,7 +230,9 @@ def encode_rows(
         if pixels:
             return encode_pictures(model, rows.__getitem__, pixels, job, bar)
         parts = [window.to_embeddings() for window in encode_windows(model, rows, job, bar)]
-    return TokenEmbeddings.concatenate(parts) if parts else parts
+    if parts:
+        return TokenEmbeddings.concatenate(parts)
+    return parts
 
 
 def encode_pictures(
@@ -232,8 +250,12 @@ def encode_pictures(
     model.eval()
     forward = _Forward(model, job, None if job.compute_dtype == "auto" else job.compute_dtype, None)
     budget = job.batch_size * _PICTURE_TOKENS
-    budget = min(budget, CPU_BATCH_TOKENS) if job.device.type == "cpu" else budget
-    waiting, longest = deque(np.argsort(-np.asarray(pixels), kind="stable").tolist()), budget
+    if job.device.type == "cpu":
+        budget = min(budget, CPU_BATCH_TOKENS)
+    else:
+        budget = budget
+    waiting = deque(np.argsort(-np.asarray(pixels), kind="stable").tolist())
+    longest = budget
     batches: list[Batch] = []
     while waiting:
         rows = [waiting.popleft()]
@@ -254,7 +276,9 @@ def encode_pictures(
 def _pixels(row: Any) -> int:
     """Return the number of pixels of an image of PIL, alone or in a dict; 0 for any other input."""
     image: Any = row.get("image") if isinstance(row, dict) else row
-    return image.width * image.height if hasattr(image, "getbands") else 0
+    if hasattr(image, "getbands"):
+        return image.width * image.height
+    return 0
 
 
 def encode_chunk(model: MultiVectorEncoder, texts: list[str], job: Job, device: Any) -> TokenEmbeddings:
@@ -320,7 +344,9 @@ def encode_windows(model: MultiVectorEncoder, texts: Iterable[str], job: Job, ba
     """
     windows = _encode_windows(model, texts, job, bar)
     # A GPU's window is copied as a whole, while the next one is computed.
-    return one_behind(map(_start_copy_of_window, windows)) if job.save_to_cpu and job.device.type == "cuda" else windows
+    if job.save_to_cpu and job.device.type == "cuda":
+        return one_behind(map(_start_copy_of_window, windows))
+    return windows
 
 
 def _start_copy_of_window(window: Window) -> Callable[[], Window]:
@@ -342,7 +368,10 @@ def _start_copy_of_embeddings(window: TokenEmbeddings) -> Callable[[], TokenEmbe
 def _encode_windows(model: Any, texts: Iterable[str], job: Job, bar: Any) -> Iterator[Window]:
     if model.training:
         model.eval()
-    forward = None if job.compute_dtype == "auto" else _Forward.of(model, job, job.compute_dtype)
+    if job.compute_dtype == "auto":
+        forward = None
+    else:
+        forward = _Forward.of(model, job, job.compute_dtype)
     for features in _tokenized(model, texts, job):
         used = used_positions(features)
         if forward is None:
@@ -399,7 +428,10 @@ class _Forward:
                 if unpadded:
                     return self._encode_unpadded(features, used, bar)
             # Beside other work, the threads of a query wait for the one that has lost its core.
-            threads = 1 if self.frozen is None or used.numel() <= SINGLE_TOKENS else allowed_threads()
+            if self.frozen is None or used.numel() <= SINGLE_TOKENS:
+                threads = 1
+            else:
+                threads = allowed_threads()
             updating = Lock()
 
             def encode(rows: np.ndarray) -> Batch:
@@ -419,7 +451,8 @@ class _Forward:
         """Return the rows of each batch."""
         if len(used) == 1:  # a query on its own needs no lengths and no budget
             return [np.zeros(1, dtype="int64")]
-        lengths, budget = used.sum(dim=1).numpy(), self.job.batch_size * max_length(self.model, self.job.task)
+        lengths = used.sum(dim=1).numpy()
+        budget = self.job.batch_size * max_length(self.model, self.job.task)
         if self.job.device.type == "cpu":
             budget = min(budget, CPU_BATCH_TOKENS)
         if threads > 1:
@@ -428,7 +461,10 @@ class _Forward:
 
     def encode_batch(self, features: Any, used: Tensor, rows: np.ndarray, recorder: Any = None) -> Batch:
         """Encode some rows of features."""
-        batch = features if len(used) == 1 else select_rows(features, used, rows)
+        if len(used) == 1:
+            batch = features
+        else:
+            batch = select_rows(features, used, rows)
         with inference(self.job.device, self.dtype, frozen=self.frozen is not None):
             vectors, mask = self.run(batch)
             vectors = self.finish(vectors)
@@ -446,7 +482,8 @@ class _Forward:
                 weights=recorder.received(read)[mask],
                 protected_tokens=how.protected_tokens,
             )
-            vectors, lengths = pooled.vectors, pooled.lengths.tolist()
+            vectors = pooled.vectors
+            lengths = pooled.lengths.tolist()
         copied = self.job.save_to_cpu and self.job.device.type != "cuda"
         return Batch(rows, vectors.cpu() if copied else vectors, lengths)
 
@@ -456,7 +493,8 @@ class _Forward:
         if "_original_forward" in vars(forward):  # a trainer of mixed precision leaves accelerate's autocast around it
             forward = type(forward).forward.__get__(forward)
         out = forward(move_features(features, self.job.device), task=self.job.task)
-        vectors, mask = out["token_embeddings"], out["attention_mask"].bool()
+        vectors = out["token_embeddings"]
+        mask = out["attention_mask"].bool()
         # Vectors of texts without padding, such as one query, are not copied.
         return (vectors.flatten(0, 1) if mask.all() else vectors[mask]), mask
 
@@ -465,8 +503,13 @@ class _Forward:
         if torch.is_autocast_enabled(self.job.device.type):
             # The vectors were normalised in half precision, so their length is rounded too.
             vectors = vectors.float()
-            vectors = nn.functional.normalize(vectors, dim=-1) if isinstance(self.model[-1], Normalize) else vectors
-        return vectors if self.job.truncate_dim is None else _truncate(vectors, self.job.truncate_dim)
+            if isinstance(self.model[-1], Normalize):
+                vectors = nn.functional.normalize(vectors, dim=-1)
+            else:
+                vectors = vectors
+        if self.job.truncate_dim is None:
+            return vectors
+        return _truncate(vectors, self.job.truncate_dim)
 
     def _encode_unpadded(self, features: Any, used: Tensor, bar: Any) -> Window:
         """Encode a window on a GPU in batches without padding."""
@@ -496,7 +539,8 @@ def _map_in_threads(encode: Callable[[np.ndarray], Batch], groups: Sequence[np.n
     Threads that share a batch wait for each other after every operation: a tenth of the time on two idle cores, and on
     a busy machine as long as one of them is without a core.
     """
-    waiting, batches = deque(groups), []
+    waiting = deque(groups)
+    batches = []
 
     def work() -> None:
         with limited_threads(1):
@@ -567,7 +611,9 @@ def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | No
     computed, exact = (
         _Forward.of(model, job, dtype).encode_batch(features, used, rows).vectors for dtype in ("bfloat16", None)
     )
-    return "bfloat16" if stays_close(computed, exact) else None
+    if stays_close(computed, exact):
+        return "bfloat16"
+    return None
 
 
 def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | None) -> bool:
@@ -623,12 +669,17 @@ class Window(NamedTuple):
         """Return the texts in order, copied once at most, and converted to `precision` on the way."""
         first = self.batches[0]
         # int8 needs the vectors as computed: the scale of a token comes from them.
-        dtype = first.vectors.dtype if precision in (None, "int8") else torch_dtype(precision)
+        if precision in (None, "int8"):
+            dtype = first.vectors.dtype
+        else:
+            dtype = torch_dtype(precision)
         if len(first.rows) == len(self.batches) == 1:  # a query on its own is in order
             packed = TokenEmbeddings(first.vectors.to(dtype), [0, len(first.vectors)])
         else:
             packed = self._in_order(dtype)
-        return packed if precision is None else packed.to(precision)
+        if precision is None:
+            return packed
+        return packed.to(precision)
 
     def _in_order(self, dtype: torch.dtype) -> TokenEmbeddings:
         rows = np.concatenate([batch.rows for batch in self.batches])
@@ -641,7 +692,8 @@ class Window(NamedTuple):
         first = self.batches[0].vectors
         vectors = first.new_empty(int(offsets[-1]), first.shape[1], dtype=dtype)
         for batch in self.batches:
-            places, given = rows_of(offsets, batch.rows), batch.vectors.to(dtype)
+            places = rows_of(offsets, batch.rows)
+            given = batch.vectors.to(dtype)
             if vectors.device.type == "cpu":  # by numpy: after torch computes with threads here, a forked child hangs
                 _plain(vectors)[places] = _plain(given)
             else:
@@ -660,7 +712,9 @@ def document_length(model: Any, text: str) -> int | None:
     with tokenizer_lock(model.tokenizer):
         count = len(model.tokenizer(prompt + text, truncation=False, verbose=False)["input_ids"])
     limit = length_limit(encoder_module(model))
-    return count if limit is None or count <= limit else None
+    if limit is None or count <= limit:
+        return count
+    return None
 
 
 def encode_up_to(model: Any, text: str, max_length: int) -> np.ndarray:
@@ -679,7 +733,8 @@ def encode_up_to(model: Any, text: str, max_length: int) -> np.ndarray:
 def with_longer_queries(model: MultiVectorEncoder) -> MultiVectorEncoder:
     """Return a model of the same weights that reads up to `longest_query` tokens of a query, and expands none."""
     encoder: Any = copy(encoder_module(model))
-    encoder.query_expansion, encoder.query_length = None, longest_query(model)
+    encoder.query_expansion = None
+    encoder.query_length = longest_query(model)
     longer: Any = copy(model)
     longer._modules = {**model._modules, next(iter(model._modules)): encoder}
     longer._frozen = FrozenCopies()

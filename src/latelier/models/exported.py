@@ -121,7 +121,8 @@ def tokenizer_offsets(tokenizer: Any) -> Offsets:
 
 def _pieces(text: str) -> list[tuple[int, str]]:
     """Cut a text at white space into pieces of a limited length; return them with their positions."""
-    pieces, first = [], 0
+    pieces = []
+    first = 0
     while len(text) - first > _PIECE:
         last = first + _PIECE
         # Up to a thousand characters back for white space; without any, the piece ends within a word.
@@ -149,7 +150,8 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_UNFINISHED))
-        new, old = unfinished / "new", unfinished / "old"
+        new = unfinished / "new"
+        old = unfinished / "old"
         new.mkdir(mode=0o755)
         _describe(new, write(new) or {})
         with suppress(FileNotFoundError):
@@ -174,7 +176,10 @@ class ExportLoadError(ModelLoadError):
     """An export could not be found or read."""
 
     def __init__(self, folder: str, reason: Exception) -> None:
-        described = str(reason) if isinstance(reason, OSError) else f"{type(reason).__name__}: {reason}"
+        if isinstance(reason, OSError):
+            described = str(reason)
+        else:
+            described = f"{type(reason).__name__}: {reason}"
         LatelierError.__init__(
             self,
             f"could not load the model {folder!r:.300}: {described.strip().splitlines()[0].rstrip('.')}. Give a folder "
@@ -356,7 +361,8 @@ class _Task(NamedTuple):
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> _Task:
         """Return the settings that an export describes."""
-        skipped, kept = np.array(described["skipped"], "int64"), described["kept"]
+        skipped = np.array(described["skipped"], "int64")
+        kept = described["kept"]
         kept = None if kept is None else np.array(kept, "int64")
         inserted = described.get("inserted")  # a marker behind the first token
         return cls(described["prompt"], described["max_length"], described["expansion"], skipped, kept, inserted)
@@ -383,7 +389,9 @@ class _Head(NamedTuple):
     def apply(self, vectors: np.ndarray) -> np.ndarray:
         out = vectors @ self.weight.T
         out = self.activation(out if self.bias is None else out + self.bias)
-        return out if self.residual is None else out + vectors @ self.residual.T
+        if self.residual is None:
+            return out
+        return out + vectors @ self.residual.T
 
 
 class ExportedEncoder:
@@ -434,7 +442,10 @@ class ExportedEncoder:
             self._pad_id = int(described["pad_id"])
             self.longest_query = int(described["longest_query"])
             self._normalizes = bool(described["normalizes"])
-            self._direction = "left" if described["truncation_side"] == "left" else "right"
+            if described["truncation_side"] == "left":
+                self._direction = "left"
+            else:
+                self._direction = "right"
             self._json = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
             self._encoder = OnnxEncoder(self.folder)
             self._heads = _read_heads(self.folder / HEADS_FILE, described["heads"])
@@ -541,7 +552,9 @@ class ExportedEncoder:
     def join(self, tokens: list[str]) -> str:
         """Return the text that tokens form, as `convert_tokens_to_string` of transformers does."""
         decoder = self._tokenizer("query").decoder
-        return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
+        if decoder is None:
+            return " ".join(tokens)
+        return str(decoder.decode(tokens))
 
     def _encode(self, texts: Sequence[str], task: str) -> list[np.ndarray]:
         rows = self._tokenize(texts, task)
@@ -550,10 +563,14 @@ class ExportedEncoder:
         def encode(batch: np.ndarray) -> None:
             width = max(len(rows[i].ids) for i in batch)
             ids = np.full((len(batch), width), self._pad_id, dtype="int64")
-            types, attended = np.zeros_like(ids), np.zeros_like(ids)
+            types = np.zeros_like(ids)
+            attended = np.zeros_like(ids)
             for place, i in enumerate(batch):
-                row, length = rows[i], len(rows[i].ids)
-                ids[place, :length], types[place, :length], attended[place, :length] = row.ids, row.types, row.attended
+                row = rows[i]
+                length = len(rows[i].ids)
+                ids[place, :length] = row.ids
+                types[place, :length] = row.types
+                attended[place, :length] = row.attended
             hidden = self._encoder.run(ids, attended, types)
             for place, i in enumerate(batch):
                 scored = rows[i].scored
@@ -566,7 +583,10 @@ class ExportedEncoder:
         return [encoded[i] for i in range(len(rows))]
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:
-        given = [] if isinstance(texts, (str, bytes)) else list(texts)
+        if isinstance(texts, (str, bytes)):
+            given = []
+        else:
+            given = list(texts)
         if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in given):
             raise InvalidArgumentError(f"received {describe(texts)} as texts; give a list of str.")
         for i, text in enumerate(given):
@@ -576,7 +596,8 @@ class ExportedEncoder:
             encodings = self._tokenizer(task).encode_batch([settings.prompt + text.strip() for text in given])
         rows: list[_Tokens] = []
         for encoding in encodings:
-            tokens, offsets = encoding.ids, encoding.offsets
+            tokens = encoding.ids
+            offsets = encoding.offsets
             put_behind_first(tokens, settings.inserted, offsets)
             ids, types = (np.array(each, dtype="int64") for each in (tokens, encoding.type_ids))
             attended = np.ones_like(ids)
@@ -584,7 +605,8 @@ class ExportedEncoder:
             if expansion is not None and len(ids) < expansion["length"]:
                 more = (0, expansion["length"] - len(ids))
                 ids = np.pad(ids, more, constant_values=expansion["token_id"])
-                types, attended = np.pad(types, more), np.pad(attended, more, constant_values=int(expansion["attend"]))
+                types = np.pad(types, more)
+                attended = np.pad(attended, more, constant_values=int(expansion["attend"]))
             scored = ~np.isin(ids, settings.skipped)
             if settings.kept is not None:
                 scored &= np.isin(ids, settings.kept)
@@ -614,7 +636,9 @@ class ExportedEncoder:
             vectors = head.apply(vectors)
         if self._normalizes:
             vectors = _normalize(vectors)
-        return vectors if vectors.shape[1] == self.embedding_size else _normalize(vectors[:, : self.embedding_size])
+        if vectors.shape[1] == self.embedding_size:
+            return vectors
+        return _normalize(vectors[:, : self.embedding_size])
 
 
 def _normalize(vectors: np.ndarray) -> np.ndarray:

@@ -125,7 +125,10 @@ class FrozenCopies:
         if reads_attention or (kind == "torch" and not is_on("LATELIER_CPU_FORWARD")):
             return None
         state = _State.of(model)
-        found = None if state is None else self._copy(model, state, kind, compute_dtype)
+        if state is None:
+            found = None
+        else:
+            found = self._copy(model, state, kind, compute_dtype)
         if found is None and compute_dtype == "int8":
             raise LatelierError(
                 "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
@@ -137,10 +140,17 @@ class FrozenCopies:
         held = self._held
         if held is None or not held[0].is_that_of(state):
             held = self._held = state, {}
-        copies, name = held[1], f"{kind} {compute_dtype}"
+        copies = held[1]
+        name = f"{kind} {compute_dtype}"
         if name not in copies:
-            made = self._freeze_onnx(model, compute_dtype) if kind != "torch" else None
-            copies[name] = _freeze(model, compute_dtype) if made is None and compute_dtype != "int8" else made
+            if kind != "torch":
+                made = self._freeze_onnx(model, compute_dtype)
+            else:
+                made = None
+            if made is None and compute_dtype != "int8":
+                copies[name] = _freeze(model, compute_dtype)
+            else:
+                copies[name] = made
         return copies[name]
 
     def _freeze_onnx(self, model: Any, compute_dtype: str) -> Any:
@@ -171,7 +181,9 @@ class FrozenCopies:
                 return OnnxTransformer(encoder, session)
             if type(module) is nn.Linear and module.weight.dtype != torch.float32:  # a session returns float32
                 return copy.deepcopy(module).float()
-            return _LaidOutLinear(module) if is_plain_linear(module) and can_lay_out(torch.float32) else None
+            if is_plain_linear(module) and can_lay_out(torch.float32):
+                return _LaidOutLinear(module)
+            return None
 
         return _copy_model(model, replace)
 
@@ -190,7 +202,9 @@ def _freeze(model: Any, compute_dtype: str) -> Any:
     def replace(module: nn.Module) -> nn.Module | None:
         if is_plain_linear(module):
             return _LaidOutLinear(module, dtype=dtype)
-        return _FrozenBert(module, dtype) if type(module) is BertModel and _is_standard(module) else None
+        if type(module) is BertModel and _is_standard(module):
+            return _FrozenBert(module, dtype)
+        return None
 
     return _copy_model(model, replace)
 
@@ -233,10 +247,16 @@ class _LaidOutLinear(nn.Module):
             self._bias = torch.cat(biases).to(dtype) if biases else None
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         # The algorithm of gelu: exact, rather than approximated by tanh.
-        self._activation = ("gelu", "none") if gelu else ("none", "")
+        if gelu:
+            self._activation = ("gelu", "none")
+        else:
+            self._activation = ("none", "")
 
     def forward(self, input: Tensor) -> Tensor:
-        input = input if input.dtype == self._dtype else input.to(self._dtype)
+        if input.dtype == self._dtype:
+            input = input
+        else:
+            input = input.to(self._dtype)
         name, algorithm = self._activation
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             input.contiguous(), self._weight, self._bias, name, [], algorithm
@@ -291,7 +311,10 @@ class _FrozenBert(BertModel):
 
     def _embed(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         embeddings = self.embeddings
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        if token_type_ids is None:
+            types = torch.zeros_like(input_ids)
+        else:
+            types = token_type_ids
         positions = embeddings.position_ids[:, : input_ids.shape[1]]
         hidden = torch.embedding(embeddings.word_embeddings.weight, input_ids)
         hidden = hidden + torch.embedding(embeddings.token_type_embeddings.weight, types)
@@ -328,7 +351,11 @@ def _is_standard(bert: Any) -> bool:
 
 def is_plain_linear(module: Any) -> bool:
     """Whether a module is torch's own linear layer in float32 on the CPU, not quantised."""
-    weight = module._parameters.get("weight") if type(module) is nn.Linear else None  # None: pruned, weight-normed
+    # None: pruned, weight-normed
+    if type(module) is nn.Linear:
+        weight = module._parameters.get("weight")
+    else:
+        weight = None
     return (
         type(weight) is nn.Parameter
         and type(weight.data) is Tensor

@@ -55,7 +55,9 @@ def varlen_kernel() -> Callable[..., Any] | None:
         from torch.nn.attention.varlen import varlen_attn  # slow to import
     except ImportError:
         return None
-    return varlen_attn if {"scale", "window_size"} <= signature(varlen_attn).parameters.keys() else None
+    if {"scale", "window_size"} <= signature(varlen_attn).parameters.keys():
+        return varlen_attn
+    return None
 
 
 @contextmanager
@@ -81,7 +83,8 @@ def _attend(
     `**options`: ``scaling``; ``sliding_window``, one more than the distance that a token sees to either side. Returns:
     ``(1, tokens, heads, dim of a head)``, and no weights.
     """
-    packing, attend = _packing.get(), varlen_kernel()
+    packing = _packing.get()
+    attend = varlen_kernel()
     if packing is None or attend is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     reach = (options.get("sliding_window") or 0) - 1
@@ -95,7 +98,9 @@ def _attend(
 
 def _mask(*args: Any, **options: Any) -> Any:
     """Return no mask for packed texts: one of all pairs of tokens of a batch would not fit into memory."""
-    return None if _packing.get() is not None else ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
+    if _packing.get() is not None:
+        return None
+    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
 
 
 _SWITCH = "LATELIER_UNPADDED"
@@ -148,11 +153,13 @@ def is_unpadded(
 def packed_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
     """Yield the positions of texts, in order, in batches of at most `max_tokens` tokens, or of one longer text."""
     ends = np.cumsum(lengths)
-    start, before = 0, 0
+    start = 0
+    before = 0
     while start < len(ends):
         stop = max(start + 1, int(np.searchsorted(ends, before + max_tokens, side="right")))
         yield np.arange(start, stop)
-        start, before = stop, int(ends[stop - 1])
+        start = stop
+        before = int(ends[stop - 1])
 
 
 def encode_unpadded(
@@ -181,7 +188,10 @@ def encode_unpadded(
     encoder: Any = model[0]
     with packed_attention(encoder.model.config, packing):
         for module in model:
-            out = out if isinstance(module, MultiVectorMask) else module(out)
+            if isinstance(module, MultiVectorMask):
+                out = out
+            else:
+                out = module(out)
     vectors = out["token_embeddings"].squeeze(0)
     if not scored.all():
         vectors = vectors.index_select(0, _send(torch.from_numpy(scored.nonzero()[0]), device))
@@ -191,7 +201,10 @@ def encode_unpadded(
 def _has_kernel(model: MultiVectorEncoder, device: torch.device, dtype: str | None) -> bool:
     if device.type != "cuda":
         return False
-    computed = getattr(torch, dtype) if dtype in ("bfloat16", "float16") else model.dtype
+    if dtype in ("bfloat16", "float16"):
+        computed = getattr(torch, dtype)
+    else:
+        computed = model.dtype
     if computed not in _HALF or varlen_kernel() is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -219,7 +232,9 @@ def _is_watched(module: Any) -> bool:
 
 def _first_position(model: MultiVectorEncoder) -> int:
     encoder: Any = model[0].model
-    return int(encoder.config.pad_token_id) + 1 if _ENCODERS[type(encoder)] else 0
+    if _ENCODERS[type(encoder)]:
+        return int(encoder.config.pad_token_id) + 1
+    return 0
 
 
 def _scored(model: MultiVectorEncoder, packed: dict[str, Any], task: str) -> np.ndarray:
@@ -234,7 +249,9 @@ def _scored(model: MultiVectorEncoder, packed: dict[str, Any], task: str) -> np.
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device; to a GPU from pinned memory, without waiting."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _agrees(

@@ -83,7 +83,10 @@ class Checkpoint:
     def read(self, file: str) -> dict[str, Any]:
         """Return the settings in a JSON file; none where there is none. A setting that is null is absent."""
         path = self.path(file)
-        content = {} if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+        if path is None:
+            content = {}
+        else:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
         return {key: value for key, value in content.items() if value is not None}
 
     def unpickled(self, file: str) -> SavedHead | None:
@@ -118,7 +121,9 @@ def complete_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     # A query expansion of null is off, in sentence-transformers' own settings.
     given = {key: value for key, value in settings.items() if value is not None or key == "query_expansion"}
     is_pylate = given.get("model_type") == "ColBERT" or "model_type" not in given
-    return {**_PREFIXES, **given} if is_pylate and any(key in given for key in _OF_PYLATE) else given
+    if is_pylate and any(key in given for key in _OF_PYLATE):
+        return {**_PREFIXES, **given}
+    return given
 
 
 def prepare(model: Any, checkpoint: Checkpoint) -> None:
@@ -139,7 +144,9 @@ def prepare(model: Any, checkpoint: Checkpoint) -> None:
 
 def stanford_skiplist(checkpoint: Checkpoint) -> list[str]:
     """Return the document tokens that a checkpoint of Stanford's does not score: punctuation, unless it says no."""
-    return list(string.punctuation) if checkpoint.read("artifact.metadata").get("mask_punctuation", True) else []
+    if checkpoint.read("artifact.metadata").get("mask_punctuation", True):
+        return list(string.punctuation)
+    return []
 
 
 def choose_head(heads: Sequence[SavedHead], name: str, size: int | None) -> SavedHead:
@@ -189,14 +196,17 @@ def inserted_markers(model: MultiVectorEncoder) -> dict[str, int]:
 
 def insert_markers(features: dict[str, Any], marker: int) -> None:
     """Put the marker of each text behind its first token, in features of a tokenizer."""
-    ids, mask = features["input_ids"], features.get("attention_mask")
+    ids = features["input_ids"]
+    mask = features.get("attention_mask")
     if isinstance(ids, Tensor) and isinstance(mask, Tensor):
         if (added := features.get("query_expansion_positions")) is not None:
             mask = mask * ~added.bool()
-        first, lengths = mask.argmax(dim=1).tolist(), mask.sum(dim=1).tolist()
+        first = mask.argmax(dim=1).tolist()
+        lengths = mask.sum(dim=1).tolist()
         for row, start, length in zip(ids, first, lengths, strict=True):
             if length > 1 and row[start] == marker:
-                row[start], row[start + 1] = row[start + 1].clone(), marker
+                row[start] = row[start + 1].clone()
+                row[start + 1] = marker
     elif not isinstance(ids, Tensor):
         for row in ids:
             put_behind_first(row, marker)

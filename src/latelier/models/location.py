@@ -43,7 +43,9 @@ def resolve_name(model_name_or_path: str) -> str:
     if package is None or not package.submodule_search_locations:
         return model_name_or_path
     folder = Path(package.submodule_search_locations[0]) / "model"
-    return str(folder) if (folder / "model.safetensors").is_file() else model_name_or_path
+    if (folder / "model.safetensors").is_file():
+        return str(folder)
+    return model_name_or_path
 
 
 def without_pickles(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +74,10 @@ def _obstacle(folder: Path) -> str | None:
     """Return why there is no model in a folder; None where there may be one."""
     config = folder / "config.json"
     found = {path.suffix for path in (*folder.glob("*"), *folder.glob("*/*"))}
-    foreign = None if found & {".safetensors", ".bin"} else next(filter(None, map(_FOREIGN.get, sorted(found))), None)
+    if found & {".safetensors", ".bin"}:
+        foreign = None
+    else:
+        foreign = next(filter(None, map(_FOREIGN.get, sorted(found))), None)
     # MLX keeps quantised weights in safetensors, too.
     if config.is_file() and '"quantization"' in config.read_text(encoding="utf-8", errors="replace"):
         foreign = "quantised for MLX"
@@ -168,7 +173,10 @@ def _check_connection(name: str, options: Mapping[str, Any]) -> None:
     if constants.HF_HUB_OFFLINE or options.get("local_files_only"):
         return
     folder = options.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-    names = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
+    if "/" in name:
+        names = [name]
+    else:
+        names = [name, f"sentence-transformers/{name}"]
     version = {"cache_dir": folder, "revision": options.get("revision")}
     cached = (try_to_load_from_cache(each, file, **version) for each in names for file in _KNOWN_FILES)
     if any(isinstance(path, str) for path in cached):

@@ -165,7 +165,8 @@ def _compare(encoder: Any, folder: Path) -> None:
 
 def _example(encoder: Any, n: int, length: int) -> tuple[Tensor, ...]:
     """Return inputs of `n` texts of random tokens, all but the first of them padded."""
-    generator, length = torch.Generator().manual_seed(0), min(length, encoder_limit(encoder.config) or length)
+    generator = torch.Generator().manual_seed(0)
+    length = min(length, encoder_limit(encoder.config) or length)
     ids = torch.randint(0, encoder.config.vocab_size, (n, length), generator=generator)
     mask = (torch.arange(length) < length - torch.arange(n)[:, None] * 3).long()
     known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
@@ -317,8 +318,13 @@ def choose_backend(model: Any, compute_dtype: str, reads_attention: bool) -> str
             raise InvalidArgumentError(f"a model that starts with a {type(model[0]).__name__} needs backend='torch'.")
         return "torch"
     if backend == "auto" and not is_int8:
-        backend = "onnx" if is_installed() and model.dtype == torch.float32 else "torch"
-    return "onnx" if is_int8 or (backend == "onnx" and compute_dtype == "float32") else "torch"
+        if is_installed() and model.dtype == torch.float32:
+            backend = "onnx"
+        else:
+            backend = "torch"
+    if is_int8 or (backend == "onnx" and compute_dtype == "float32"):
+        return "onnx"
+    return "torch"
 
 
 class OnnxTransformer(nn.Module):
@@ -326,12 +332,14 @@ class OnnxTransformer(nn.Module):
 
     def __init__(self, encoder: Any, session: OnnxEncoder) -> None:
         super().__init__()
-        self.config, self._session = encoder.config, session
+        self.config = encoder.config
+        self._session = session
         self._encoder = [encoder]  # in a list, so that it is not a part of this module
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Return the last hidden state, as transformers does."""
-        ids, mask = options.get("input_ids"), options.get("attention_mask")
+        ids = options.get("input_ids")
+        mask = options.get("attention_mask")
         known = isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape == mask.shape and ids.numel() > 0
         if args or not known or any(value for name, value in options.items() if name not in (*INPUTS, "return_dict")):
             return self._encoder[0](*args, **options)
@@ -357,7 +365,8 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
         raise InvalidArgumentError(f"{str(target)!r} exists and is not an export; give a new folder.")
     if obstacle := next(_obstacles(model), ""):
         raise InvalidArgumentError(f"this model cannot be exported: {obstacle}.")
-    heads, description = fold([module for module in model if type(module) is Dense]), _describe(model)
+    heads = fold([module for module in model if type(module) is Dense])
+    description = _describe(model)
     encoder = model[0].model
     fingerprint = encoder_fingerprint(encoder)
     source = stored_export(encoder, compute_dtype, fingerprint)
@@ -393,7 +402,10 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def _is_replaceable(path: Path) -> bool:
     """Whether this is an empty folder, or one with the files of an export and no others, which would be lost."""
-    names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
+    if path.is_dir():
+        names = {each.name for each in path.iterdir()}
+    else:
+        names = {""}
     return not names or {DESCRIPTION_FILE, GRAPH_FILE} <= names <= _FILES
 
 
@@ -421,7 +433,9 @@ def _is_matrix(head: Dense) -> bool:
 def _residual(head: Dense) -> Tensor:
     """Return what the input is multiplied by before it is added to a layer's output, ``(out, in)``."""
     weight = head.linear.weight
-    return head.residual.weight.detach() if head.in_features != head.out_features else torch.eye(len(weight)).to(weight)
+    if head.in_features != head.out_features:
+        return head.residual.weight.detach()
+    return torch.eye(len(weight)).to(weight)
 
 
 def _obstacles(model: Any) -> Iterator[str]:
@@ -462,7 +476,8 @@ def _describe(model: Any) -> dict[str, Any]:
 
 
 def _describe_task(model: Any, task: str) -> dict[str, Any]:
-    encoder, tokenizer = model[0], model.tokenizer
+    encoder = model[0]
+    tokenizer = model.tokenizer
     masks = [module for module in model if isinstance(module, MultiVectorMask)]
     skipped: list[int] = []
     kept: list[int] | None = None
@@ -471,14 +486,29 @@ def _describe_task(model: Any, task: str) -> dict[str, Any]:
             skipped += mask._skiplist_ids.tolist()
         if task != "query" and mask.keep_only_token_ids:
             kept = list(mask.keep_only_token_ids)
-    max_length = encoder.query_length if task == "query" else encoder.document_length
-    expansion = encoder.query_expansion if task == "query" else None
+    if task == "query":
+        max_length = encoder.query_length
+    else:
+        max_length = encoder.document_length
+    if task == "query":
+        expansion = encoder.query_expansion
+    else:
+        expansion = None
     described = None
     if expansion is not None:
-        max_length = expansion["length"] if expansion["strategy"] == "fixed" or max_length is None else max_length
+        if expansion["strategy"] == "fixed" or max_length is None:
+            max_length = expansion["length"]
+        else:
+            max_length = max_length
         token = expansion["token"]
-        token_id = tokenizer.mask_token_id if token is None else tokenizer.convert_tokens_to_ids(token)
-        token_id = tokenizer.eos_token_id if token_id is None else token_id
+        if token is None:
+            token_id = tokenizer.mask_token_id
+        else:
+            token_id = tokenizer.convert_tokens_to_ids(token)
+        if token_id is None:
+            token_id = tokenizer.eos_token_id
+        else:
+            token_id = token_id
         described = {"length": expansion["length"], "attend": expansion["attend"], "token_id": token_id}
     if max_length is None and tokenizer.model_max_length < _NO_LIMIT:
         max_length = tokenizer.model_max_length

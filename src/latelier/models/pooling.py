@@ -66,7 +66,10 @@ def pool_weighted(
             continue
         own = weights[offsets[d] + protected : offsets[d + 1]]
         mean = own.mean()
-        own = np.maximum(own / mean, np.float32(_LEAST_WEIGHT)) if mean > 0 else np.ones_like(own)
+        if mean > 0:
+            own = np.maximum(own / mean, np.float32(_LEAST_WEIGHT))
+        else:
+            own = np.ones_like(own)
         labels = cluster(rows, len(means), own)
         shares = np.zeros((len(means), len(rows)), dtype=np.float32)
         shares[labels, np.arange(len(rows))] = own
@@ -138,7 +141,10 @@ class Pooling:
         """Return the pooling itself, or raise an error for a task or an output that is not pooled."""
         check_choice("output_value", output_value, ["token_embeddings"], optional=True)
         if self.is_on and (task == "query" or output_value is None):
-            given = f"pool_factor={self.pool_factor}" if self.num_vectors is None else f"num_vectors={self.num_vectors}"
+            if self.num_vectors is None:
+                given = f"pool_factor={self.pool_factor}"
+            else:
+                given = f"num_vectors={self.num_vectors}"
             kind = "queries" if output_value else "features"
             raise InvalidArgumentError(f"received {given} for {kind}; only documents are pooled: is_query=False.")
         return self
@@ -242,19 +248,26 @@ def pool_tokens(
         source = embeddings.to("cpu").to("numpy")
     offsets = pooling.offsets(source.lengths)
     pooled = _with_protected(_means(source, offsets, pooling, sizes), offsets, source, protected_tokens)
-    return pooled.to(embeddings.device) if embeddings.is_torch else pooled.to("numpy")
+    if embeddings.is_torch:
+        return pooled.to(embeddings.device)
+    return pooled.to("numpy")
 
 
 def _means(source: TokenEmbeddings, offsets: np.ndarray, pooling: Pooling, sizes: np.ndarray | None) -> np.ndarray:
     """Return the unit mean of each cluster ``(vectors, dim)``, and zeros in the rows of protected tokens."""
     means = np.zeros((int(offsets[-1]), source.dim), dtype="float32")
-    label = label_by_centroids if pooling.method == "attention" else label_by_ward
+    if pooling.method == "attention":
+        label = label_by_centroids
+    else:
+        label = label_by_ward
     protected = pooling.protected_tokens
 
     def pool(first: int, last: int) -> None:
         part = source[first:last].to("float32").to("numpy")
-        vectors, own = np.ascontiguousarray(part.vectors), offsets[first : last + 1]
-        rows, places = means[own[0] : own[-1]], own - own[0]
+        vectors = np.ascontiguousarray(part.vectors)
+        own = offsets[first : last + 1]
+        rows = means[own[0] : own[-1]]
+        places = own - own[0]
         if sizes is None:
             bad = pool_documents(vectors, part.offsets, places, protected, rows)
         else:
@@ -364,7 +377,8 @@ class Recorder:
         `mask`: bool ``(n, tokens)``: the tokens that are not padding. Returns: ``(n, tokens)`` float32: the mean over
         heads and over the tokens that attend, times their number. Its mean over a text's tokens is 1.
         """
-        weights, self._weights = self._weights, None
+        weights = self._weights
+        self._weights = None
         if weights is None or weights.shape != (*mask.shape, mask.shape[1]):
             raise InvalidArgumentError('the attention of this encoder cannot be read; use pool_method="ward".')
         return (weights * mask[:, :, None]).sum(dim=1)
@@ -377,7 +391,10 @@ class Recorder:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         logits = (query @ key.transpose(-1, -2)).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if mask is not None:
-            logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+            if mask.dtype == torch.bool:
+                logits = logits.masked_fill(~mask, -torch.inf)
+            else:
+                logits = logits + mask
         self._weights = logits.softmax(dim=-1).mean(dim=1).nan_to_num(0.0)
 
 
@@ -405,7 +422,10 @@ def recorded_attention(model: MultiVectorEncoder) -> Iterator[Recorder]:
     forward pass has recorded.
     """
     encoder = model[0]
-    config = getattr(encoder.model, "config", None) if isinstance(encoder, Transformer) else None
+    if isinstance(encoder, Transformer):
+        config = getattr(encoder.model, "config", None)
+    else:
+        config = None
     own = getattr(config, "_attn_implementation", None)
     layers = getattr(config, "num_hidden_layers", None)
     if config is None or own not in ("sdpa", "eager", _NAME) or not layers or has_pooling(model, "document"):

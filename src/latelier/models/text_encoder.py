@@ -87,7 +87,8 @@ class TextEncoder(InputModule):
         size = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > size:
             raise InvalidArgumentError(f"received {len(tokenizer)} tokens for an encoder with {size} embeddings.")
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
         self.max_seq_length = check_count("max_seq_length", max_seq_length)
         self.query_length = check_count("query_length", query_length, optional=True)
         self.document_length = check_count("document_length", document_length, optional=True)
@@ -120,9 +121,15 @@ class TextEncoder(InputModule):
             True at added tokens.
         """
         texts = [(prompt or "") + text for text in inputs]
-        expansion = self.query_expansion if task == "query" else None
+        if task == "query":
+            expansion = self.query_expansion
+        else:
+            expansion = None
         own = {"query": self.query_length, "document": self.document_length}.get(task or "")
-        cap = expansion["length"] if expansion else max_length or own or self.max_seq_length
+        if expansion:
+            cap = expansion["length"]
+        else:
+            cap = max_length or own or self.max_seq_length
         encoded = self.tokenizer(
             texts,
             padding="max_length" if expansion else True,
@@ -132,7 +139,9 @@ class TextEncoder(InputModule):
             return_token_type_ids=False,
         )
         features = dict(encoded)
-        return _expand(features, expansion, self.tokenizer) if expansion else features
+        if expansion:
+            return _expand(features, expansion, self.tokenizer)
+        return features
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add ``token_embeddings`` ``(n, tokens, dim)`` to features of `preprocess`.
@@ -193,22 +202,27 @@ class TextEncoder(InputModule):
         """
         check_count("steps", steps)
         share = check_number("mask_share", mask_share, most=1.0)
-        tokenizer, output = self.tokenizer, TiedOutput(self.model).to(next(self.parameters()).device)
+        tokenizer = self.tokenizer
+        output = TiedOutput(self.model).to(next(self.parameters()).device)
         generator = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.AdamW([*self.model.parameters(), *output.parameters()], lr=learning_rate)
         warm = max(1, steps // 10)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm))
         )
-        special, losses, order = torch.tensor(tokenizer.all_special_ids), [], torch.empty(0, dtype=torch.int64)
+        special = torch.tensor(tokenizer.all_special_ids)
+        losses = []
+        order = torch.empty(0, dtype=torch.int64)
         was_training = self.training
         self.train()
         for _ in range(steps):
             if len(order) < batch_size:
                 order = torch.cat([order, torch.randperm(len(texts), generator=generator)])
-            chosen, order = order[:batch_size], order[batch_size:]
+            chosen = order[:batch_size]
+            order = order[batch_size:]
             features = self.preprocess([texts[i] for i in chosen.tolist()])
-            ids, mask = features["input_ids"], features["attention_mask"]
+            ids = features["input_ids"]
+            mask = features["attention_mask"]
             masked = (torch.rand(ids.shape, generator=generator) < share) & ~torch.isin(ids, special)
             if not masked.any():
                 continue
@@ -294,7 +308,10 @@ def _expand(features: dict[str, Any], expansion: dict[str, Any], tokenizer: Any)
     token = expansion.get("token") or tokenizer.mask_token
     features["input_ids"] = features["input_ids"].masked_fill(added, tokenizer.convert_tokens_to_ids(token))
     features["query_expansion_positions"] = added
-    features["attention_mask"] = torch.ones_like(mask) if expansion.get("attend") else mask
+    if expansion.get("attend"):
+        features["attention_mask"] = torch.ones_like(mask)
+    else:
+        features["attention_mask"] = mask
     return features
 
 

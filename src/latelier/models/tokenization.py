@@ -74,10 +74,16 @@ def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str
     tokenizer gives no offsets: it is not of the package tokenizers, or the encoder reads something else than the prompt
     and the text. Raises `LatelierError` if the model pools texts of this task.
     """
-    ids, added = features["input_ids"][0], features.get("query_expansion_positions")
-    real = features["attention_mask"][0].bool() if added is None else ~added[0].bool()
+    ids = features["input_ids"][0]
+    added = features.get("query_expansion_positions")
+    if added is None:
+        real = features["attention_mask"][0].bool()
+    else:
+        real = ~added[0].bool()
     scored = _scored(model, dict(features))  # a mask module changes the attention mask
-    prompt, tokenizer, count = model.prompts.get(features["task"]) or "", model.tokenizer, int(real.sum())
+    prompt = model.prompts.get(features["task"]) or ""
+    tokenizer = model.tokenizer
+    count = int(real.sum())
     offsets: list[tuple[int, int]] = [(0, 0)] * count
     if getattr(tokenizer, "is_fast", False):
         # At most as many tokens as the text has after truncation, so that it is truncated in the same place.
@@ -197,7 +203,8 @@ def _tokenize_one(model: Any, text: str, prompt: str | None, task: str) -> dict[
 
     None for a text with a prompt or one that is truncated, and for models and tokenizers with calls of their own.
     """
-    encoder, tokenizer = model[0], model.tokenizer
+    encoder = model[0]
+    tokenizer = model.tokenizer
     is_own = type(model).preprocess.__module__ != "latelier.models.colbert" or encoder.do_lower_case
     if is_own or prompt or (prompt is None and model.prompts.get(task)):
         return None

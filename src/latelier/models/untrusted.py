@@ -101,7 +101,10 @@ def _find(name: str, revision: str | None) -> Path:
     # Opening \\host\share on Windows sends the user's credentials there, so such a name is rejected before any access.
     if name.startswith(("//", "\\\\", "\\/", "/\\")) or "\0" in name:
         raise InvalidArgumentError("its name is that of a network share.")
-    named = resolve_name(name) if HUB_NAME.fullmatch(name) else name
+    if HUB_NAME.fullmatch(name):
+        named = resolve_name(name)
+    else:
+        named = name
     if Path(named).is_absolute():
         if not Path(named).is_dir():
             missing = FileNotFoundError("there is no such folder on this machine.")
@@ -148,28 +151,44 @@ _NAMES = {
 _PROMPTS = ("query_prefix", "visual_prompt_prefix")
 # Of Qwen's processor, edges are numbers of pixels.
 _EDGES = ("shortest_edge", "longest_edge", "min_pixels", "max_pixels")
-_MOST_PIXELS, _MOST_SIDE, _LEAST_PATCH = 2**24, 2**12, 8
+_MOST_PIXELS = 2**24
+_MOST_SIDE = 2**12
+_LEAST_PATCH = 8
 _LARGEST_FILE = 2**24
 # Tokens of a text: of queries, which may be expanded to them, and of others.
-_LONGEST_QUERY, _LONGEST, _LONGEST_WORD = 2**13, 2**20, 1000
+_LONGEST_QUERY = 2**13
+_LONGEST = 2**20
+_LONGEST_WORD = 1000
 # Settings that are no number of modules: at most the largest dimension of a weight, or a position.
 _POSITION = re.compile(r"position|length|window|theta|ctx|distance|max_seq|maxlen|context|index|id$|ids$")
 _DIMENSION = re.compile(r"size|dim|hidden|width|features|embd|inner|attention|d_model|d_ff|d_kv|ffn|num_vectors|token")
 _FEW = 64
 # Of a model's numbers per number in its safetensors, and beside them: what a checkpoint leaves out, such as a pooler.
-_TIMES, _BESIDE = 4, 2**24
+_TIMES = 4
+_BESIDE = 2**24
 
 
 def _reasons(folder: Path) -> Iterator[str]:
     """Yield what is wrong with a folder; what comes after the first may rely on it."""
-    modules = _read(folder / "modules.json") if (folder / "modules.json").exists() else [{"type": "", "path": ""}]
+    if (folder / "modules.json").exists():
+        modules = _read(folder / "modules.json")
+    else:
+        modules = [{"type": "", "path": ""}]
     if not isinstance(modules, list) or not 0 < len(modules) <= _FEW:
         yield "modules.json is not a list of modules."
     for module in modules:
-        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if isinstance(module, dict):
+            kind = module.get("type")
+            path = module.get("path")
+        else:
+            kind = None
+            path = None
         if kind != "" and not (isinstance(kind, str) and _MODULE_TYPE.fullmatch(kind)):
             yield f"modules.json names {short(kind)}, which is code of its own."
-        parts = PureWindowsPath(path) if isinstance(path, str) and "\0" not in path else None
+        if isinstance(path, str) and "\0" not in path:
+            parts = PureWindowsPath(path)
+        else:
+            parts = None
         if parts is None or parts.anchor or ".." in parts.parts:
             yield f"modules.json names the folder {short(path)}."
             return
@@ -210,7 +229,9 @@ def _shards(folder: Path) -> list[str]:
     """Return the names of a module's files of weights."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file() or not index.exists():
-        return ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
+        if (folder / "model.safetensors").is_file():
+            return ["model.safetensors"]
+        return []
     return sorted(set(map(str, _read(index).get("weight_map", {}).values())))
 
 
@@ -223,7 +244,10 @@ def _references(name: str, settings: Any) -> Iterator[str]:
         if key in _REFERENCES and value is not None:
             refers = True
         elif "attn_implementation" in key or "experts_implementation" in key:
-            refers = value not in (None, "eager", "sdpa") if isinstance(value, (str, type(None))) else True
+            if isinstance(value, (str, type(None))):
+                refers = value not in (None, "eager", "sdpa")
+            else:
+                refers = True
         else:
             refers = bool(value) and key.endswith(("_args", "_kwargs"))
         if refers:
@@ -232,7 +256,10 @@ def _references(name: str, settings: Any) -> Iterator[str]:
     if isinstance(activation, str) and "." in activation and not _ACTIVATION.fullmatch(activation):
         yield f"{name} names the activation {short(activation)}, which is code of its own."
     task = settings.get("transformer_task", "feature-extraction")
-    known = _METHODS.get(task) if isinstance(task, str) else None
+    if isinstance(task, str):
+        known = _METHODS.get(task)
+    else:
+        known = None
     methods = settings.get("modality_config", known)
     if known is None or methods != known:
         yield f"{name} calls other methods than a text encoder's: {short(methods)}."
@@ -259,7 +286,10 @@ def _reasons_of_pages(settings: dict[str, Any]) -> Iterator[str]:
                 named = each.removesuffix("Fast") in _NAMES.get(key, ())
                 is_known = named or (key in _PROMPTS and len(each) <= _LONGEST_WORD)
             elif isinstance(each, (int, float)):
-                most = _MOST_PIXELS if key in _EDGES and kinds == {"Qwen2VLImageProcessor"} else _MOST_SIDE
+                if key in _EDGES and kinds == {"Qwen2VLImageProcessor"}:
+                    most = _MOST_PIXELS
+                else:
+                    most = _MOST_SIDE
                 is_known = (_LEAST_PATCH if key == "patch_size" else 0) <= each <= most
             else:
                 is_known = each is None or isinstance(each, dict)
@@ -271,7 +301,9 @@ def _architectures(settings: dict[str, Any]) -> list[Any]:
     """Return the classes of a model of page images; none of a text encoder."""
     named = settings.get("config.json", {}).get("architectures")
     named = named if isinstance(named, list) else [named]
-    return named if any(str(each).endswith("ForRetrieval") for each in named) else []
+    if any(str(each).endswith("ForRetrieval") for each in named):
+        return named
+    return []
 
 
 def _shapes(folder: Path, names: list[str]) -> list[list[int]]:
@@ -324,9 +356,10 @@ def _describing_more(folder: Path, name: str, settings: dict[str, Any], numbers:
                 options: Any = {"trust_remote_code": False}
                 config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
                 of_pages = _architectures(settings)
-                model = (
-                    getattr(transformers, of_pages[0])(config) if of_pages else AutoModel.from_config(config, **options)
-                )
+                if of_pages:
+                    model = getattr(transformers, of_pages[0])(config)
+                else:
+                    model = AutoModel.from_config(config, **options)
             described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     except Exception as error:
         raise ModelLoadError(str(folder), error) from error
@@ -345,7 +378,8 @@ _PARTS = {
     "model": "BPE WordPiece Unigram WordLevel",
 }
 # The regular expressions of known tokenizers: of spaces (SentencePiece, CLIP), GPT-2, GPT-4, Llama 3 and Qwen.
-_SHORT_FORMS, _REST = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _REGEXES = {
     " {2,}",
     "\\s+",
@@ -389,10 +423,16 @@ def _reasons_of_tokenizer(tokenizer: Any) -> Iterator[str]:
 
 def _reasons_of_part(part: dict[str, Any]) -> Iterator[str]:
     pattern = part.get("pattern") or {"String": " "}
-    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    if isinstance(pattern, dict):
+        regex = pattern.get("Regex")
+    else:
+        regex = None
     if regex is not None and regex not in _REGEXES:
         yield f"tokenizer.json has the regular expression {short(regex)}, which is not in the list."
-    replaced = pattern.get("String", " ") if isinstance(pattern, dict) else " "
+    if isinstance(pattern, dict):
+        replaced = pattern.get("String", " ")
+    else:
+        replaced = " "
     if len(part.get("content") or "") > len(replaced) or len(part.get("prepend") or "") > 1:
         yield f"tokenizer.json has a {part['type']} that makes a text grow."
     tokens = [token for each in (part.get("special_tokens") or {}).values() for token in each["ids"]]

@@ -33,7 +33,10 @@ _OLDER_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "t
 def concatenate_layers(layers: list[nn.Linear]) -> nn.Linear:
     """Return a linear layer whose outputs are those of several layers, one after the other."""
     weight = torch.cat([layer.weight for layer in layers])
-    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    if layers[0].bias is None:
+        bias = None
+    else:
+        bias = torch.cat([layer.bias for layer in layers])
     outputs, inputs = weight.shape
     fused = skip_init(  # draws no random numbers
         nn.Linear, inputs, outputs, bias=bias is not None, device=weight.device, dtype=weight.dtype
@@ -201,26 +204,52 @@ class Attention(nn.Module):
         if only_cross_attention and added_kv_proj_dim is None:
             raise InvalidArgumentError("received only_cross_attention=True without added_kv_proj_dim; give both.")
         self._arguments = arguments
-        self.query_dim, self.dim_head, self.dropout, self.eps = query_dim, dim_head, dropout, eps
-        self.heads = heads if out_dim is None else out_dim // dim_head
+        self.query_dim = query_dim
+        self.dim_head = dim_head
+        self.dropout = dropout
+        self.eps = eps
+        if out_dim is None:
+            self.heads = heads
+        else:
+            self.heads = out_dim // dim_head
         self.kv_heads = self.heads if kv_heads is None else kv_heads
-        self.inner_dim, self.inner_kv_dim = dim_head * self.heads, dim_head * self.kv_heads
+        self.inner_dim = dim_head * self.heads
+        self.inner_kv_dim = dim_head * self.kv_heads
         self.sliceable_head_dim = self.heads
         self.is_cross_attention = cross_attention_dim is not None
-        self.cross_attention_dim = query_dim if cross_attention_dim is None else cross_attention_dim
+        if cross_attention_dim is None:
+            self.cross_attention_dim = query_dim
+        else:
+            self.cross_attention_dim = cross_attention_dim
         self.out_dim = query_dim if out_dim is None else out_dim
-        self.out_context_dim = query_dim if out_context_dim is None else out_context_dim
-        self.use_bias, self.added_proj_bias, self.qk_norm = bias, bool(added_proj_bias), qk_norm
-        self.upcast_attention, self.upcast_softmax = upcast_attention, upcast_softmax
+        if out_context_dim is None:
+            self.out_context_dim = query_dim
+        else:
+            self.out_context_dim = out_context_dim
+        self.use_bias = bias
+        self.added_proj_bias = bool(added_proj_bias)
+        self.qk_norm = qk_norm
+        self.upcast_attention = upcast_attention
+        self.upcast_softmax = upcast_softmax
         self.scale_qk, self.scale = scale_qk, dim_head**-0.5 if scale_qk else 1.0
-        self.added_kv_proj_dim, self.only_cross_attention = added_kv_proj_dim, only_cross_attention
-        self.context_pre_only, self.pre_only, self.is_causal = context_pre_only, pre_only, bool(is_causal)
-        self.residual_connection, self.rescale_output_factor = residual_connection, rescale_output_factor
+        self.added_kv_proj_dim = added_kv_proj_dim
+        self.only_cross_attention = only_cross_attention
+        self.context_pre_only = context_pre_only
+        self.pre_only = pre_only
+        self.is_causal = bool(is_causal)
+        self.residual_connection = residual_connection
+        self.rescale_output_factor = rescale_output_factor
         self._from_deprecated_attn_block = _from_deprecated_attn_block
         self.fused_projections = False
 
-        self.group_norm = None if norm_num_groups is None else nn.GroupNorm(norm_num_groups, query_dim, eps)
-        self.spatial_norm = None if spatial_norm_dim is None else SpatialNorm(query_dim, spatial_norm_dim)
+        if norm_num_groups is None:
+            self.group_norm = None
+        else:
+            self.group_norm = nn.GroupNorm(norm_num_groups, query_dim, eps)
+        if spatial_norm_dim is None:
+            self.spatial_norm = None
+        else:
+            self.spatial_norm = SpatialNorm(query_dim, spatial_norm_dim)
         self.norm_q, self.norm_k = make_qk_norms(
             qk_norm, dim_head, self.heads, self.kv_heads, eps, affine=elementwise_affine
         )
@@ -237,8 +266,11 @@ class Attention(nn.Module):
 
     def _make_projections(self, out_bias: bool) -> None:
         """Create the linear layers, in the order in which a seed gives them the weights of diffusers."""
-        inner, inner_kv, context = self.inner_dim, self.inner_kv_dim, self.cross_attention_dim
-        own, added = not self.only_cross_attention, self.added_kv_proj_dim
+        inner = self.inner_dim
+        inner_kv = self.inner_kv_dim
+        context = self.cross_attention_dim
+        own = not self.only_cross_attention
+        added = self.added_kv_proj_dim
         joint = added is not None and self.context_pre_only is not None
         self.to_q = nn.Linear(self.query_dim, inner, bias=self.use_bias)
         self.to_k = nn.Linear(context, inner_kv, bias=self.use_bias) if own else None
@@ -255,7 +287,9 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Return the constructor's arguments that differ from their defaults, and a processor that does."""
         shown = show_arguments(self, self._arguments)
-        return shown if type(self.processor) is SDPAProcessor else f"{shown}, processor={self.processor!r}"
+        if type(self.processor) is SDPAProcessor:
+            return shown
+        return f"{shown}, processor={self.processor!r}"
 
     def forward(
         self,
@@ -314,7 +348,8 @@ class Attention(nn.Module):
         """
         dtype = query.dtype
         if self.upcast_attention:
-            query, key = at_least_float32(query), at_least_float32(key)
+            query = at_least_float32(query)
+            key = at_least_float32(key)
         scores = query @ key.transpose(-1, -2) * self.scale
         if attention_mask is not None:
             scores = scores + to_additive(attention_mask, scores.dtype)
@@ -352,7 +387,9 @@ class Attention(nn.Module):
         if tensor.ndim == 4:
             tensor = tensor.flatten(1, 2)
         heads = tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return heads.flatten(0, 1) if out_dim == 3 else heads
+        if out_dim == 3:
+            return heads.flatten(0, 1)
+        return heads
 
     def batch_to_head_dim(self, tensor: Tensor) -> Tensor:
         """Undo `head_to_batch_dim`: ``(b * heads, l, d)`` to ``(b, l, heads * d)``."""
@@ -374,7 +411,10 @@ class Attention(nn.Module):
         The fused weights are copies with gradients of their own, and part of the `state_dict`; ``fuse=False`` copies
         them back and removes them.
         """
-        groups = {"to_kv": ["to_k", "to_v"]} if self.is_cross_attention else {"to_qkv": ["to_q", "to_k", "to_v"]}
+        if self.is_cross_attention:
+            groups = {"to_kv": ["to_k", "to_v"]}
+        else:
+            groups = {"to_qkv": ["to_q", "to_k", "to_v"]}
         groups["to_added_qkv"] = ["add_q_proj", "add_k_proj", "add_v_proj"]
         for fused, names in groups.items():
             layers = [getattr(self, name) for name in names]

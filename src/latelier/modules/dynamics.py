@@ -21,7 +21,8 @@ class LSTMStep(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.input_size, self.hidden_size = input_size, hidden_size
+        self.input_size = input_size
+        self.hidden_size = hidden_size
         self.weight_ih_l0 = nn.Parameter(torch.empty(4 * hidden_size, input_size))
         self.weight_hh_l0 = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
         self.bias_ih_l0 = nn.Parameter(torch.empty(4 * hidden_size))
@@ -172,11 +173,14 @@ class DynamicsNetwork(nn.Module):
                 f"received fc_reward_layers={list(fc_reward_layers)}; expected equal sizes. LightZero gives all layers "
                 f"the first size: for its weights, pass {[fc_reward_layers[0]] * len(fc_reward_layers)}."
             )
-        self.observation_shape, self.downsample = tuple(observation_shape), downsample
+        self.observation_shape = tuple(observation_shape)
+        self.downsample = downsample
         lists = {"observation_shape": self.observation_shape, "fc_reward_layers": tuple(fc_reward_layers)}
         self._arguments = arguments | lists
-        self.action_encoding_dim, self.num_channels = action_encoding_dim, num_channels
-        self.reward_head_channels, self.output_support_size = reward_head_channels, output_support_size
+        self.action_encoding_dim = action_encoding_dim
+        self.num_channels = num_channels
+        self.reward_head_channels = reward_head_channels
+        self.output_support_size = output_support_size
         self.flatten_output_size_for_reward_head = flatten_output_size_for_reward_head
         self.lstm_hidden_size, self.norm_type = lstm_hidden_size, norm_type
         self.activation = nn.ReLU(inplace=True) if activation is None else activation
@@ -336,4 +340,6 @@ class ValueSupport:
 
 def _to_float(tensor: Tensor) -> Tensor:
     """Return float64 as it is, and other dtypes as float32."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    if tensor.dtype == torch.float64:
+        return tensor
+    return tensor.float()

@@ -175,7 +175,9 @@ def make_cross_norm(kind: str | None, channels: int, added_channels: int | None,
     check_choice("cross_attention_norm", kind, get_args(CrossAttentionNorm), optional=True)
     if kind == "group_norm":
         return nn.GroupNorm(num_groups, channels if added_channels is None else added_channels)
-    return None if kind is None else nn.LayerNorm(channels)
+    if kind is None:
+        return None
+    return nn.LayerNorm(channels)
 
 
 def is_across_heads(kind: str | None) -> bool:
@@ -213,7 +215,8 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, dim: int, base: float = 10_000.0) -> None:
         super().__init__()
-        self.dim, self.base = _check_even(dim), check_number("base", base)
+        self.dim = _check_even(dim)
+        self.base = check_number("base", base)
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
         """Add the encoding of the positions ``start, start + 1, ...`` to ``(..., l, dim)``, keeping its dtype."""
@@ -227,7 +230,8 @@ class SinusoidalPositions(nn.Module):
 
 
 # Turns, in a sequence of the original length, of pairs of channels that YaRN leaves, and that it interpolates.
-_MOST_TURNS, _LEAST_TURNS = 32.0, 1.0
+_MOST_TURNS = 32.0
+_LEAST_TURNS = 1.0
 
 
 class RotaryPositions(nn.Module):
@@ -293,8 +297,10 @@ class RotaryPositions(nn.Module):
     ) -> None:
         super().__init__()
         self.original_length = check_count("original_length", original_length, optional=True)
-        self.dim, self.base = _check_even(dim), check_number("base", base)
-        self.scale, self.alpha = check_number("scale", scale), check_number("alpha", alpha)
+        self.dim = _check_even(dim)
+        self.base = check_number("base", base)
+        self.scale = check_number("scale", scale)
+        self.alpha = check_number("alpha", alpha)
 
     def forward(self, hidden_states: Tensor, start: int = 0) -> Tensor:
         """Rotate rows ``(..., l, dim)`` at the positions ``start, start + 1, ...``, keeping their dtype."""
@@ -305,7 +311,10 @@ class RotaryPositions(nn.Module):
 
         `start` is the first position; both channels of a pair have the same value.
         """
-        base = self.base if self.alpha == 1 else self.base * self.alpha ** (self.dim / (self.dim - 2))
+        if self.alpha == 1:
+            base = self.base
+        else:
+            base = self.base * self.alpha ** (self.dim / (self.dim - 2))
         divisors, factor = self._divisors(base, device)
         angles = (_angles(length, start, self.dim, base, device) / divisors).repeat_interleave(2, dim=-1)
         return angles.cos() * factor, angles.sin() * factor

@@ -118,8 +118,11 @@ class AttentionPooling(BaseTokenPooling):
         tasks: str | list[str] | None = None,
     ) -> None:
         super().__init__(tasks=tasks)
-        self.dim, self.num_vectors = dim, check_count("num_vectors", num_vectors)
-        self.heads, self.dim_head, self.hidden_dim = heads, dim_head, hidden_dim
+        self.dim = dim
+        self.num_vectors = check_count("num_vectors", num_vectors)
+        self.heads = heads
+        self.dim_head = dim_head
+        self.hidden_dim = hidden_dim
         self.importance = nn.Sequential(nn.Linear(dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, 1))
         self.queries = nn.Parameter(torch.empty(num_vectors, dim))
         self.penalty = nn.Parameter(torch.empty(heads))
@@ -159,7 +162,8 @@ class AttentionPooling(BaseTokenPooling):
         """
         if not self.applies_to(task):
             return features
-        tokens, mask = features["token_embeddings"], features["attention_mask"].bool()
+        tokens = features["token_embeddings"]
+        mask = features["attention_mask"].bool()
         vectors, kept = self._pool(tokens, mask)
         return {**features, "token_embeddings": vectors.to(tokens.dtype), "attention_mask": kept}
 

@@ -45,10 +45,13 @@ class Heads(NamedTuple):
         """Return the mask with the causal one in it."""
         if not self.causal:
             return self.mask
-        queries, keys = self.query.shape[2], self.key.shape[2]
+        queries = self.query.shape[2]
+        keys = self.key.shape[2]
         allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=self.query.device).tril()
         if self.mask is None or self.mask.dtype == torch.bool:
-            return allowed if self.mask is None else self.mask & allowed
+            if self.mask is None:
+                return allowed
+            return self.mask & allowed
         return self.mask.masked_fill(~allowed, -torch.inf)
 
 
@@ -102,7 +105,10 @@ class Processor(ABC):
 
     def project_added(self, attn: Any, context: Tensor) -> Projected:
         """Return queries, keys and values that the added projections make of the context."""
-        query = None if attn.add_q_proj is None else attn.add_q_proj(context)
+        if attn.add_q_proj is None:
+            query = None
+        else:
+            query = attn.add_q_proj(context)
         return query, attn.add_k_proj(context), attn.add_v_proj(context)
 
     def split(
@@ -121,7 +127,8 @@ class Processor(ABC):
             context = attn.norm_encoder_hidden_states(context)
         if attn.group_norm is not None:
             sequence = attn.group_norm(sequence.transpose(1, 2)).transpose(1, 2)
-        added, joint = attn.uses_added, attn.uses_added and attn.add_q_proj is not None
+        added = attn.uses_added
+        joint = attn.uses_added and attn.add_q_proj is not None
         if added and context is None and not joint:
             context = _to_sequence(attn, hidden_states, temb)  # without the group norm, as in diffusers
 
@@ -132,9 +139,12 @@ class Processor(ABC):
             more = _to_heads(attn, self.project_added(attn, context), attn.norm_added_q, attn.norm_added_k)
             if not joint:
                 following = 0 if key is None else key.shape[2]
-                key, value = _join(more[1], key), _join(more[2], value)
+                key = _join(more[1], key)
+                value = _join(more[2], value)
             else:
-                query, key, value = _join(query, more[0]), _join(key, more[1]), _join(value, more[2])
+                query = _join(query, more[0])
+                key = _join(key, more[1])
+                value = _join(value, more[2])
         if query is None or key is None or value is None:
             raise InvalidArgumentError("received no encoder_hidden_states; only_cross_attention=True needs them.")
         if image_rotary_emb is not None:
@@ -143,18 +153,29 @@ class Processor(ABC):
                     "received image_rotary_emb with keys of a context, whose positions it does not hold; expected "
                     "queries and keys of one sequence: no context and no added_kv_proj_dim, or joint attention."
                 )
-            query, key = rotate(query, image_rotary_emb), rotate(key, image_rotary_emb)
-        mask = None if attention_mask is None else _fit(attention_mask, query, key, following)
+            query = rotate(query, image_rotary_emb)
+            key = rotate(key, image_rotary_emb)
+        if attention_mask is None:
+            mask = None
+        else:
+            mask = _fit(attention_mask, query, key, following)
         groups = query.shape[1] // key.shape[1]  # query heads per key head
         if groups > 1:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+            key = key.repeat_interleave(groups, dim=1)
+            value = value.repeat_interleave(groups, dim=1)
         return Heads(query, key, value, mask, attn.is_causal and not added)
 
     def merge(self, attn: Any, attended: Tensor, hidden_states: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Join the heads and apply the output projections, the residual connection and the rescaling."""
         merged = attended.transpose(1, 2).flatten(2)
-        length = hidden_states.shape[1] if hidden_states.ndim == 3 else hidden_states.shape[2] * hidden_states.shape[3]
-        context = merged[:, length:] if attn.add_q_proj is not None and merged.shape[1] > length else None
+        if hidden_states.ndim == 3:
+            length = hidden_states.shape[1]
+        else:
+            length = hidden_states.shape[2] * hidden_states.shape[3]
+        if attn.add_q_proj is not None and merged.shape[1] > length:
+            context = merged[:, length:]
+        else:
+            context = None
         out = merged[:, :length]
         if attn.to_out is not None:
             for layer in attn.to_out:
@@ -177,7 +198,9 @@ def _to_sequence(attn: Any, hidden_states: Tensor, temb: Tensor | None) -> Tenso
     """Return ``(b, l, channels)``: images are flattened, after the spatial norm."""
     if attn.spatial_norm is not None:
         hidden_states = attn.spatial_norm(hidden_states, temb)
-    return hidden_states.flatten(2).transpose(1, 2) if hidden_states.ndim == 4 else hidden_states
+    if hidden_states.ndim == 4:
+        return hidden_states.flatten(2).transpose(1, 2)
+    return hidden_states
 
 
 def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Projected:
@@ -190,7 +213,9 @@ def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Proj
         if norm is not None and across_heads:
             tensor = norm(tensor)
         heads = tensor.unflatten(-1, (-1, attn.dim_head)).transpose(1, 2)
-        return heads if norm is None or across_heads else norm(heads)
+        if norm is None or across_heads:
+            return heads
+        return norm(heads)
 
     query, key, value = projected
     return split(query, norm_q), split(key, norm_k), split(value, None)
@@ -199,7 +224,9 @@ def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Proj
 def _join(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Concatenate heads along the sequence."""
     if first is None or second is None:
-        return second if first is None else first
+        if first is None:
+            return second
+        return first
     return torch.cat([first, second], dim=2)
 
 
@@ -249,7 +276,9 @@ class ExplicitProcessor(Processor):
         heads = self.split(attn, hidden_states, encoder_hidden_states, attention_mask, temb, image_rotary_emb)
         probabilities = self._probabilities(attn, heads)
         out = self.merge(attn, probabilities @ heads.value, hidden_states)
-        return (out, probabilities) if return_probabilities else out
+        if return_probabilities:
+            return (out, probabilities)
+        return out
 
     def attend(self, attn: Any, heads: Heads) -> Tensor:
         """Multiply the probabilities by the values."""
@@ -282,10 +311,14 @@ class SDPAProcessor(Processor):
 
     def attend(self, attn: Any, heads: Heads) -> Tensor:
         """Call the fused kernel."""
-        query, key, value = heads.query, heads.key, heads.value
+        query = heads.query
+        key = heads.key
+        value = heads.value
         dtype = query.dtype
         if attn.upcast_attention or attn.upcast_softmax:
-            query, key, value = at_least_float32(query), at_least_float32(key), at_least_float32(value)
+            query = at_least_float32(query)
+            key = at_least_float32(key)
+            value = at_least_float32(value)
         mask = None if heads.mask is None else heads.full_mask()
         if mask is None:
             out = F.scaled_dot_product_attention(query, key, value, is_causal=heads.causal, scale=attn.scale)
@@ -324,7 +357,9 @@ class FusedProcessor(SDPAProcessor):
         sizes = [attn.inner_dim, attn.inner_kv_dim, attn.inner_kv_dim]
         if source is sequence:
             return attn.to_qkv(sequence).split(sizes, dim=-1)
-        weight, bias = attn.to_qkv.weight, attn.to_qkv.bias  # keys and values of another source: their rows alone
+        # keys and values of another source: their rows alone
+        weight = attn.to_qkv.weight
+        bias = attn.to_qkv.bias
         first = attn.inner_dim
         query = F.linear(sequence, weight[:first], None if bias is None else bias[:first])
         key, value = F.linear(source, weight[first:], None if bias is None else bias[first:]).chunk(2, dim=-1)

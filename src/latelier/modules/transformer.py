@@ -110,7 +110,9 @@ class TransformerBlock(nn.Module):
         super().__init__()
         if dim % heads:
             raise InvalidArgumentError(f"received dim={dim} for {heads} heads; expected a multiple of {heads}.")
-        self._arguments, self.dim, self.norm_first = arguments, dim, norm_first
+        self._arguments = arguments
+        self.dim = dim
+        self.norm_first = norm_first
         self.norm1 = nn.LayerNorm(dim, eps)
         self.attention = Attention(
             dim, heads=heads, dim_head=dim // heads, dropout=dropout, bias=True, is_causal=is_causal
@@ -125,7 +127,10 @@ class TransformerBlock(nn.Module):
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Transform sequences ``(b, l, dim)``; mask and rotary positions are those of `Attention.forward`."""
-        positions = {} if image_rotary_emb is None else {"image_rotary_emb": image_rotary_emb}
+        if image_rotary_emb is None:
+            positions = {}
+        else:
+            positions = {"image_rotary_emb": image_rotary_emb}
         if self.norm_first:
             attended = self.attention(self.norm1(hidden_states), attention_mask=attention_mask, **positions)
             hidden_states = hidden_states + attended
@@ -206,7 +211,8 @@ class TransformerEncoder(nn.Module):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         check_choice("positions", positions, ["rotary", "sinusoidal"], optional=True)
-        self._arguments, self.dim = arguments, dim
+        self._arguments = arguments
+        self.dim = dim
         self.layers = nn.ModuleList(
             TransformerBlock(dim, heads, hidden_dim, activation, dropout, norm_first, is_causal=is_causal)
             for _ in range(num_layers)
@@ -246,11 +252,17 @@ class TransformerEncoder(nn.Module):
         """
         shape = tuple(input_ids.shape)
         if len(shape) != 2 or (attention_mask is not None and tuple(attention_mask.shape) != shape):
-            other = "" if attention_mask is None else f" and an attention_mask of shape {tuple(attention_mask.shape)}"
+            if attention_mask is None:
+                other = ""
+            else:
+                other = f" and an attention_mask of shape {tuple(attention_mask.shape)}"
             raise InvalidArgumentError(
                 f"received input_ids of shape {shape}{other}; expected (batch, length), and a mask of the same shape."
             )
-        mask = None if attention_mask is None else attention_mask.bool()
+        if attention_mask is None:
+            mask = None
+        else:
+            mask = attention_mask.bool()
         try:  # ids out of range are found by the lookup, as a check would wait for the GPU
             hidden_states = self.embeddings(input_ids)
         except IndexError as error:
@@ -260,11 +272,16 @@ class TransformerEncoder(nn.Module):
             ) from error
         if self.sinusoidal is not None:
             hidden_states = self.sinusoidal(hidden_states)
-        rotations = None if self.rotary is None else self.rotary.table(shape[1], device=input_ids.device)
+        if self.rotary is None:
+            rotations = None
+        else:
+            rotations = self.rotary.table(shape[1], device=input_ids.device)
         hidden_states = self.dropout(hidden_states)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, rotations)
-        return hidden_states if self.norm is None else self.norm(hidden_states)
+        if self.norm is None:
+            return hidden_states
+        return self.norm(hidden_states)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the table of token embeddings, ``(vocabulary_size, dim)``."""
@@ -289,7 +306,8 @@ class TransformerEncoder(nn.Module):
         kept = min(new_num_tokens, old.shape[0])
         new.weight[:kept] = old[:kept]
         new.weight.requires_grad_(old.requires_grad)
-        self.embeddings, self._arguments["vocabulary_size"] = new, new.num_embeddings
+        self.embeddings = new
+        self._arguments["vocabulary_size"] = new.num_embeddings
         return new
 
     def extra_repr(self) -> str:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 # A text of 100,000 letters without a space is one word, which the text itself shows whole.
-_LONGEST_WORD, _LONGEST_QUERY = 60, 300
+_LONGEST_WORD = 60
+_LONGEST_QUERY = 300
 
 
 class TokenMatch(NamedTuple):
@@ -173,12 +174,17 @@ class Explanation:
         >>> explanation.text[start:end]
         'Bananas are healthy.'
         """
-        spans, text = self.spans, self.text
-        best, first, last = -1.0, 0, 0
+        spans = self.spans
+        text = self.text
+        best = -1.0
+        first = 0
+        last = 0
         for i, span in enumerate(spans):
             inside = [each for each in spans[i:] if each.end <= span.start + length]
             if sum(each.contribution for each in inside) > best:
-                best, first, last = sum(each.contribution for each in inside), span.start, span.start + length
+                best = sum(each.contribution for each in inside)
+                first = span.start
+                last = span.start + length
                 last = inside[-1].end if inside else min(span.end, last)
         # A third of the room that is left stands before the first word; no word is cut.
         start = max(0, min(first - max(0, length - (last - first)) // 3, len(text) - length))
@@ -318,7 +324,8 @@ class Explanation:
         StorageError
             If the file cannot be written; an existing one is unchanged.
         """
-        figure, ending = self.figure(), as_path(path).suffix.lower().removeprefix(".")
+        figure = self.figure()
+        ending = as_path(path).suffix.lower().removeprefix(".")
         formats = figure.canvas.get_supported_filetypes()
         if ending not in formats:
             raise InvalidArgumentError(
@@ -350,7 +357,9 @@ class Explanation:
         words = self.words()
         rows = [match for match in words if match.word not in self.special]
         special = [match.contribution for match in words if match.word in self.special]
-        return [*rows, WordMatch("(special tokens)", "", sum(special))] if special else rows
+        if special:
+            return [*rows, WordMatch("(special tokens)", "", sum(special))]
+        return rows
 
 
 def _added(explanation: Explanation) -> dict[int, float]:
@@ -450,7 +459,8 @@ summary { cursor: pointer; margin: 1em 0 }
 
 def _page(explanation: Explanation) -> str:
     """Return a page of HTML that needs no other file: see `Explanation.to_html`."""
-    shown, page = _shown_columns(explanation), explanation.page
+    shown = _shown_columns(explanation)
+    page = explanation.page
     parts = [
         Markup(f"<h1>{_title(explanation)}</h1>"),
         Markup("<h2>Matched words of the document</h2>" if page is None else "<h2>Matched parts of the page</h2>"),
@@ -473,13 +483,17 @@ def _page(explanation: Explanation) -> str:
 
 
 def _page_map(explanation: Explanation, page: PageMap) -> Markup:
-    maps = [] if page.patches is None else word_maps(explanation)
+    if page.patches is None:
+        maps = []
+    else:
+        maps = word_maps(explanation)
     return page_html(page, maps, repr((explanation.id, explanation.query)))
 
 
 def word_maps(explanation: Explanation) -> list[WordMap]:
     """Return the map of the whole query (the sum of its tokens), and of each of its words (the best of its tokens)."""
-    similarities, words = explanation.similarity_map, explanation.query_words
+    similarities = explanation.similarity_map
+    words = explanation.query_words
     own = [word for word in words if word.range is not None]
     own = own or [word for word in words if word.text not in explanation.special]
     whole = similarities[[position for word in own for position in word.positions]].sum(axis=0)
@@ -494,22 +508,33 @@ def _title(explanation: Explanation) -> Markup:
 
 def _highlighted(explanation: Explanation) -> Markup:
     """Return the document's text with its spans marked, and what of it the model has not read."""
-    text, spans = explanation.text, explanation.spans
+    text = explanation.text
+    spans = explanation.spans
     most = max((span.contribution for span in spans), default=0.0)
     read = [each for each in explanation.document_ranges if each is not None]
-    first, last = (read[0][0], read[-1][1]) if read else (0, len(text))
+    if read:
+        first = read[0][0]
+        last = read[-1][1]
+    else:
+        first = 0
+        last = len(text)
     if not any(map(str.isalnum, text[last:])):  # only punctuation, which some models skip
         last = len(text)
     if not any(map(str.isalnum, text[:first])):
         first = 0
-    pieces, at = [_unread(text[:first])], first
+    pieces = [_unread(text[:first])]
+    at = first
     for span in spans:
-        words, level = escape(text[span.start : span.end]), _level(span.contribution, most)
+        words = escape(text[span.start : span.end])
+        level = _level(span.contribution, most)
         mark = f'<mark class="t{level}">{words}<sub>{span.contribution:.2f}</sub></mark>'
         pieces += [escape(text[at : span.start]), mark]
         at = span.end
     pieces += [escape(text[at:last]), _unread(text[last:])]
-    note = "" if (first, last) == (0, len(text)) else "<p>The model did not read the text that is struck through.</p>"
+    if (first, last) == (0, len(text)):
+        note = ""
+    else:
+        note = "<p>The model did not read the text that is struck through.</p>"
     return Markup(f'<p class="text">{"".join(pieces)}</p>{note}')
 
 
@@ -537,7 +562,8 @@ def _words(explanation: Explanation) -> Markup:
 
 def _heat_map(explanation: Explanation, columns: Sequence[int]) -> Markup:
     """Return the table of similarities; a column of dots stands for document tokens that are left out."""
-    labels, names = _column_labels(explanation), _row_labels(explanation)
+    labels = _column_labels(explanation)
+    names = _row_labels(explanation)
     values = explanation.similarities
     most = float(values.max(initial=0.0))
     gaps = [i > 0 and columns[i - 1] != position - 1 for i, position in enumerate(columns)]
@@ -567,7 +593,9 @@ def _heat_map(explanation: Explanation, columns: Sequence[int]) -> Markup:
 
 def _level(value: float, most: float) -> int:
     """Return the strength of a tint, 0 to 10, in proportion to `most`."""
-    return min(max(round(_LEVELS * float(value) / most), 0), _LEVELS) if most > 0 else 0
+    if most > 0:
+        return min(max(round(_LEVELS * float(value) / most), 0), _LEVELS)
+    return 0
 
 
 def _decimals(value: float) -> str:
@@ -575,10 +603,14 @@ def _decimals(value: float) -> str:
     return f"{round(float(value), 2) + 0.0:.2f}".replace("0.", ".", 1)  # + 0.0: no -.00
 
 
-_LONGEST_LABEL, _LONGEST_TITLE = 18, 70
+_LONGEST_LABEL = 18
+_LONGEST_TITLE = 70
 # Inches for each row and column, and for what stands around them.
-_CELL, _AROUND = 0.26, (2.6, 2.0)
-_DOTS, _NOTEBOOK_DOTS = 150, 80  # per inch, of a picture
+_CELL = 0.26
+_AROUND = (2.6, 2.0)
+# per inch, of a picture
+_DOTS = 150
+_NOTEBOOK_DOTS = 80
 
 
 def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
@@ -587,7 +619,8 @@ def _draw(explanation: Explanation, ax: Axes | None = None) -> Figure:
     if explanation.page is not None and explanation.page.patches is not None:
         drawn: Figure = draw_page(explanation.page, word_maps(explanation), ax, figure_class)
         return drawn
-    columns, rows = _shown_columns(explanation), _row_labels(explanation)
+    columns = _shown_columns(explanation)
+    rows = _row_labels(explanation)
     if ax is None:
         size = _CELL * len(columns) + _AROUND[0], _CELL * len(rows) + _AROUND[1]
         # Not by pyplot, which would keep the figure, and in a notebook show it twice.
@@ -649,7 +682,8 @@ def marked_snippets(
     for each in explain_results(model, index, query, results, whole=whole).values():
         begin, end = each.snippet()
         least = _LEAST_MARKED * max((span.contribution for span in each.spans), default=0.0)
-        pieces, at = ["… " if begin else ""], begin
+        pieces = ["… " if begin else ""]
+        at = begin
         for span in each.spans:
             if begin <= span.start and span.end <= end and span.contribution >= least:
                 pieces += [shown(each.text[at : span.start]), f"<mark>{shown(each.text[span.start : span.end])}</mark>"]
@@ -663,7 +697,8 @@ def explain_results(
 ) -> dict[Id, Explanation]:
     """Explain the scores of the results that are texts, by id, in the passages that were found."""
     known = [result for result in results if result.text is not None and not is_picture(result.metadata)]
-    ids, starts = [result.id for result in known], [result.start for result in known]
+    ids = [result.id for result in known]
+    starts = [result.start for result in known]
     return dict(zip(ids, explain_documents(model, index, query, ids, starts=starts, whole=whole), strict=True))
 
 
@@ -678,13 +713,15 @@ def explain_documents(
 ) -> list[Explanation]:
     """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best."""
     model = model.reading(query, whole=whole)
-    wanted, vectors = as_ids(ids), model.encode_queries(checked_queries([query], "query"))[0]
+    wanted = as_ids(ids)
+    vectors = model.encode_queries(checked_queries([query], "query"))[0]
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():
         stored = StoredDocuments(index)
         places = [None] * len(wanted) if starts is None else starts
         parts = [best_part(stored, vectors, id, start) for id, start in zip(wanted, places, strict=True)]
-        documents, records = index.get_embeddings(parts), index.get(parts)
+        documents = index.get_embeddings(parts)
+        records = index.get(parts)
     explanations = []
     for id, document, record in zip(wanted, documents, records, strict=True):
         if is_picture(record.metadata):
@@ -725,7 +762,9 @@ def best_part(stored: StoredDocuments, query: Any, id: Id, start: int | None = N
         if passage is not None and passage.start == start:
             return part
     if len(parts) <= 1:
-        return parts[0] if parts else id
+        if parts:
+            return parts[0]
+        return id
     scores = [float(align(query, document).similarities.sum()) for document in stored.index.get_embeddings(parts)]
     return parts[int(np.argmax(scores))]
 
@@ -787,7 +826,10 @@ def group_words(
     """Join tokens into words; `marks_begin`: the tokenizer marks the first token of a word, not all others."""
     groups: list[list[int]] = []
     for position, token in enumerate(text.tokens):
-        continues = not token.startswith(_BEGINS) if marks_begin else token.startswith("##")
+        if marks_begin:
+            continues = not token.startswith(_BEGINS)
+        else:
+            continues = token.startswith("##")
         follows_word = bool(groups) and token not in special and text.tokens[position - 1] not in special
         if continues and follows_word and not _is_unspaced(text, position):
             groups[-1].append(position)
@@ -797,14 +839,18 @@ def group_words(
     for group in groups:
         tokens = [text.tokens[i] for i in group]
         ranges = [each for each in (text.ranges[i] for i in group) if each is not None]
-        name = tokens[0] if tokens[0] in special else join(tokens).strip().removeprefix("##") or "␣"
+        if tokens[0] in special:
+            name = tokens[0]
+        else:
+            name = join(tokens).strip().removeprefix("##") or "␣"
         words.append(Word(name, tuple(group), (ranges[0][0], ranges[-1][1]) if ranges else None))
     return tuple(words)
 
 
 def _is_unspaced(text: TokenizedText, position: int) -> bool:
     """Whether a token and the one before it are separate characters of a script without spaces."""
-    before, here = text.ranges[position - 1], text.ranges[position]
+    before = text.ranges[position - 1]
+    here = text.ranges[position]
     if before is None or here is None or here[0] < before[1]:  # bytes of one character overlap
         return False
     return any(_UNSPACED.match(text.text[start:end]) for start, end in (before, here))

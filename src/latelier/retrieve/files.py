@@ -63,7 +63,11 @@ def _kind(path: Path) -> str:
             found = _MAIL.match(file.read(1000))
     except OSError:  # an error when it is read
         return suffix
-    return suffix if found is None else ".mbox" if found["box"] else ".eml"
+    if found is None:
+        return suffix
+    if found["box"]:
+        return ".mbox"
+    return ".eml"
 
 
 _MAIL = re.compile(rb"(?P<box>From [^\n]*\n)?(?:Return-Path|Received|Delivered-To|Message-ID|X-[\w-]+|From): ", re.I)
@@ -79,7 +83,10 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
     try:
         modified = _modified(path)
         reader = _READERS.get(suffix)
-        contents = list(reader(data)) if reader else [Content(_decoded(data, encoding))]
+        if reader:
+            contents = list(reader(data))
+        else:
+            contents = [Content(_decoded(data, encoding))]
     except LatelierError:
         raise
     except _FAULTS as error:
@@ -94,10 +101,18 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
             raise InvalidArgumentError(
                 "it holds pictures of pages, and no text; recognise it first." if is_scan else "it is empty."
             )
-        matter, begin = _front_matter(content.text) if suffix in _MARKDOWN else ({}, 0)
+        if suffix in _MARKDOWN:
+            matter, begin = _front_matter(content.text)
+        else:
+            matter = {}
+            begin = 0
         # What begins with # on a page of a PDF is a remark of some program, no heading.
         is_outlined = is_markdown and not content.pages
-        heading, parts = _outline(content.text, begin) if is_outlined else ("", (Part(0),))
+        if is_outlined:
+            heading, parts = _outline(content.text, begin)
+        else:
+            heading = ""
+            parts = (Part(0),)
         if suffix in _CODE:
             parts = _definitions(content.text)
         own = content.title or str(matter.get("title") or "") or heading
@@ -136,7 +151,10 @@ def _modified(path: Path) -> str:
 def _decoded(data: bytes, encoding: str | None = None) -> str:
     """Return a text in the encoding that is given, or in UTF-16 with its mark, UTF-8, or else cp1252."""
     if encoding is None:
-        encoding = "utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
+        if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            encoding = "utf-16"
+        else:
+            encoding = "utf-8-sig"
     try:
         text = data.decode(encoding)
     except (UnicodeDecodeError, LookupError) as error:
@@ -161,20 +179,30 @@ def _front_matter(text: str) -> tuple[dict[str, Any], int]:
     name = ""
     for line in found[1].splitlines():
         if entry := _ENTRY.fullmatch(line.rstrip()):
-            name, value = entry[1], (entry[2] or "").strip()
-            inner = value[1:-1].split(",") if value.startswith("[") and value.endswith("]") else None
-            matter[name] = (
-                [_unquoted(each) for each in inner if each.strip()] if inner is not None else _unquoted(value)
-            )
+            name = entry[1]
+            value = (entry[2] or "").strip()
+            if value.startswith("[") and value.endswith("]"):
+                inner = value[1:-1].split(",")
+            else:
+                inner = None
+            if inner is not None:
+                matter[name] = [_unquoted(each) for each in inner if each.strip()]
+            else:
+                matter[name] = _unquoted(value)
         elif name and line.lstrip().startswith("- "):
-            listed = matter[name] if isinstance(matter[name], list) else []
+            if isinstance(matter[name], list):
+                listed = matter[name]
+            else:
+                listed = []
             matter[name] = [*listed, _unquoted(line.lstrip()[2:])]
     return {name: value for name, value in matter.items() if value not in ("", [])}, found.end()
 
 
 def _unquoted(value: str) -> str:
     value = value.strip()
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value
 
 
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
@@ -187,12 +215,17 @@ _NO_PARAGRAPH = re.compile(r"    |\t| {0,3}(?:[-*+][ \t]|\d+[.)][ \t]|[>|<])")
 def _outline(text: str, begin: int) -> tuple[str, tuple[Part, ...]]:
     """Return the first heading of a Markdown text, and its parts with the headings above them; code has none."""
     above: list[tuple[int, str]] = []
-    parts, first, fence, at = [Part(begin)], "", "", begin
+    parts = [Part(begin)]
+    first = ""
+    fence = ""
+    at = begin
     block: list[tuple[int, str]] = []  # the lines since the last blank one, with their positions
     for line in text[begin:].splitlines(keepends=True):
-        start, at = at, at + len(line)
+        start = at
+        at = at + len(line)
         line = line.rstrip("\r\n")
-        opened, heading = _FENCE.match(line), None
+        opened = _FENCE.match(line)
+        heading = None
         if opened and not fence:
             fence = opened[1]
         elif opened and opened[1].startswith(fence):
@@ -208,7 +241,10 @@ def _outline(text: str, begin: int) -> tuple[str, tuple[Part, ...]]:
             parts.append(Part(start, HEADINGS.join(name for _, name in above)))
             above.append(heading)
             parts.append(Part(at, HEADINGS.join(name for _, name in above)))
-        block = [*block[:1], (start, line)] if line.strip() and not (fence or opened or heading) else []
+        if line.strip() and not (fence or opened or heading):
+            block = [*block[:1], (start, line)]
+        else:
+            block = []
     return first, tuple(parts)
 
 
@@ -218,7 +254,9 @@ def _is_paragraph(line: str) -> bool:
 
 def _without(title: str, headings: str) -> str:
     """Return the headings above a part without the title, which is put before them."""
-    return headings.removeprefix(title).removeprefix(HEADINGS) if title else headings
+    if title:
+        return headings.removeprefix(title).removeprefix(HEADINGS)
+    return headings
 
 
 # A definition by its keyword, by a function as its value, or by parameters and a brace; or other code at the margin.
@@ -246,7 +284,8 @@ _LEAST_PIECE = 200  # characters of definitions that are a passage of their own;
 def _definitions(text: str) -> tuple[Part, ...]:
     """Return the functions and classes of source code as parts; what is one is guessed, in any language."""
     above: list[tuple[int, str]] = []
-    parts, cut = [Part(0)], 0
+    parts = [Part(0)]
+    cut = 0
     for found in _DEFINITION.finditer(text):
         name = found["named"] or found["valued"] or found["braced"]
         margin = len((found["margin"] or "").expandtabs(4))
@@ -285,21 +324,29 @@ class _Page(HTMLParser):
         super().__init__()
         self.pieces: list[tuple[bool, str]] = []  # whether each is of the main part
         self.title = ""
-        self._skipping, self._main_tag, self._depth, self._main, self._pre, self._in_title = "", "", 0, 0, 0, False
+        self._skipping = ""
+        self._main_tag = ""
+        self._depth = 0
+        self._main = 0
+        self._pre = 0
+        self._in_title = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._skipping:
             self._depth += tag == self._skipping
             return
         given = dict(attrs)
-        role, classes = given.get("role"), set((given.get("class") or "").split())
+        role = given.get("role")
+        classes = set((given.get("class") or "").split())
         if tag not in _VOID and (tag in _SKIPPED or role in _ROLES or classes & _CLASSES):
-            self._skipping, self._depth = tag, 1
+            self._skipping = tag
+            self._depth = 1
             return
         if self._main:
             self._main += tag == self._main_tag
         elif tag in ("main", "article") or role == "main":
-            self._main, self._main_tag = 1, tag
+            self._main = 1
+            self._main_tag = tag
         self._in_title = self._in_title or tag == "title"
         mark = {"br": "\n", "li": "\n- ", "td": " | ", "th": " | ", "tr": "\n", "dt": "\n\n", "dd": "\n"}.get(tag)
         self._add(mark or ("\n\n" if tag in _BLOCKS else ""))
@@ -337,7 +384,10 @@ class _Page(HTMLParser):
     def text(self) -> str:
         """Return the text, with blank lines between blocks."""
         main = "".join(text for is_main, text in self.pieces if is_main)
-        whole = main if len(main.split()) > 20 else "".join(text for _, text in self.pieces)
+        if len(main.split()) > 20:
+            whole = main
+        else:
+            whole = "".join(text for _, text in self.pieces)
         lines = (line.rstrip() for line in re.sub(r"(?m)^ (?=\S)", "", whole).split("\n"))
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
@@ -356,7 +406,10 @@ def _html(data: bytes | str) -> Iterator[Content]:
     page.close()
     text = page.text()
     title = " ".join(page.title.split())
-    heading = _outline(text, 0)[0] if re.search(r"^# ", text, re.MULTILINE) else ""
+    if re.search(r"^# ", text, re.MULTILINE):
+        heading = _outline(text, 0)[0]
+    else:
+        heading = ""
     yield Content(text, heading or title)
 
 
@@ -381,7 +434,8 @@ class _Archive:
     """The members of a zip file, of which a limited number of bytes is read."""
 
     def __init__(self, data: bytes) -> None:
-        self._zip, self._left = zipfile.ZipFile(io.BytesIO(data)), _MOST_BYTES
+        self._zip = zipfile.ZipFile(io.BytesIO(data))
+        self._left = _MOST_BYTES
 
     def names(self, pattern: str) -> list[str]:
         """Return the names of members that match, in the order of the numbers in them."""
@@ -453,7 +507,11 @@ def _xlsx(data: bytes) -> Iterator[Content]:
     book = archive.xml("xl/workbook.xml")
     titles = [_attribute(sheet, "name") for sheet in _inside(book, "sheet")]
     is_1904 = _attribute(next(_inside(book, "workbookPr"), None), "date1904") in ("1", "true")
-    dates, begin = _date_styles(archive), datetime.datetime(1904, 1, 1) if is_1904 else datetime.datetime(1899, 12, 30)
+    dates = _date_styles(archive)
+    if is_1904:
+        begin = datetime.datetime(1904, 1, 1)
+    else:
+        begin = datetime.datetime(1899, 12, 30)
     lines = []
     for number, name in enumerate(archive.names(r"xl/worksheets/sheet\d+\.xml")):
         lines.append(f"## {titles[number] if number < len(titles) else number + 1}\n")
@@ -509,7 +567,10 @@ def _epub(data: bytes) -> Iterator[Content]:
             texts += [content.text for content in _html(archive.read(str(PurePosixPath(place).parent / href)))]
     title = next(_inside(package, "title"), None)
     author = next(_inside(package, "creator"), None)
-    metadata = {} if author is None or not author.text else {"author": author.text}
+    if author is None or not author.text:
+        metadata = {}
+    else:
+        metadata = {"author": author.text}
     yield Content("\n\n".join(texts), "" if title is None else title.text or "", metadata)
 
 
@@ -538,14 +599,23 @@ def _message(data: bytes, number: int | None = None) -> Content:
 
     message: Any = message_from_bytes(data, policy=policy.default)
     body = message.get_body(("plain", "html"))
-    parts = [body] if body is not None else [part for part in message.walk() if part.get_content_maintype() == "text"]
+    if body is not None:
+        parts = [body]
+    else:
+        parts = [part for part in message.walk() if part.get_content_maintype() == "text"]
     text = "\n\n".join(map(_text_of, parts))
     names = [name for part in message.iter_attachments() if (name := part.get_filename())]
-    text += f"\n\nAttachments: {', '.join(names)}" if names else ""
+    if names:
+        text += f"\n\nAttachments: {', '.join(names)}"
+    else:
+        text += ""
     metadata = {name: str(message[name]) for name in ("from", "to") if message[name]}
     if (date := getattr(message["date"], "datetime", None)) is not None:
         metadata["date"] = date.isoformat()
-    own = "" if number is None else str(message["message-id"] or number).strip("<> ")
+    if number is None:
+        own = ""
+    else:
+        own = str(message["message-id"] or number).strip("<> ")
     return Content(text.strip() and text, str(message["subject"] or ""), metadata, own=own)
 
 
@@ -555,7 +625,9 @@ def _text_of(part: Any) -> str:
         text = payload.decode(part.get_content_charset() or "utf-8")
     except (LookupError, UnicodeDecodeError):
         text = _decoded(payload.replace(b"\0", b""))
-    return "\n".join(content.text for content in _html(text)) if part.get_content_type() == "text/html" else text
+    if part.get_content_type() == "text/html":
+        return "\n".join(content.text for content in _html(text))
+    return text
 
 
 def _mailbox(data: bytes) -> Iterator[Content]:

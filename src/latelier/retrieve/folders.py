@@ -110,7 +110,8 @@ def read_documents(
     >>> film.id, film.text, film.metadata
     ('7', 'A shark bites.', {'year': 1975})
     """
-    source, fields = as_path(path), DocumentFields.of(id, text, title, metadata)
+    source = as_path(path)
+    fields = DocumentFields.of(id, text, title, metadata)
     check_choice("format", format, get_args(DocumentFormat))
     check_choice("on_problem", on_problem, get_args(OnProblem))
     check_choice("pages", pages, get_args(Pages))
@@ -135,7 +136,10 @@ def read_document_file(
 ) -> FileDocuments:
     """Return the documents of a path, a pipe, a device, or a file opened for bytes, which messages call `name`."""
     check_encoding(reading.encoding)
-    source = str(file) if name is None and isinstance(file, (str, Path)) else name or "the file"
+    if name is None and isinstance(file, (str, Path)):
+        source = str(file)
+    else:
+        source = name or "the file"
     path = Path(file) if isinstance(file, (str, Path)) else None
     if reading.pages == "images" and path is not None and is_picture(path.name):
         skipped: list[tuple[str, str]] = []
@@ -179,7 +183,9 @@ _FOLDERS = re.compile(r"(?:^|(?<=/))(?:\*\*/)+")
 _IGNORING = (".gitignore", ".latelierignore")
 _IGNORED = frozenset({"node_modules", "__pycache__", "__MACOSX", "_sources"})  # the last: Sphinx's, beside its HTML
 _OTHERS = frozenset({CATALOG, "pyvenv.cfg"})  # what an index and a virtual environment hold
-_SCRIPTS, _MOST_IN_LINES = (".js", ".mjs", ".cjs"), 400  # of people, lines have fewer characters in the mean
+# of people, lines have fewer characters in the mean
+_SCRIPTS = (".js", ".mjs", ".cjs")
+_MOST_IN_LINES = 400
 
 
 class DocumentFolder(FileDocuments):
@@ -194,7 +200,10 @@ class DocumentFolder(FileDocuments):
     ) -> None:
         patterns = (glob,) if isinstance(glob, str) else tuple(glob)
         super().__init__(iter(()), [], folder, are_texts=True)
-        self.folder, self.glob, self._format, self._reading = folder, patterns, format, reading
+        self.folder = folder
+        self.glob = patterns
+        self._format = format
+        self._reading = reading
         # No path holds the character that stands for **/. The shortest match comes first, since `fnmatch` tries no
         # other one of what is between two asterisks.
         translated = [fnmatch.translate(_FOLDERS.sub("\0", each)).replace("\0", "(?:.*?/)??") for each in patterns]
@@ -238,7 +247,9 @@ class DocumentFolder(FileDocuments):
                 return
             reading = self._reading._replace(on_problem="skip")
             found = read_records(path, records, name, reading)
-            found.path, number = None, -1  # without a warning of its own
+            # without a warning of its own
+            found.path = None
+            number = -1
             partitions = dict(part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)  # as Hive names them
             for number, document in enumerate(found):
                 if self._is_data_set and document.id is not None:
@@ -267,9 +278,10 @@ class DocumentFolder(FileDocuments):
         for (suffix, reason), names in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
             lines.append(f"\n  {names[0] if len(names) == 1 else several}: {reason}")
-        more = (
-            f"\n  and files of {len(lines) - _MOST_NAMED:,} more kinds or reasons" if len(lines) > _MOST_NAMED else ""
-        )
+        if len(lines) > _MOST_NAMED:
+            more = f"\n  and files of {len(lines) - _MOST_NAMED:,} more kinds or reasons"
+        else:
+            more = ""
         plural = "" if len(self.skipped) == 1 else "s"
         warn_caller(f"skipped {len(self.skipped):,} file{plural} of {self.folder}:{''.join(lines[:_MOST_NAMED])}{more}")
 
@@ -323,7 +335,9 @@ class DocumentFolder(FileDocuments):
             target = path.resolve(strict=True) if is_link else path
             kind = path.stat().st_mode
         except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-            return f"a link that leads nowhere: {error}" if is_link else str(error)
+            if is_link:
+                return f"a link that leads nowhere: {error}"
+            return str(error)
         if is_link and stat.S_ISDIR(kind):
             return "a link to a folder"
         if is_link and not target.is_relative_to(self.folder.resolve()):
@@ -331,16 +345,16 @@ class DocumentFolder(FileDocuments):
         if not stat.S_ISREG(kind):
             return "not a regular file"
         if self._reading.pages == "images":
-            return None if is_picture(path.name) else "neither a PDF nor a picture"
+            if is_picture(path.name):
+                return None
+            return "neither a PDF nor a picture"
         if self._patterns or is_readable(path) or _suffix(path.name) in RECORD_FORMATS:
             return None
         media = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
         if media in ("image", "audio", "video", "font"):
-            return (
-                "a picture: --pages images reads it, with a model of page images"
-                if is_picture(path.name)
-                else f"{media} has no text"
-            )
+            if is_picture(path.name):
+                return "a picture: --pages images reads it, with a model of page images"
+            return f"{media} has no text"
         return f"no known kind of text; --glob '*{path.suffix or path.name}' reads it as text"
 
     def _skip(self, path: Path, reason: str) -> None:
@@ -393,7 +407,8 @@ class Synchronisation:
     """Which files of a source, a folder or one file, are new or changed since an index was last filled from it."""
 
     def __init__(self, index: Index, source: Path) -> None:
-        self._index, self.key = index, str(source.resolve())
+        self._index = index
+        self.key = str(source.resolve())
         self._all: dict[str, dict[str, list[Any]]] = dict(index.settings.get(_SETTING, None) or {})
         if self.key not in self._all and len(self._all) == 1 and not Path(only := next(iter(self._all))).exists():
             self._all[self.key] = self._all.pop(only)  # the source was moved
@@ -458,7 +473,8 @@ class Synchronisation:
             self._index.settings[_SETTING] = {**self._all, self.key: files}
 
     def _is_unchanged(self, path: Path, name: str) -> bool:
-        known, now = self._known.get(name), time.time_ns()
+        known = self._known.get(name)
+        now = time.time_ns()
         try:
             status = path.stat()
             if known is not None and known.is_current(status):
@@ -494,8 +510,10 @@ def _read_rules(file: Path) -> Iterator[_Rule]:
         return
     for line in lines:
         rule = line.rstrip()
-        takes_in, rule = rule.startswith("!"), rule.removeprefix("!")
-        is_for_folders, rule = rule.endswith("/"), rule.rstrip("/")
+        takes_in = rule.startswith("!")
+        rule = rule.removeprefix("!")
+        is_for_folders = rule.endswith("/")
+        rule = rule.rstrip("/")
         if rule and not line.startswith("#"):
             anywhere = "" if "/" in rule else "(?:.*/)?"
             parts = re.split(r"(\*\*/|/\*\*$|\*|\?|\[[^]]+\])", rule.removeprefix("/"))
@@ -507,7 +525,9 @@ _WILD = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
 
 
 def _literal(part: str) -> str:
-    return part.replace("[!", "[^") if part.startswith("[") and part.endswith("]") else re.escape(part)
+    if part.startswith("[") and part.endswith("]"):
+        return part.replace("[!", "[^")
+    return re.escape(part)
 
 
 def _is_ignored(path: Path, rules: list[_Rule], *, is_folder: bool) -> bool:

@@ -30,9 +30,12 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".gif",
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP")
 _MOST_BYTES = 1 << 28  # of a file
 _MOST_PIXELS = (1 << 28) // 3  # 256 MB as RGB: a page at 600 dpi has 35 million
-_LEAST_SIDE, _LARGEST_RATIO = 8, 100  # models refuse, or squeeze to nothing, what is narrower
+# models refuse, or squeeze to nothing, what is narrower
+_LEAST_SIDE = 8
+_LARGEST_RATIO = 100
 # A page of A4 is 1240 x 1754: more than models of page images read.
-_DPI, _LONGEST_SIDE = 150, 3000
+_DPI = 150
+_LONGEST_SIDE = 3000
 _MOST_PAGES = 10_000
 # What PIL raises for damaged files.
 _FAULTS = (
@@ -62,7 +65,10 @@ class Picture(NamedTuple):
         if isinstance(source, str) and source.startswith(("http://", "https://", "data:")):
             raise InvalidArgumentError(f"{short(source)} is an address; give a file of this machine, or its bytes.")
         if not isinstance(source, (str, os.PathLike)):
-            image = _decoded(source) if isinstance(source, bytes) else _from_pil(source)
+            if isinstance(source, bytes):
+                image = _decoded(source)
+            else:
+                image = _from_pil(source)
             checksum = hashlib.sha256(source if isinstance(source, bytes) else image.tobytes()).hexdigest()[:32]
             size = {"width": image.width, "height": image.height}
             return cls(source if isinstance(source, bytes) else image, size | {"checksum": checksum})
@@ -86,15 +92,22 @@ class Picture(NamedTuple):
     @property
     def held(self) -> int:
         """The bytes in memory until it is encoded, of a picture that has no file."""
-        return 0 if isinstance(self.source, Path) else 3 * self.pixels
+        if isinstance(self.source, Path):
+            return 0
+        return 3 * self.pixels
 
     def load(self) -> Any:
         """Return what a model reads, as it was when it was looked at."""
         if isinstance(self.source, Path):
             image = load_image(self.metadata)
         else:
-            image = _decoded(self.source) if isinstance(self.source, bytes) else self.source
-        return {"image": image, "text": self.text} if self.text else image
+            if isinstance(self.source, bytes):
+                image = _decoded(self.source)
+            else:
+                image = self.source
+        if self.text:
+            return {"image": image, "text": self.text}
+        return image
 
 
 def with_pictures(documents: Iterable[InputDocument], model: Any) -> Iterator[InputDocument]:
@@ -126,7 +139,8 @@ def load_image(source: Any, page: int | None = None) -> Any:
     """
     metadata = getattr(source, "metadata", source)
     if isinstance(metadata, Mapping):
-        path, page = _stored_path(metadata), metadata.get("page") if page is None else page
+        path = _stored_path(metadata)
+        page = metadata.get("page") if page is None else page
     else:
         path = as_path(source, "the image")
     with _naming(path):
@@ -158,7 +172,10 @@ def place(metadata: Mapping[str, Any]) -> str:
     """Return the file and the page of a picture that is stored, for a line of a result; of other documents nothing."""
     if not {"width", "height", "checksum"} <= metadata.keys():
         return ""
-    page = f", page {metadata['page']}" if "page" in metadata else ""
+    if "page" in metadata:
+        page = f", page {metadata['page']}"
+    else:
+        page = ""
     return f"{metadata.get('path') or metadata.get('image') or 'picture'}{page}"
 
 
@@ -186,7 +203,8 @@ def page_text(path: Path, page: int) -> str:
 
 def _stored_path(metadata: Mapping[str, Any]) -> Path:
     """Return the path of a stored picture, once it is known to be the one that was stored."""
-    name, checksum = metadata.get("image"), metadata.get("checksum")
+    name = metadata.get("image")
+    checksum = metadata.get("checksum")
     if not (isinstance(name, str) and name and isinstance(checksum, str) and checksum):
         raise LatelierError("this document was stored without the file of a picture.")
     path = Path(name)
@@ -262,7 +280,12 @@ def _as_rgb(image: Any) -> Any:
     """Convert any mode of PIL: numbers of 16 or 32 bits are scaled, and what is transparent becomes white."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.nan_to_num(np.asarray(image, dtype="float32"))
-        most = 65_535.0 if image.mode != "F" else 1.0 if values.max() <= 1 else 255.0
+        if image.mode != "F":
+            most = 65_535.0
+        elif values.max() <= 1:
+            most = 1.0
+        else:
+            most = 255.0
         return _pil().fromarray(np.clip(values * (255.0 / most), 0, 255).astype("uint8")).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")

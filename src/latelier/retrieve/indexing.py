@@ -107,7 +107,8 @@ def read_chunks(
         characters += len(document.text) + (document.image.held if document.image else 0)
         if len(chunk) == size or characters > _MOST_CHARACTERS:
             yield _without_stored(chunk, stored, on_existing, positions, bar)
-            chunk, characters = [], 0
+            chunk = []
+            characters = 0
     if chunk:
         yield _without_stored(chunk, stored, on_existing, positions, bar)
 
@@ -143,14 +144,17 @@ class Pace:
 
     def committed(self, rows: Rows) -> None:
         """Adapt the rows of the next transaction to the time that this one has taken."""
-        seconds, self._begin = time.monotonic() - self._begin, time.monotonic()
+        seconds = time.monotonic() - self._begin
+        self._begin = time.monotonic()
         if self._adapts and len(rows.ids) >= self.rows // 2:
             factor = min(max(_SECONDS / max(seconds, 0.01), 0.25), 4)
             self.rows = min(max(int(self.rows * factor), _LEAST_ROWS), self.most)
 
 
 # Rows of the first transaction, and least and most: a model may encode ten passages a second, or ten thousand.
-_FIRST_ROWS, _LEAST_ROWS, _SECONDS = 128, 16, 5.0
+_FIRST_ROWS = 128
+_LEAST_ROWS = 16
+_SECONDS = 5.0
 
 
 class Rows(NamedTuple):
@@ -229,7 +233,9 @@ def _stored_forms(
 def _passages(
     chunk: Chunk, passages: Passages, model: QueryModel
 ) -> Iterator[tuple[list[Id], list[str], list[dict[str, Any]]]]:
-    tokens, overlap, overhead = passages.max_tokens or 0, passages.overlap or 0, model.limits("document")[0]
+    tokens = passages.max_tokens or 0
+    overlap = passages.overlap or 0
+    overhead = model.limits("document")[0]
     room = tokens - overhead
     if room < _LEAST_ROOM:
         raise InvalidArgumentError(
@@ -242,8 +248,13 @@ def _passages(
     for title, title_starts in zip(titles, model.token_starts(list(titles)), strict=True):
         titles[title] = taken = min(len(title_starts), room // 2)
         # A title of half a passage, or of more, is cut.
-        shown[title] = title if taken == len(title_starts) else title[: title_starts[taken]].rstrip()
-    spans, rooms = [], []  # of whole texts, or of their pages, functions and classes
+        if taken == len(title_starts):
+            shown[title] = title
+        else:
+            shown[title] = title[: title_starts[taken]].rstrip()
+    # of whole texts, or of their pages, functions and classes
+    spans = []
+    rooms = []
     for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
         starts = [part.start for i, part in enumerate(each) if part.is_apart or not i]
         for start, end in zip(starts, [*starts[1:], len(document.text)], strict=True):
@@ -332,7 +343,10 @@ def store(
 ) -> None:
     """Store documents in one commit."""
     if on_existing in ("update", "synchronise"):
-        prefixes = list(map(passage_prefix, rows.documents)) if stored.has_passages else []
+        if stored.has_passages:
+            prefixes = list(map(passage_prefix, rows.documents))
+        else:
+            prefixes = []
         stored.index.update(rows.ids, vectors, rows.texts, rows.metadata, remove_prefixes=prefixes)
         return
     try:
@@ -357,7 +371,10 @@ def _row_ids(rows: Rows, stored: StoredDocuments) -> Iterator[Id]:
             raise duplicate_ids(twice, "in the index already")
         moved = dict(zip(rows.numbers, itertools.count(_next_number([*stored.ids(), *given])), strict=False))
     for id in rows.ids:
-        passage = decode_passage_id(id) if moved and stored.has_passages else None
+        if moved and stored.has_passages:
+            passage = decode_passage_id(id)
+        else:
+            passage = None
         if passage is None:
             yield moved.get(id, id)
         else:

@@ -78,7 +78,10 @@ def open_with_model(
         raise InvalidArgumentError(
             "only a model that you name is trusted, not one that an index names.", advice="give-model"
         )
-    trust = {"trust_remote_code": True} if trust_remote_code else {}
+    if trust_remote_code:
+        trust = {"trust_remote_code": True}
+    else:
+        trust = {}
     index = find_index(place, read_only=read_only, max_memory=max_memory)
     if index is None and make is None:
         index = indexes.open(place, read_only=read_only)  # type: ignore[arg-type]  # raises: there is no index
@@ -174,9 +177,13 @@ def _stored_model(
             raise
         stored = None
     options = dict(stored.options) if stored else {}
-    asked, is_int8 = computing.get("compute_dtype", "auto"), options.get("compute_dtype") == "int8"
+    asked = computing.get("compute_dtype", "auto")
+    is_int8 = options.get("compute_dtype") == "int8"
     if index.dim is not None and asked != "auto" and (asked == "int8") != is_int8:
-        filled = "in int8" if is_int8 else "in another dtype than int8"
+        if is_int8:
+            filled = "in int8"
+        else:
+            filled = "in another dtype than int8"
         raise InvalidArgumentError(
             f"received compute_dtype={asked!r}, but the index was filled {filled}; omit it, or make a new index."
         )
@@ -189,10 +196,17 @@ def _stored_model(
             unstored = ", ".join(map(short, stored.unstored))
             reason = f"was filled by {short(stored.name)} with options that are not stored: {unstored}"
         raise InvalidArgumentError(f"{index!r} {reason}.", advice="give-model")
-    on_cpu, name = device in (None, "cpu"), stored.name
-    encoder = _exported_encoder(stored) if backend != "torch" and on_cpu else None
+    on_cpu = device in (None, "cpu")
+    name = stored.name
+    if backend != "torch" and on_cpu:
+        encoder = _exported_encoder(stored)
+    else:
+        encoder = None
     if backend == "onnx" and encoder is None:
-        where = "on the CPU of this machine" if on_cpu else f"for device={device!r}, only for the CPU"
+        if on_cpu:
+            where = "on the CPU of this machine"
+        else:
+            where = f"for device={device!r}, only for the CPU"
         raise InvalidArgumentError(f"there is no exported encoder of {short(name)} {where}.", advice="export-encoder")
     if not on_cpu or backend == "torch":  # which do not compute in int8
         options.pop("compute_dtype", None)
@@ -214,8 +228,12 @@ class Computation(NamedTuple):
     def of(cls, options: Mapping[str, Any]) -> Computation:
         """Divide the options that a user gives, or that an index stores."""
         others = dict(options)
-        backend, dtype = others.pop("backend", None), others.pop("compute_dtype", None) or "auto"
-        identity = {**others, "compute_dtype": "int8"} if dtype == "int8" else dict(others)
+        backend = others.pop("backend", None)
+        dtype = others.pop("compute_dtype", None) or "auto"
+        if dtype == "int8":
+            identity = {**others, "compute_dtype": "int8"}
+        else:
+            identity = dict(others)
         if backend is None and dtype == "int8":
             backend = "onnx"
         if backend not in (None, "torch", "onnx", "auto"):  # whose vectors may differ
@@ -255,8 +273,12 @@ class ModelIdentity(NamedTuple):
         stored = _read_identity(index)
         if stored is None:
             return None
-        options, unstored = stored.get("options"), stored.get("unstored", [])
-        given = options if isinstance(options, dict) else {"options": options}
+        options = stored.get("options")
+        unstored = stored.get("unstored", [])
+        if isinstance(options, dict):
+            given = options
+        else:
+            given = {"options": options}
         wrong = [name for name, value in given.items() if not _is_storable(name, value)]
         if wrong or not isinstance(unstored, list):
             raise IndexFormatError(
@@ -276,7 +298,10 @@ class ModelIdentity(NamedTuple):
         if dim is None:
             return
         stored = _read_identity(index) or {"name": None, "fingerprint": None}
-        filler = f"the model {short(stored['name'])}" if stored["name"] else "another model"
+        if stored["name"]:
+            filler = f"the model {short(stored['name'])}"
+        else:
+            filler = "another model"
         if dim != len(self.fingerprint):
             raise InvalidArgumentError(
                 f"the index holds embeddings of {dim} dimensions, this model makes {len(self.fingerprint)}: it "
@@ -300,7 +325,12 @@ def _read_identity(index: Index) -> dict[str, Any] | None:
         raise IndexFormatError(f"{_FOREIGN}: {error}. {_FORGET}") from error
     if stored is None:
         return None
-    name, fingerprint = (stored.get("name"), stored.get("fingerprint")) if isinstance(stored, dict) else ("", None)
+    if isinstance(stored, dict):
+        name = stored.get("name")
+        fingerprint = stored.get("fingerprint")
+    else:
+        name = ""
+        fingerprint = None
     is_name = name is None or (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME)
     if (
         not is_name
@@ -393,8 +423,12 @@ class QueryModel:
         encoder: ExportedEncoder | RemoteEncoder | None = None,
         compute_dtype: str = "auto",
     ) -> None:
-        self.name, self.options, self.encoder, self.compute_dtype = name, dict(options), encoder, compute_dtype
-        self._load, self._lock = load, threading.Lock()
+        self.name = name
+        self.options = dict(options)
+        self.encoder = encoder
+        self.compute_dtype = compute_dtype
+        self._load = load
+        self._lock = threading.Lock()
         # By default, sentence-transformers shows a bar if the program logs at the level INFO.
         self._encoding: dict[str, Any] = {"compute_dtype": compute_dtype, "show_progress_bar": False}
         self._loaded: ColBERT | None = None
@@ -406,7 +440,10 @@ class QueryModel:
     def loaded(self) -> ColBERT:
         """The model itself, loaded on first use."""
         if self._load is None:
-            given = "a server only encodes" if self.name is None else f"{short(self.name)} is an exported encoder"
+            if self.name is None:
+                given = "a server only encodes"
+            else:
+                given = f"{short(self.name)} is an exported encoder"
             raise InvalidArgumentError(f"{given}, without the model that this needs; give the model.")
         with self._lock:
             self._loaded = self._loaded or self._load()
@@ -445,7 +482,8 @@ class QueryModel:
         """Export the encoder for indexes that name this model as `index` does, unless there is a whole export."""
         if self.name is None:
             raise InvalidArgumentError("the model was given as an object, which no index names; give it by name.")
-        model, identity = self.loaded, ModelIdentity.stored_in(index) or self.identity
+        model = self.loaded
+        identity = ModelIdentity.stored_in(index) or self.identity
         folder = encoder_folder(identity)
         if not (is_own(folder) and is_whole(folder)):
             from latelier.models.onnx import export
@@ -456,7 +494,9 @@ class QueryModel:
     @property
     def dim(self) -> int:
         """Dimension of the token vectors."""
-        return self.loaded.embedding_size if self.encoder is None else self.encoder.embedding_size
+        if self.encoder is None:
+            return self.loaded.embedding_size
+        return self.encoder.embedding_size
 
     @property
     def is_mean(self) -> bool:
@@ -572,7 +612,9 @@ class QueryModel:
                 from latelier.models.pooling import pool_tokens
 
                 vectors = pool_tokens(vectors, pool_factor)
-            return vectors if precision is None else vectors.to(precision)
+            if precision is None:
+                return vectors
+            return vectors.to(precision)
 
         texts: list[str] = []
         pictures: list[Picture] = []
@@ -582,7 +624,8 @@ class QueryModel:
             return reduced(TokenEmbeddings.from_list(self._encode_whole(texts)))
         from latelier.models.encoding import Job, packed_windows
 
-        dtype, dim = self.compute_dtype, self.loaded.truncate_dim
+        dtype = self.compute_dtype
+        dim = self.loaded.truncate_dim
         job = Job("document", batch_size=batch_size, compute_dtype=dtype, truncate_dim=dim)
         windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None)
         encoded = list(map(reduced, windows))
@@ -623,7 +666,8 @@ class QueryModel:
 
     def unread(self, texts: Sequence[str], task: str) -> list[int]:
         """Return how many tokens at the end of each text the model does not read; 0 where it cannot tell."""
-        unread, (overhead, limit) = [0] * len(texts), self.limits(task)
+        unread = [0] * len(texts)
+        (overhead, limit) = self.limits(task)
         if limit is None or not (self.encoder or getattr(self.loaded.tokenizer, "is_fast", False)):
             return unread
         # A token has more than two bytes on average: shorter texts need not be tokenised to know that they are read.
@@ -661,7 +705,10 @@ class QueryModel:
 
     def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the first character of each token of each text."""
-        offsets = self.encoder.text_offsets if self.encoder is not None else tokenizer_offsets(self.loaded.tokenizer)
+        if self.encoder is not None:
+            offsets = self.encoder.text_offsets
+        else:
+            offsets = tokenizer_offsets(self.loaded.tokenizer)
         return token_starts(offsets, texts)
 
     def tokens(self, text: str, *, is_query: bool) -> list[str]:

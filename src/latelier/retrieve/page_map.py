@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Of the picture of a page, in pixels, and of the JPEG that it becomes.
-LONGEST_SIDE, _QUALITY = 1200, 80
-_COLOUR, _STRONGEST = (217, 72, 15), 0.6
-_MOST_FIGURES, _LONGEST_NAME = 11, 40
+LONGEST_SIDE = 1200
+_QUALITY = 80
+_COLOUR = (217, 72, 15)
+_STRONGEST = 0.6
+_MOST_FIGURES = 11
+_LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,11 @@ class PageMap:
     @property
     def name(self) -> str:
         """The path of the picture, and the page."""
-        path, page = self.metadata.get("image", "a picture without a file"), self.metadata.get("page")
-        return str(path) if page is None else f"{path}, page {page}"
+        path = self.metadata.get("image", "a picture without a file")
+        page = self.metadata.get("page")
+        if page is None:
+            return str(path)
+        return f"{path}, page {page}"
 
 
 class WordMap(NamedTuple):
@@ -78,14 +84,18 @@ def is_picture(metadata: Mapping[str, Any] | None) -> bool:
 
 def page_tokens(model: QueryModel, metadata: Mapping[str, Any], count: int) -> tuple[list[str], PageMap]:
     """Return the names of the `count` vectors of a page, and where they lie on it."""
-    width, height = metadata["width"], metadata["height"]
-    tokens, patches, reason = [f"vector {i}" for i in range(count)], None, ""
+    width = metadata["width"]
+    height = metadata["height"]
+    tokens = [f"vector {i}" for i in range(count)]
+    patches = None
+    reason = ""
     try:
         check_size(width, height)  # an index may come from anybody
         found = model.picture_tokens(width, height)
         reason = found.reason
         if len(found.tokens) == count:
-            tokens, patches = [_name(model, token) for token in found.tokens], found.patches
+            tokens = [_name(model, token) for token in found.tokens]
+            patches = found.patches
         else:
             reason = f"it has {count:,} vectors, and {len(found.tokens):,} before they were pooled"
     except LatelierError as error:  # the model pools pictures itself, or the size is no picture's
@@ -97,7 +107,9 @@ def page_tokens(model: QueryModel, metadata: Mapping[str, Any], count: int) -> t
 
 def _name(model: QueryModel, token: str) -> str:
     """Return the name of a token: one of the prompt that stands around each picture, unless it is a patch."""
-    return token if token in model.special_tokens else f"prompt: {model.join([token]).strip() or '␣'}"
+    if token in model.special_tokens:
+        return token
+    return f"prompt: {model.join([token]).strip() or '␣'}"
 
 
 def page_jpeg(metadata: Mapping[str, Any], longest: int = LONGEST_SIDE) -> bytes:
@@ -152,15 +164,22 @@ def page_html(page: PageMap, maps: list[WordMap], key: str) -> Markup:
     """
     title = Markup(f'<p class="note">{escape(page.name)}</p>')
     sheet, missing = _sheet(page)
-    note = Markup(f'<p class="note">{escape(missing)}</p>') if missing else Markup()
+    if missing:
+        note = Markup(f'<p class="note">{escape(missing)}</p>')
+    else:
+        note = Markup()
     shown = _image(sheet, "JPEG", f"Picture of {page.name}", quality=_QUALITY)
     if page.patches is None:
         why = f"Which part of the page matched cannot be shown: {page.reason}."
         return Markup(f'{title}<p>{escape(why)}</p>{note}<div class="sheet">{shown}</div>')
-    group, choices, layers, rules = f"m{crc32(key.encode()):x}", [], [shown], []
+    group = f"m{crc32(key.encode()):x}"
+    choices = []
+    layers = [shown]
+    rules = []
     rows, columns = page.patches.shape
     for i, (each, tint) in enumerate(zip(maps, _tints(maps), strict=True)):
-        name, at = escape(cut(each.name, _LONGEST_NAME)), f"{group}-{i}"
+        name = escape(cut(each.name, _LONGEST_NAME))
+        at = f"{group}-{i}"
         checked = " checked" if i == 0 else ""
         choices.append(f'<input type="radio" name="{group}" id="{at}"{checked}><label for="{at}">{name}</label>')
         best = "{}: strongest in row {}, column {} of {} x {} patches".format(each.name, *each.best, rows, columns)
@@ -199,7 +218,9 @@ def draw_page(page: PageMap, maps: list[WordMap], ax: Axes | None, figure_class:
         for empty in axes[len(shown) :]:
             empty.remove()
     else:
-        figure, axes, shown = ax.figure, [ax], maps[:1]
+        figure = ax.figure
+        axes = [ax]
+        shown = maps[:1]
     for each, tint, at in zip(shown, _tints(maps), axes, strict=False):
         at.imshow(sheet, extent=(0, 1, 1, 0), aspect=sheet.height / sheet.width)
         at.imshow(_overlay(tint), extent=(0, 1, 1, 0), aspect=sheet.height / sheet.width, interpolation="nearest")

@@ -74,7 +74,10 @@ class Passages:
         InvalidArgumentError
             If the model reads fewer tokens, or has no limit and `max_tokens` is None.
         """
-        tokens = max_length if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is None:
+            tokens = max_length
+        else:
+            tokens = self.max_tokens
         if tokens is None:
             raise InvalidArgumentError("this model reads documents of any length, so passages need a number of tokens.")
         if max_length is not None and tokens > max_length:
@@ -99,8 +102,12 @@ class PassageRange(NamedTuple):
 def as_passages(value: Any) -> Passages | None:
     """Return what a user gives as passages: a `Passages`, a number of tokens, True, or False for None."""
     if isinstance(value, bool):
-        return Passages() if value else None
-    return value if isinstance(value, Passages) else Passages(value)
+        if value:
+            return Passages()
+        return None
+    if isinstance(value, Passages):
+        return value
+    return Passages(value)
 
 
 def cut_texts(
@@ -122,7 +129,8 @@ def cut_texts(
 def _cut(text: str, starts: np.ndarray, room: int, overlap: int) -> list[PassageRange]:
     """Cut one text, given the positions of its tokens, into passages of at most `room` tokens."""
     overlap = min(overlap, (room - 1) // 2)
-    begin, stop = _after_space(text, 0), len(text.rstrip())
+    begin = _after_space(text, 0)
+    stop = len(text.rstrip())
     if begin >= stop:  # a document may have a title alone
         return [PassageRange(0, 0)]
     passages: list[PassageRange] = []
@@ -163,11 +171,14 @@ def _first_break(text: str, starts: np.ndarray, earliest: int, end: int) -> int:
 def _after_space(text: str, at: int) -> int:
     """Return the position of the first character from `at` on that is not white space."""
     found = _SPACE.match(text, at)
-    return found.end() if found else at
+    if found:
+        return found.end()
+    return at
 
 
 def _breaks_a_word(text: str, part: PassageRange) -> bool:
-    before, after = text[part.start - 1 : part.start], text[part.end : part.end + 1]
+    before = text[part.start - 1 : part.start]
+    after = text[part.end : part.end + 1]
     return bool((before and not before.isspace()) or (after and not after.isspace()))
 
 
@@ -197,7 +208,9 @@ def decode_passage_id(id: Id) -> PassageId | None:
         return None
     is_id = isinstance(value[0], (str, int)) and not isinstance(value[0], bool) and value[0] != ""
     passage = PassageId(*value)
-    return passage if is_id and passage.start <= passage.end and encode_passage_id(passage) == id else None
+    if is_id and passage.start <= passage.end and encode_passage_id(passage) == id:
+        return passage
+    return None
 
 
 def passage_prefix(document: Id) -> str:
@@ -271,7 +284,8 @@ class DocumentSettings(NamedTuple):
 
 
 # Characters of a text, and of the metadata of a document, that the table of a notebook shows.
-_LONGEST_TEXT, _LONGEST_METADATA = 300, 200
+_LONGEST_TEXT = 300
+_LONGEST_METADATA = 200
 
 
 class Result(NamedTuple):
@@ -358,9 +372,10 @@ class StoredDocuments:
 
     def __init__(self, index: Index, has_passages: bool | None = None) -> None:
         self.index = index
-        self.has_passages = (
-            DocumentSettings.stored_in(index).passages is not None if has_passages is None else has_passages
-        )
+        if has_passages is None:
+            self.has_passages = DocumentSettings.stored_in(index).passages is not None
+        else:
+            self.has_passages = has_passages
 
     def existing(self, ids: Sequence[Id]) -> set[Id]:
         """Return those of some ids that documents have, by one look at the index."""
@@ -373,12 +388,16 @@ class StoredDocuments:
         return bool(self.existing([id]))
 
     def __len__(self) -> int:
-        return len(self.ids()) if self.has_passages else len(self.index)
+        if self.has_passages:
+            return len(self.ids())
+        return len(self.index)
 
     def ids(self) -> list[Id]:
         """Return the ids of all documents in the order of insertion."""
         stored = self.index.ids()
-        return list(dict.fromkeys(map(self.document, stored))) if self.has_passages else stored
+        if self.has_passages:
+            return list(dict.fromkeys(map(self.document, stored)))
+        return stored
 
     def field_values(self, field: str | None = None, prefix: str = "") -> list[FieldValues]:
         """Return the values that documents have in each field, or in one, see `Index.field_values`."""
@@ -386,7 +405,10 @@ class StoredDocuments:
 
     def parts(self, id: Id) -> list[Id]:
         """Return the ids under which the index stores a document, in the order of its passages; none if absent."""
-        found = self.index.ids(passage_prefix(id)) if self.has_passages else []
+        if self.has_passages:
+            found = self.index.ids(passage_prefix(id))
+        else:
+            found = []
         return found or ([id] if self._is_whole(id) else [])
 
     def get(self, ids: Id | Iterable[Id]) -> list[Record]:
@@ -444,8 +466,14 @@ class StoredDocuments:
         while True:
             asked = vectors
             if asked is not None:
-                asked = vectors[waiting] if isinstance(vectors, TokenEmbeddings) else [vectors[row] for row in waiting]
-            words = [] if options.mode == "vectors" else [texts[row] for row in waiting]
+                if isinstance(vectors, TokenEmbeddings):
+                    asked = vectors[waiting]
+                else:
+                    asked = [vectors[row] for row in waiting]
+            if options.mode == "vectors":
+                words = []
+            else:
+                words = [texts[row] for row in waiting]
             unfinished = []
             for row, hits in zip(waiting, self.index.find(asked, limit, words, options), strict=True):
                 documents: dict[tuple[type, Id], Hit] = {}
@@ -457,18 +485,25 @@ class StoredDocuments:
                     unfinished.append(row)
             if not unfinished:
                 return best, limit
-            waiting, limit = unfinished, min(_PASSAGES * limit, most)
+            waiting = unfinished
+            limit = min(_PASSAGES * limit, most)
 
     def results(self, hits: Sequence[Sequence[Found]]) -> list[Results]:
         """Return hits of `find` with the texts and the metadata that are stored; each document is read once."""
         ids = list(dict.fromkeys(hit.id for row in hits for hit in row))
-        records = dict(zip(ids, self.index.get(ids), strict=True)) if ids else {}
+        if ids:
+            records = dict(zip(ids, self.index.get(ids), strict=True))
+        else:
+            records = {}
         found = []
         for row in hits:
             results = Results()
             for id, score, mean in row:
                 _, text, metadata = records[id]
-                passage = decode_passage_id(id) if self.has_passages else None
+                if self.has_passages:
+                    passage = decode_passage_id(id)
+                else:
+                    passage = None
                 if passage is None:
                     results.append(Result(id, score, text, metadata, mean_score=mean))
                 else:
@@ -479,8 +514,13 @@ class StoredDocuments:
 
     def document(self, id: Id) -> Id:
         """Return the id of the document that an id in the index belongs to."""
-        passage = decode_passage_id(id) if self.has_passages else None
-        return id if passage is None else passage.document
+        if self.has_passages:
+            passage = decode_passage_id(id)
+        else:
+            passage = None
+        if passage is None:
+            return id
+        return passage.document
 
     def _is_whole(self, id: Id) -> bool:
         """Whether a document is stored under its own id; an id that spells that of a passage is no such document."""
@@ -493,7 +533,8 @@ def _joined(id: Id, records: Sequence[Record]) -> Record:
     if first is None or records[0].text is None:
         return records[0]
     length = len(records[0].text) - (first.end - first.start)
-    title, text = records[0].text[:length], ""
+    title = records[0].text[:length]
+    text = ""
     for record in records:
         passage = decode_passage_id(record.id)
         if passage is not None and record.text is not None:

@@ -62,7 +62,10 @@ class InputDocument(NamedTuple):
     def with_title(self, part: str | None = None, title: str | None = None) -> str:
         """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
         title = self.title if title is None else title
-        part = self.text[self.parts[0].start if self.parts else 0 :] if part is None else part
+        if part is None:
+            part = self.text[self.parts[0].start if self.parts else 0 :]
+        else:
+            part = part
         if not title:
             return part
         own = re.escape(title.rpartition(HEADINGS)[2])
@@ -91,7 +94,10 @@ class FileDocuments:
         *,
         are_texts: bool = False,
     ) -> None:
-        self._documents, self.skipped, self.path, self.are_texts = documents, skipped, path, are_texts
+        self._documents = documents
+        self.skipped = skipped
+        self.path = path
+        self.are_texts = are_texts
 
     def __iter__(self) -> Iterator[InputDocument]:
         yield from self._documents
@@ -121,7 +127,10 @@ def _table_rows(documents: Any) -> Any:
     """Return the rows of a table of pandas, polars, pyarrow or DuckDB as records; any other iterable as it is."""
     rows: Iterable[dict[str, Any]]
     if hasattr(documents, "itertuples"):
-        frame = documents if documents.index.names == [None] else documents.reset_index()
+        if documents.index.names == [None]:
+            frame = documents
+        else:
+            frame = documents.reset_index()
         names = list(frame.columns)
         rows = (dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None))
     elif hasattr(documents, "n_chunks"):  # of polars alone
@@ -143,7 +152,10 @@ def _batches(table: Any) -> Iterator[Any]:
     """Yield the record batches of what pyarrow reads, a few rows each."""
     import pyarrow
 
-    found = table.to_batches() if hasattr(table, "to_batches") else pyarrow.RecordBatchReader.from_stream(table)
+    if hasattr(table, "to_batches"):
+        found = table.to_batches()
+    else:
+        found = pyarrow.RecordBatchReader.from_stream(table)
     return (batch.slice(start, _ROWS) for batch in found for start in range(0, batch.num_rows, _ROWS))
 
 
@@ -181,7 +193,8 @@ def parse_document(item: Any, position: int | str, *, with_image: bool = True) -
             f"it has both 'id' {short(record['id'])} and '_id' {short(record['_id'])}; give one."
         )
     id_ = as_id(record[given[0]]) if given else None
-    text, title = record.pop("text"), record.pop("title", None)
+    text = record.pop("text")
+    title = record.pop("title", None)
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
     rest = {name: value for name, value in record.items() if name not in ("id", "_id")}
@@ -251,7 +264,10 @@ def _merged_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_text(value: Any, id_: Any) -> str:
-    name = "the text" if id_ is None else f"the text of {short(id_)}"
+    if id_ is None:
+        name = "the text"
+    else:
+        name = f"the text of {short(id_)}"
     if not isinstance(value, (str, type(None))):
         raise InvalidArgumentError(f"{name} is of type {type(value).__name__}; expected str.")
     if value is None or not value.strip():
@@ -373,7 +389,9 @@ def _names(option: str, value: Any) -> tuple[str, ...]:
 def _joined(parts: Mapping[str, Any]) -> Any:
     """Return the texts of several fields on lines of their own; None and empty ones are left out."""
     if len(parts) == 1:
-        return "" if (only := next(iter(parts.values()))) is None else only
+        if (only := next(iter(parts.values()))) is None:
+            return ""
+        return only
     for name, value in parts.items():
         if not (value is None or isinstance(value, str)):
             raise InvalidArgumentError(f"its field {short(name)} is of type {type(value).__name__}; expected str.")
@@ -431,10 +449,16 @@ def read_records(
     elif format == "csv":
         records = _csv_records(file, source, reading)
     else:
-        opened = open_binary(file) if isinstance(file, (str, Path)) else file
+        if isinstance(file, (str, Path)):
+            opened = open_binary(file)
+        else:
+            opened = file
         records = _line_records(_lines(opened, source, reading.encoding), source, format, reading)
     skipped: list[tuple[str, str]] = []
-    path = Path(file) if isinstance(file, (str, Path)) and is_file(Path(file)) else None
+    if isinstance(file, (str, Path)) and is_file(Path(file)):
+        path = Path(file)
+    else:
+        path = None
     return FileDocuments(_documents(records, source, reading, skipped), skipped, path)
 
 
@@ -541,7 +565,10 @@ def _unwrapped(values: Iterator[tuple[int, Any]], fields: DocumentFields) -> Ite
 def _bulk(values: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """Put the ids of Elasticsearch's bulk actions, which stand on lines of their own, into the records after them."""
     for number, value in values:
-        action = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+        if isinstance(value, dict) and len(value) == 1:
+            action = next(iter(value.values()))
+        else:
+            action = None
         if isinstance(action, dict) and next(iter(value)) in ("index", "create") and {*action} <= _BULK:
             number, record = next(values, (number, {}))
             yield number, {"_id": action.get("_id"), **record} if isinstance(record, dict) else record
@@ -555,11 +582,19 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 def _csv_records(file: str | Path | BinaryIO, source: str, reading: Reading) -> Iterator[tuple[int, Any]]:
     """Return an iterator over rows as dicts; the file is read twice, as a column has the type of all its cells."""
-    path = file if isinstance(file, (str, Path)) and is_file(Path(file)) else None
-    contents = b"" if path else (open_binary(file) if isinstance(file, (str, Path)) else file).read()
+    if isinstance(file, (str, Path)) and is_file(Path(file)):
+        path = file
+    else:
+        path = None
+    if path:
+        contents = b""
+    else:
+        contents = (open_binary(file) if isinstance(file, (str, Path)) else file).read()
 
     def binary() -> BinaryIO:
-        return open_binary(path) if path else io.BytesIO(contents)
+        if path:
+            return open_binary(path)
+        return io.BytesIO(contents)
 
     encoding = reading.encoding or _detected_encoding(binary(), compressed=source.endswith(".gz"))
 
@@ -580,7 +615,8 @@ def _csv_records(file: str | Path | BinaryIO, source: str, reading: Reading) -> 
     def all_rows() -> Iterator[tuple[int, list[str]]]:
         return _csv_rows((null.sub("", line) for line in lines(before)), source, dialect, before)
 
-    fields, rows = reading.fields, all_rows()
+    fields = reading.fields
+    rows = all_rows()
     number, names = next(rows, (1, []))
     _check_columns(names, fields, f"{source}:{number}: ")
     as_texts = {*(("id", "_id") if fields.id is None else (fields.id,)), fields.title or "title", *fields.text_names}
@@ -632,7 +668,9 @@ def _detected_encoding(file: BinaryIO, *, compressed: bool) -> str:
                 decoder.decode(block)
                 block = binary.read(1 << 20)
         except UnicodeDecodeError:
-            return "utf-8-sig" if b"\0" in block or block.startswith(_GZIP) else "cp1252"
+            if b"\0" in block or block.startswith(_GZIP):
+                return "utf-8-sig"
+            return "cp1252"
         except (OSError, EOFError, zlib.error):  # named when it is read
             pass
     return "utf-8-sig"
@@ -712,7 +750,10 @@ def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> I
         file.close()
         raise InvalidArgumentError(f"{path} is not a Parquet file: {_reason(error)}.") from error
     _check_columns(names, fields, f"{source}: ")
-    wanted = None if fields.columns is None else [name for name in names if name in fields.columns]
+    if fields.columns is None:
+        wanted = None
+    else:
+        wanted = [name for name in names if name in fields.columns]
 
     def records() -> Iterator[tuple[str, Any]]:
         number = 0
@@ -755,7 +796,9 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
 def _json_value(value: Any) -> Any:  # noqa: C901 (one line for each type)
     """Return a value of a table as JSON has it: times as ISO 8601, decimals as numbers, NaN as None, bytes as UTF-8."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None
     if value is None or isinstance(value, (str, int)):
         return value
     if hasattr(value, "tolist"):  # an array or a number of numpy
@@ -769,7 +812,9 @@ def _json_value(value: Any) -> Any:  # noqa: C901 (one line for each type)
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if isinstance(value, decimal.Decimal):
-        return int(value) if value.is_finite() and value == value.to_integral_value() else _json_value(float(value))
+        if value.is_finite() and value == value.to_integral_value():
+            return int(value)
+        return _json_value(float(value))
     if isinstance(value, bytes):
         try:
             return value.decode()

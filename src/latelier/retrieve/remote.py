@@ -44,8 +44,10 @@ class RemoteEncoder:
             raise InvalidArgumentError(
                 f"received {short(address)} as a model; expected http://HOST:PORT or http://HOST:PORT/v1/indexes/NAME."
             )
-        self._url, self._index = f"{parts.scheme}://{parts.netloc}/v1/encode", unquote(name)
-        self._lock, self._dim = threading.Lock(), 0
+        self._url = f"{parts.scheme}://{parts.netloc}/v1/encode"
+        self._index = unquote(name)
+        self._lock = threading.Lock()
+        self._dim = 0
 
     @property
     def embedding_size(self) -> int:

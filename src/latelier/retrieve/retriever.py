@@ -376,16 +376,26 @@ class Retriever(NotCopied):
         >>> print(retriever.synchronise("notes"), "/", retriever.synchronise("notes"))
         1 new / 1 unchanged
         """
-        documents = source if isinstance(source, FileDocuments) else read_documents(source)
-        folder = documents if isinstance(documents, DocumentFolder) else None
+        if isinstance(source, FileDocuments):
+            documents = source
+        else:
+            documents = read_documents(source)
+        if isinstance(documents, DocumentFolder):
+            folder = documents
+        else:
+            folder = None
         if documents.path is None:
             pace = self._write(documents, "synchronise", True, **options)
             return Synchronised(pace.new, pace.changed, 0, pace.unchanged, documents.skipped)
         if folder is not None and not len(folder):
             raise InvalidArgumentError(f"no file of {documents.path} can be read, so nothing is removed.")
         state = Synchronisation(self.index, documents.path)
-        read = state.records(documents.path, documents) if folder is None else state.documents(folder)
-        complete, gone = False, set[Id]()
+        if folder is None:
+            read = state.records(documents.path, documents)
+        else:
+            read = state.documents(folder)
+        complete = False
+        gone = set[Id]()
         numbers: list[Id] = []  # filled while documents are stored, so that an interrupted run knows them
         pace = Pace(1, adapts=False)
         try:
@@ -426,11 +436,14 @@ class Retriever(NotCopied):
     ) -> Pace:
         """Store documents, each transaction by itself; `numbers` gets the ids of those that had none."""
         if isinstance(documents, os.PathLike) or (isinstance(documents, str) and Path(documents).exists()):
-            documents, on_existing, skip_unchanged = read_documents(documents), "synchronise", True
+            documents = read_documents(documents)
+            on_existing = "synchronise"
+            skip_unchanged = True
         check_count("batch_size", batch_size)
         check_count("chunk_size", chunk_size, optional=True)
         check_choice("precision", precision, DTYPES, optional=True)
-        model, index = self._model, self.index
+        model = self._model
+        index = self.index
         model.identity.check(index)
         batch_size, size = bounded_sizes(index, model, batch_size, chunk_size or _CHUNK_SIZE)
         pace = Pace(size, adapts=chunk_size is None and workers is None)
@@ -441,7 +454,10 @@ class Retriever(NotCopied):
         stored = StoredDocuments(index, has_passages=settings.passages is not None)
         factor = settings.pool_factor
         options: dict[str, Any] = {"batch_size": batch_size, "pool_factor": factor, "precision": precision}
-        total = len(documents) if isinstance(documents, Sized) else None
+        if isinstance(documents, Sized):
+            total = len(documents)
+        else:
+            total = None
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chunks = read_chunks(documents, model, stored, size, on_existing, bar)
@@ -553,7 +569,9 @@ class Retriever(NotCopied):
             raise results
         for query, found in zip(queries, results, strict=not is_picture):
             found.marked = partial(marked_snippets, self._model, self.index, query, whole=whole)
-        return results[0] if isinstance(texts, str) or is_picture else results
+        if isinstance(texts, str) or is_picture:
+            return results[0]
+        return results
 
     def run(
         self,
@@ -595,11 +613,16 @@ class Retriever(NotCopied):
         """
         begin = time.perf_counter()
         texts = checked_queries(queries.values())
-        chosen, k = self.index.checked_options(options), check_count("k", k)
+        chosen = self.index.checked_options(options)
+        k = check_count("k", k)
         if not texts:
             return SearchRun({}, {})
-        whole, own = chosen.whole_query, None
-        vectors = None if chosen.mode == "keywords" else self._model.encode_queries(texts, whole=whole)
+        whole = chosen.whole_query
+        own = None
+        if chosen.mode == "keywords":
+            vectors = None
+        else:
+            vectors = self._model.encode_queries(texts, whole=whole)
         if vectors is not None and chosen.min_mean_score is not None:
             own = self._model.own_vectors(texts, vectors, whole=whole)
         with self.index.snapshot():
@@ -728,7 +751,8 @@ class Retriever(NotCopied):
         >>> [hit.id for hit in retriever.search("fruit", min_mean_score=threshold)]
         ['a']
         """
-        share, queries = check_number("share", share, most=0.5), check_count("queries", queries, 20)
+        share = check_number("share", share, most=0.5)
+        queries = check_count("queries", queries, 20)
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
             ids = stored.ids()
@@ -747,8 +771,10 @@ class Retriever(NotCopied):
         for id, hits in zip(words, found, strict=True):
             others = [hit.mean_score for hit in hits if stored.document(hit.id) != id]
             best += [mean for mean in others[:1] if mean is not None]
-        scores, count = sorted(best), len(best)
-        place, deviation = (1 - share) * count, _SURE * math.sqrt(count * share * (1 - share))
+        scores = sorted(best)
+        count = len(best)
+        place = (1 - share) * count
+        deviation = _SURE * math.sqrt(count * share * (1 - share))
         at = [scores[min(max(round(each) - 1, 0), count - 1)] for each in (place - deviation, place, place + deviation)]
         return Threshold(share, at[1], at[0], at[2], count)
 
@@ -760,7 +786,10 @@ class Retriever(NotCopied):
         return len(StoredDocuments(self.index))
 
     def __repr__(self) -> str:
-        model = repr(self.model_name) if self.model_name else f"ColBERT(dim={self._model.dim})"
+        if self.model_name:
+            model = repr(self.model_name)
+        else:
+            model = f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
 
 
@@ -804,7 +833,8 @@ def search_settings(
     model: QueryModel, index: Index, texts: Sequence[str], k: int, options: SearchOptions
 ) -> dict[str, Any]:
     """Return what the results of queries depend on, as JSON values; nothing of the model for keywords alone."""
-    documents, default = DocumentSettings.stored_in(index), SearchOptions()
+    documents = DocumentSettings.stored_in(index)
+    default = SearchOptions()
     given = {name: value for name, value in vars(options).items() if value != getattr(default, name)}
     if "effort" in index.search_options:
         given["effort"] = options.effort or "balanced"
@@ -855,7 +885,8 @@ def search_batch(
     All texts are encoded in one call, and searches with equal options are one call of the index. `stage` is called with
     ``"encode"``, ``"search"`` and ``"read"``, for a context that measures that stage.
     """
-    index, model = retriever.index, retriever.query_model
+    index = retriever.index
+    model = retriever.query_model
     answers: list[Any] = []
     asked: dict[int, tuple[Search, SearchOptions]] = {}
     groups: dict[str, dict[int, Search]] = {}
@@ -912,7 +943,9 @@ def _encode(
             has_means |= options.min_mean_score is not None
     if not texts:
         return None
-    rows, vectors, own = dict(zip(sorted(texts), count())), [], []
+    rows = dict(zip(sorted(texts), count()))
+    vectors = []
+    own = []
     with stage("encode"):
         for whole, group in groupby(rows, key=itemgetter(0)):
             queries = [text for _, text in group]
@@ -945,7 +978,11 @@ def _find(
     try:
         if searches[0].reads_texts(options):
             rows = [encoded.rows[options.whole_query, text] for text in queries]
-            vectors, means = encoded.vectors[rows], None if options.min_mean_score is None else encoded.own[rows]
+            vectors = encoded.vectors[rows]
+            if options.min_mean_score is None:
+                means = None
+            else:
+                means = encoded.own[rows]
         elif not searches[0].has_texts:
             vectors = prepare_queries(queries, stored.index.dim)
             means = None if options.min_mean_score is None else vectors

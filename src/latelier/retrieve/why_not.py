@@ -33,10 +33,15 @@ def explain_miss(
     model: QueryModel, index: Index, query: str, id: Id, k: int, **options: Unpack[SearchKeywords]
 ) -> WhyNotReport:
     """Return why a search does not find a document; see `latelier.retrieve.Retriever.why_not`."""
-    chosen, k, id = index.checked_options(options), check_count("k", k), as_id(id)
+    chosen = index.checked_options(options)
+    k = check_count("k", k)
+    id = as_id(id)
     model = model.reading(query, whole=chosen.whole_query)
     vectors = model.encode_queries(checked_queries([query], "query"))
-    own = None if chosen.min_mean_score is None else model.own_vectors([query], vectors)
+    if chosen.min_mean_score is None:
+        own = None
+    else:
+        own = model.own_vectors([query], vectors)
 
     def is_found() -> bool:
         stored = StoredDocuments(index)
@@ -53,7 +58,9 @@ def _explain(
     if chosen.mode == "vectors" and not asked.stored.has_passages:
         report = _with_tokens(why_not_by_vectors(index, vectors, id, k, chosen), model, query)
         is_low = not report.is_found and report.exact_rank is not None
-        return _examine_text(model, index, vectors, report) if is_low else report
+        if is_low:
+            return _examine_text(model, index, vectors, report)
+        return report
 
     def search(k: int = k, **changes: Any) -> list[Hit]:
         [hits] = asked.stored.find(vectors, [query], k, replace(chosen, **changes))
@@ -62,7 +69,9 @@ def _explain(
     tester = Tester(search, id, k, chosen)
     explain = partial(_by_passages if chosen.mode == "vectors" else _by_mode, asked)
     report = examine(index, vectors, tester, asked.stored.parts(id), asked.stored.ids, explain)
-    return _with_tokens(report, model, query) if chosen.mode == "vectors" else replace(report, query=query)
+    if chosen.mode == "vectors":
+        return _with_tokens(report, model, query)
+    return replace(report, query=query)
 
 
 class _Asked(NamedTuple):
@@ -94,8 +103,11 @@ def _with_tokens(report: WhyNotReport, model: QueryModel, query: str) -> WhyNotR
 
 def _by_passages(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit]) -> WhyNotReport:
     """Explain a search by vectors among passages: its ranks count documents, scores and stages are of the best one."""
-    index, id, k = asked.stored.index, tester.id, tester.k
-    searched, part = asked.hits_searched(tester), best_part(asked.stored, asked.vectors[0], id)
+    index = asked.stored.index
+    id = tester.id
+    k = tester.k
+    searched = asked.hits_searched(tester)
+    part = best_part(asked.stored, asked.vectors[0], id)
     inner = why_not_by_vectors(index, asked.vectors, part, searched, tester.options)
     text = f"at least {k:,} document{'s have' if k > 1 else ' has'} a passage that scores higher"
     higher = Cause("scored_lower", text, {"least_higher": k})
@@ -133,7 +145,9 @@ _SHOWN_WORDS = 8
 
 def _by_mode(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit]) -> WhyNotReport:
     """Explain a search with keywords: by each side that ranks the document below `k`, or by both if none does."""
-    index, options, k = asked.stored.index, tester.options, tester.k
+    index = asked.stored.index
+    options = tester.options
+    k = tester.k
     depth = options.depth_for(asked.hits_searched(tester))
     keywords = _side(asked, tester, "keywords", len(index))
     if options.mode == "keywords":
@@ -162,7 +176,8 @@ def _by_mode(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit
 
 def _side(asked: _Asked, tester: Tester, mode: Mode, most: int) -> _Side:
     """Return the place of the document in a ranking of all documents, or of those that are reranked."""
-    index, stored = asked.stored.index, asked.stored
+    index = asked.stored.index
+    stored = asked.stored
     options = replace(tester.options, mode=mode, depth=most if mode == "rerank" else tester.options.depth)
     if "effort" in index.search_options:
         options = replace(options, effort="exact")
@@ -183,7 +198,8 @@ def _side_cause(asked: _Asked, tester: Tester, side: _Side, more: str = "") -> C
             return Cause("vector_rank", f"by vectors it has {place}{more}, and scores {side.score:.3f}", details)
         place += " with a word of the query"
         return Cause("keyword_rank", f"by keywords it has {place}, and scores {side.score:.3f}{more}", details)
-    words, index = query_words(asked.query), asked.stored.index
+    words = query_words(asked.query)
+    index = asked.stored.index
     if not words:
         text = "the query has no word"
     elif all(record.text is None for record in index.get(asked.stored.parts(tester.id))):
@@ -200,7 +216,8 @@ def _examine_text(model: QueryModel, index: Index, query: TokenEmbeddings, repor
     if text is None:
         return replace(report, unexamined=("truncation: its text was not stored",))
     try:
-        tokens, stored = len(model.token_ranges(text, is_query=False)), len(index.get_embeddings([report.id])[0])
+        tokens = len(model.token_ranges(text, is_query=False))
+        stored = len(index.get_embeddings([report.id])[0])
         if tokens != stored:
             reason = f"it has {stored} vectors, but its text has {tokens} tokens for this model: they were pooled or "
             return replace(report, unexamined=(f"truncation: {reason}changed",))
@@ -225,13 +242,19 @@ class _Passage(NamedTuple):
 # Passages of a left-out part that are encoded; the report then says that there are more.
 _MOST_PASSAGES = 64
 # Characters that are tokenised for one passage, as a multiple of those that the model read of the text, and at least.
-_WINDOW, _LEAST_WINDOW = 4, 2000
+_WINDOW = 4
+_LEAST_WINDOW = 2000
 
 
 def _left_out_passages(model: QueryModel, text: str) -> list[_Passage]:
     """Return the parts of a text that the model does not read, each as long as it reads at once; at most 64."""
     read = [each for each in model.token_ranges(text, is_query=False) if each is not None]
-    first, last = (read[0][0], read[-1][1]) if read else (0, len(text))
+    if read:
+        first = read[0][0]
+        last = read[-1][1]
+    else:
+        first = 0
+        last = len(text)
     window = max(_LEAST_WINDOW, _WINDOW * (last - first))  # to tokenise the whole rest each time is quadratic
     passages: list[_Passage] = []
     for begin, end in ((0, first), (last, len(text))):
@@ -254,8 +277,12 @@ def _truncation(
     best = int(scores.argmax())
     if scores[best] <= score:
         return None
-    tokens, left_out = sum(passage.tokens for passage in passages), (passages[0].start, passages[-1].end)
-    more = ", and more follow" if len(passages) == _MOST_PASSAGES else ""
+    tokens = sum(passage.tokens for passage in passages)
+    left_out = (passages[0].start, passages[-1].end)
+    if len(passages) == _MOST_PASSAGES:
+        more = ", and more follow"
+    else:
+        more = ""
     message = (
         f"characters {left_out[0]:,} to {left_out[1]:,} of its text were not encoded ({tokens:,} tokens{more}); alone, "
         f"characters {passages[best].start:,} to {passages[best].end:,} score {scores[best]:.3f}"
@@ -269,7 +296,8 @@ def _truncation_changes(
     model: QueryModel, index: Index, query: TokenEmbeddings, text: str, cause: Cause, last_score: float | None
 ) -> list[Change]:
     """Return the changes with which the document scores higher than the last hit: a maximum length, or passages."""
-    changes, least = [], -np.inf if last_score is None else last_score
+    changes = []
+    least = -np.inf if last_score is None else last_score
     if model.can_load:
         from latelier.models.encoding import document_length, encode_up_to
 

@@ -137,14 +137,16 @@ class EncodingWorkers(Closing):
         """
         options = {"batch_size": batch_size, "pool_factor": pool_factor, "precision": precision}
         waiting: deque[Any] = deque()
-        source, failure = iter(chunks), None
+        source = iter(chunks)
+        failure = None
         # If the caller stops early, the chunks under way end by themselves: a call of a Ray actor that is cancelled
         # while it waits can leave the next ones waiting for it, for 30 seconds.
         while True:
             try:
                 texts = next(source, None)
             except Exception as error:  # noqa: BLE001 (raised again once the chunks before it are done)
-                failure, texts = error, None
+                failure = error
+                texts = None
             if texts is None:
                 break
             waiting.append(self._submit(list(texts), options))
@@ -187,7 +189,8 @@ class EncodingWorkers(Closing):
         for result in ready:
             self._value(result)
         if missing:
-            total, free = self._ray.cluster_resources(), self._ray.available_resources()
+            total = self._ray.cluster_resources()
+            free = self._ray.available_resources()
             offered = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}s" for name in ("CPU", "GPU"))
             raise LatelierError(
                 f"{len(missing)} of {len(started)} workers did not start within {timeout:g} s. Each takes "
@@ -262,7 +265,8 @@ def _as_bytes(model: QueryModel, pickle: Any) -> bytes:
     """Return a model, and by cloudpickle the classes of its script, as bytes that `torch.load` reads."""
     import torch
 
-    target, loaded = io.BytesIO(), model.loaded
+    target = io.BytesIO()
+    loaded = model.loaded
     try:
         torch.save(loaded, target, pickle_module=pickle)
     except Exception as error:  # whatever the pickling of a module of the user's own raises

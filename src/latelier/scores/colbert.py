@@ -261,7 +261,9 @@ def _best(queries: Side, documents: Side) -> str:
     double = torch.float64 in (queries.vectors.dtype, documents.vectors.dtype)
     if _ENGINES["packed"].unfit(queries, documents) or (double and needs_gradient(queries, documents)):
         return "torch"
-    return "int8" if documents.vectors.dtype == torch.int8 and not needs_gradient(queries, documents) else "packed"
+    if documents.vectors.dtype == torch.int8 and not needs_gradient(queries, documents):
+        return "int8"
+    return "packed"
 
 
 # Similarities of one block; 16M float32 = 64 MiB.
@@ -399,15 +401,18 @@ def xtr_scores_pairwise(
 
 
 def _scores(query_side: Side, document_side: Side, top_k: int) -> Tensor:
-    queries, documents = query_side.packed, document_side.packed
+    queries = query_side.packed
+    documents = document_side.packed
     device = documents.device
     left, right = (_floating(texts).to(device) for texts in (queries, documents))
     dtype = torch.promote_types(left.dtype, right.dtype)
-    left, right = left.to(dtype), right.to(dtype)
+    left = left.to(dtype)
+    right = right.to(dtype)
     owner = _owners(documents).to(device)  # (document tokens,)
     rows = _owners(queries).to(device)  # (query tokens,)
     step = max(1, _BLOCK_ELEMENTS // max(1, len(right)))
-    maxima, retrieved = [], []
+    maxima = []
+    retrieved = []
     for start in range(0, len(left) if len(right) else 0, step):
         values, positions = (left[start : start + step] @ right.T).topk(min(top_k, len(right)), dim=1)
         found = owner[positions]  # (query tokens, top_k): the document of each retrieved token
@@ -432,5 +437,8 @@ def _owners(texts: TokenEmbeddings) -> Tensor:
 
 
 def _floating(texts: TokenEmbeddings) -> Tensor:
-    vectors = texts.to("float32").vectors if texts.scales is not None else texts.vectors
+    if texts.scales is not None:
+        vectors = texts.to("float32").vectors
+    else:
+        vectors = texts.vectors
     return at_least_float32(torch.as_tensor(vectors))

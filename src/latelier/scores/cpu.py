@@ -67,7 +67,8 @@ class Int8Engine(Engine):
 
     def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
         """Score one query after the other."""
-        left, right = queries.packed, documents.packed
+        left = queries.packed
+        right = documents.packed
         n = len(right) // max(len(left), 1)
         rows = [maxsim_int8(left[i : i + 1], right[i * n : (i + 1) * n]) for i in range(len(left))]
         return torch.from_numpy(np.concatenate([np.empty((0, n), dtype=np.float32), *rows]))
@@ -94,19 +95,23 @@ class TorchEngine(Engine):
         step = max(1, _BLOCK_ELEMENTS // per_document)
         blocks = []
         for start in range(0, len(document_vectors), step):
-            block, mask = document_vectors[start : start + step], documents_mask[start : start + step]
+            block = document_vectors[start : start + step]
+            mask = documents_mask[start : start + step]
             # (q * query_tokens, dim) x (dim, d * document_tokens)
             flat = query_vectors.flatten(0, 1) @ block.flatten(0, 1).T
             similarities = flat.view(*query_vectors.shape[:2], *block.shape[:2])
             blocks.append(_reduce(similarities, queries_mask, mask[None]))
-        return torch.cat(blocks, dim=1) if blocks else query_vectors.new_zeros(len(queries), 0, dtype=torch.float32)
+        if blocks:
+            return torch.cat(blocks, dim=1)
+        return query_vectors.new_zeros(len(queries), 0, dtype=torch.float32)
 
     def grouped(self, queries: Side, documents: Side) -> torch.Tensor:
         """Score blocks of queries, each against its own documents."""
         query_vectors, document_vectors, queries_mask, documents_mask = _prepare(queries, documents)
         if not len(document_vectors):  # the dim of no documents is unknown
             return query_vectors.new_zeros(len(query_vectors), 0, dtype=torch.float32)
-        n, width = len(document_vectors) // max(len(query_vectors), 1), document_vectors.shape[1]
+        n = len(document_vectors) // max(len(query_vectors), 1)
+        width = document_vectors.shape[1]
         groups, masks = (side.unflatten(0, (-1, n)) for side in (document_vectors, documents_mask))
         step = max(1, _BLOCK_ELEMENTS // max(1, query_vectors.shape[1] * n * width))
         blocks = []
@@ -127,7 +132,8 @@ def _off_cpu(queries: Side, documents: Side) -> str | None:
 
 def _prepare(queries: Side, documents: Side) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bring both sides to one dtype and the documents' device: vectors of both, masks of both."""
-    (query_vectors, queries_mask), (document_vectors, documents_mask) = queries.padded, documents.padded
+    (query_vectors, queries_mask) = queries.padded
+    (document_vectors, documents_mask) = documents.padded
     device = document_vectors.device
     dtype = torch.promote_types(query_vectors.dtype, document_vectors.dtype)
     if device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):
@@ -180,8 +186,10 @@ class _MaxSim(torch.autograd.Function):
         document_offsets: np.ndarray,
         size: int,
     ) -> torch.Tensor:
-        left, right = query_vectors.detach().contiguous(), document_vectors.detach().contiguous()
-        queries, documents = TokenEmbeddings(left, query_offsets), TokenEmbeddings(right, document_offsets)
+        left = query_vectors.detach().contiguous()
+        right = document_vectors.detach().contiguous()
+        queries = TokenEmbeddings(left, query_offsets)
+        documents = TokenEmbeddings(right, document_offsets)
         blocks = list(_blocks(query_offsets, document_offsets, size))
         share = len(documents) // max(len(blocks), 1)
         scores = np.empty((len(queries), share), dtype=np.float32)
@@ -204,9 +212,11 @@ class _MaxSim(torch.autograd.Function):
         left, right = (tensor.numpy() for tensor in ctx.saved_tensors)
         query_offsets, document_offsets, blocks, positions = ctx.layout
         gradients = gradient.float().contiguous().numpy()
-        for_queries, for_documents = np.zeros_like(left), np.zeros_like(right)
+        for_queries = np.zeros_like(left)
+        for_documents = np.zeros_like(right)
         for block in blocks:
-            q_tokens, d_tokens = block.query_tokens, block.document_tokens
+            q_tokens = block.query_tokens
+            d_tokens = block.document_tokens
             _add_gradients(
                 Packed(left[q_tokens], _own_offsets(query_offsets, block.queries)),
                 Packed(right[d_tokens], _own_offsets(document_offsets, block.documents)),
@@ -237,10 +247,12 @@ class _Block(NamedTuple):
 
 def _blocks(query_offsets: np.ndarray, document_offsets: np.ndarray, size: int) -> Iterator[_Block]:
     """Yield blocks of `size` queries, each with its share of the documents."""
-    queries, documents = len(query_offsets) - 1, len(document_offsets) - 1
+    queries = len(query_offsets) - 1
+    documents = len(document_offsets) - 1
     share = documents * size // max(queries, 1)
     for number, first in enumerate(range(0, queries, size)):
-        q, d = slice(first, first + size), slice(number * share, (number + 1) * share)
+        q = slice(first, first + size)
+        d = slice(number * share, (number + 1) * share)
         yield _Block(q, _tokens(query_offsets, q), d, _tokens(document_offsets, d))
 
 

@@ -74,7 +74,9 @@ def _dtype(queries: Side, documents: Side) -> torch.dtype:
     sides = (side.vectors.dtype if side.vectors.is_floating_point() else torch.float32 for side in (queries, documents))
     dtype = torch.promote_types(*sides)
     kind = documents.vectors.device.type
-    return torch.get_autocast_dtype(kind) if dtype == torch.float32 and torch.is_autocast_enabled(kind) else dtype
+    if dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return dtype
 
 
 def _rows(side: Side, device: torch.device, dtype: torch.dtype) -> Rows:
@@ -86,7 +88,10 @@ def _rows(side: Side, device: torch.device, dtype: torch.dtype) -> Rows:
         texts, tokens, dim = padded.shape
         vectors = padded.to(device, dtype).reshape(-1, dim).contiguous()
         return Rows(vectors, None, None, mask.to(device).contiguous().view(torch.uint8), texts, tokens)
-    packed = side.packed.to("float32") if side.packed.scales is not None else side.packed
+    if side.packed.scales is not None:
+        packed = side.packed.to("float32")
+    else:
+        packed = side.packed
     vectors = as_tensor(packed.vectors).to(device, dtype).contiguous()
     offsets = as_tensor(packed.offsets).to(device, non_blocking=True)
     return Rows(vectors, offsets[:-1], offsets.diff(), None, len(packed), int(packed.lengths.max(initial=0)))
@@ -108,7 +113,8 @@ class _MaxSim(torch.autograd.Function):
         from latelier.scores.triton import best_tokens
 
         ctx.sides = [side._replace(vectors=side.vectors[:0]) for side in (queries, documents)]
-        ctx.step, gradient = step, any(ctx.needs_input_grad)
+        ctx.step = step
+        gradient = any(ctx.needs_input_grad)
         queries, documents = (side._replace(vectors=side.vectors.detach()) for side in (queries, documents))
         scores, positions = best_tokens(queries, documents, share, step, positions=gradient)
         if gradient:

@@ -47,19 +47,25 @@ class Side:
     def __len__(self) -> int:
         if self.listed is not None:
             return len(self.listed)
-        return len(self._packed) if self._packed is not None else len(self.padded[0])
+        if self._packed is not None:
+            return len(self._packed)
+        return len(self.padded[0])
 
     @property
     def vectors(self) -> torch.Tensor:
         """The vectors of some or all texts, to read their dim, dtype and device."""
         if self.listed is not None:
             return self.listed[0]
-        return self._packed.vectors if self._packed is not None else self.padded[0]
+        if self._packed is not None:
+            return self._packed.vectors
+        return self.padded[0]
 
     @property
     def requires_grad(self) -> bool:
         """Whether any of the vectors requires a gradient."""
-        return any(m.requires_grad for m in self.listed) if self.listed is not None else self.vectors.requires_grad
+        if self.listed is not None:
+            return any(m.requires_grad for m in self.listed)
+        return self.vectors.requires_grad
 
     @property
     def dim(self) -> int:
@@ -101,7 +107,8 @@ def read_sides(queries: Any, documents: Any, queries_mask: Any, documents_mask: 
     forms; or groups, ``(n, group, tokens, dim)`` or a list of lists of matrices. `queries_mask`, `documents_mask`: True
     or 1 where a token counts; or None. Returns: the queries and the documents, of one dim.
     """
-    left, right = _read("queries", queries, queries_mask), _read_documents(documents, documents_mask)
+    left = _read("queries", queries, queries_mask)
+    right = _read_documents(documents, documents_mask)
     if left.dim != right.dim and len(left) and len(right):
         raise EmbeddingsError(
             f"the queries have dim {left.dim}, the documents {right.dim}; encode both with the same model."
@@ -117,7 +124,10 @@ def check_pairs(queries: Side, documents: Side) -> None:
 
 def documents_per_query(queries: Side, documents: Side) -> int:
     """Return how many documents each query has; raise `EmbeddingsError` unless all have the same number."""
-    n = documents.group if documents.group is not None else len(documents) // max(len(queries), 1)
+    if documents.group is not None:
+        n = documents.group
+    else:
+        n = len(documents) // max(len(queries), 1)
     if n * len(queries) != len(documents):
         raise EmbeddingsError(
             f"received {len(queries)} queries and {len(documents)} documents"
@@ -137,7 +147,10 @@ def _read_documents(documents: Any, mask: Any) -> Side:
         return side
     if getattr(documents, "ndim", 0) == 4:
         vectors = as_tensor(documents)
-        flat = None if mask is None else as_tensor(as_booleans(mask)).flatten(0, 1)
+        if mask is None:
+            flat = None
+        else:
+            flat = as_tensor(as_booleans(mask)).flatten(0, 1)
         side = _read("documents", vectors.flatten(0, 1), flat)
         side.group = int(vectors.shape[1])
         return side
@@ -159,7 +172,9 @@ def _read(name: str, value: Any, mask: Any) -> Side:
             listed = [as_tensor(matrix) for matrix in listed]
         if mask is not None:
             listed = _apply_masks(name, listed, mask)
-        return Side(name, listed=listed) if listed else Side(name, packed=TokenEmbeddings(torch.zeros(0, 0), [0]))
+        if listed:
+            return Side(name, listed=listed)
+        return Side(name, packed=TokenEmbeddings(torch.zeros(0, 0), [0]))
     raise EmbeddingsError(
         f"received {name} of type {type(value).__name__} and shape {getattr(value, 'shape', None)}; expected a padded "
         "(n, tokens, dim) array or tensor with a mask, a list of (tokens, dim) matrices, or TokenEmbeddings."

@@ -58,7 +58,10 @@ def maxsim_into(
         documents = AddressedDocuments.of_packed(documents)
     for first, last in split_by_rows(queries.offsets, _QUERY_TOKENS):
         tokens = slice(queries.offsets[first], queries.offsets[last])
-        of_share = positions[tokens] if positions is not None else None
+        if positions is not None:
+            of_share = positions[tokens]
+        else:
+            of_share = None
         _score_share(scores[first:last], queries[first:last], documents, of_share)
 
 
@@ -77,7 +80,10 @@ def _score_share(
         vectors = queries.to("float32").vectors
         rows = np.ascontiguousarray(vectors.detach().cpu().numpy() if is_tensor(vectors) else vectors)
     packed = tuple(Queries(pack_queries(rows), queries.offsets))
-    kind = WORDS if pairs else {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
+    if pairs:
+        kind = WORDS
+    else:
+        kind = {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
     numbers = documents.dim // 2 if pairs else documents.dim
     where = NO_POSITIONS if positions is None else positions
 
@@ -115,7 +121,8 @@ class AddressedDocuments:
         """
         import torch
 
-        dim, dtype = items[0].shape[1], dtype_name(items[0])
+        dim = items[0].shape[1]
+        dtype = dtype_name(items[0])
         # Not one Python statement per matrix: a thousand of them would take a tenth of the time of scoring them.
         in_place = all(map(torch.Tensor.is_contiguous, items)) and all(map(attrgetter("is_cpu"), items))
         if dtype not in _BYTES or not dim or not in_place or any(map(torch.Tensor.is_neg, items)):
@@ -129,10 +136,17 @@ class AddressedDocuments:
         """Return the addresses of packed embeddings on the CPU; copied if not contiguous or of another dtype."""
         dtype = embeddings.dtype
         if dtype not in _BYTES:
-            embeddings, dtype = embeddings.to("float32"), "float32"
+            embeddings = embeddings.to("float32")
+            dtype = "float32"
         vectors = embeddings.vectors
-        vectors = vectors.contiguous() if is_tensor(vectors) else np.ascontiguousarray(vectors)
-        start = vectors.data_ptr() if is_tensor(vectors) else vectors.ctypes.data
+        if is_tensor(vectors):
+            vectors = vectors.contiguous()
+        else:
+            vectors = np.ascontiguousarray(vectors)
+        if is_tensor(vectors):
+            start = vectors.data_ptr()
+        else:
+            start = vectors.ctypes.data
         addresses = start + embeddings.offsets[:-1] * (embeddings.dim * _BYTES[dtype])
         return cls(vectors, addresses, embeddings.lengths, embeddings.dim, dtype)
 
@@ -150,7 +164,8 @@ def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndar
     from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
     from latelier.kernels.multiply import instruction_set
 
-    left, right = queries.to("int8"), documents.to("int8")
+    left = queries.to("int8")
+    right = documents.to("int8")
     scores = np.empty((len(left), len(right)), dtype=np.float32)
     if not left.num_tokens:
         scores[:] = np.where(right.lengths, 0, -np.inf)
@@ -161,7 +176,8 @@ def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndar
         for side in (left, right)
         for part in (side.vectors, side.scales)
     )
-    packed, offsets = tuple(pack_queries(query_codes, query_scales, left.offsets)), right.offsets
+    packed = tuple(pack_queries(query_codes, query_scales, left.offsets))
+    offsets = right.offsets
 
     def score(first: int, last: int) -> None:
         block = Documents(codes, scales, offsets[first : last + 1])
@@ -181,7 +197,8 @@ def maxsim_numpy(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.nda
     if not len(rows):
         return scores
     for first, last in split_by_rows(documents.offsets, max(1, _BLOCK_ELEMENTS // len(rows))):
-        begin, end = documents.offsets[first], documents.offsets[last]
+        begin = documents.offsets[first]
+        end = documents.offsets[last]
         # As in the kernels, products that exceed the largest float32 are infinite, without a warning.
         with np.errstate(over="ignore", invalid="ignore"):
             similarities = rows @ documents.vectors[begin:end].astype("float32", copy=False).T
@@ -250,7 +267,8 @@ def align(query: Any, document: Any) -> Alignment:
     `query`: ``(q, dim)``, numpy or torch, of any floating dtype. `document`: ``(n, dim)``, with at least one token.
     Returns: of equal similarities, the first token is taken. The similarities sum to the MaxSim score.
     """
-    rows, columns = _matrix(query), _matrix(document)
+    rows = _matrix(query)
+    columns = _matrix(document)
     if not len(columns):
         raise EmbeddingsError("the document has no token, so there is nothing to align the query with.")
     matrix = rows @ columns.T
@@ -258,5 +276,8 @@ def align(query: Any, document: Any) -> Alignment:
 
 
 def _matrix(value: Any) -> np.ndarray:
-    array = value.detach().cpu().float().resolve_neg().numpy() if is_tensor(value) else np.asarray(value)
+    if is_tensor(value):
+        array = value.detach().cpu().float().resolve_neg().numpy()
+    else:
+        array = np.asarray(value)
     return array.astype("float32", copy=False)

@@ -22,9 +22,11 @@ import triton.language as tl
 # Vectors of up to so many numbers are read whole, and those of a program's queries stay on the chip.
 _WIDEST = 128
 # Documents per program, if that leaves several programs for each of the GPU's processors.
-_DOCUMENTS, _PROGRAMS = 16, 4096
+_DOCUMENTS = 16
+_PROGRAMS = 4096
 # Query tokens and documents of a program of the backward pass.
-_ROWS, _COLUMNS = 16, 32
+_ROWS = 16
+_COLUMNS = 32
 
 
 class _Tile(NamedTuple):
@@ -67,14 +69,23 @@ def best_tokens(
     queries. The place of each best token in its document, -1 where there is none, ``(share, query_rows)`` int32 with a
     power of two of query rows per query; or None.
     """
-    texts, dim, device = queries.texts, queries.vectors.shape[1], queries.vectors.device
+    texts = queries.texts
+    dim = queries.vectors.shape[1]
+    device = queries.vectors.device
     length = _padded_length(queries, grouped=step > 0)
-    rows = length if step else max(16, triton.next_power_of_2(texts * length))  # of one query if each has its own
+    # of one query if each has its own
+    if step:
+        rows = length
+    else:
+        rows = max(16, triton.next_power_of_2(texts * length))
     tile = _tile(rows, queries.vectors, positions=positions)
     blocks = triton.cdiv(texts * length, tile.queries)
     parts = max(1, length // tile.queries)  # programs for the tokens of one query
     scores = torch.zeros(parts, texts, share, dtype=torch.float32, device=device)
-    places = torch.empty(share, blocks * tile.queries, dtype=torch.int32, device=device) if positions else None
+    if positions:
+        places = torch.empty(share, blocks * tile.queries, dtype=torch.int32, device=device)
+    else:
+        places = None
     if scores.numel():
         columns = max(1, min(_DOCUMENTS, blocks * share // _PROGRAMS))
         _forward[(blocks * triton.cdiv(share, columns),)](
@@ -94,10 +105,12 @@ def add_gradients(
     `positions`: what `best_tokens` returned. `step`: as in `best_tokens`. Returns: as `vectors` of both sides, zero in
     rows that are no token's. They are added by atomic operations, so the last digit depends on their order.
     """
-    share, dim = gradients.shape[1], queries.vectors.shape[1]
+    share = gradients.shape[1]
+    dim = queries.vectors.shape[1]
     left, right = (torch.zeros_like(side.vectors, dtype=torch.float32) for side in (queries, documents))
     if gradients.numel() and positions.numel():
-        length, width = _padded_length(queries, grouped=step > 0), min(_WIDEST, triton.next_power_of_2(dim))
+        length = _padded_length(queries, grouped=step > 0)
+        width = min(_WIDEST, triton.next_power_of_2(dim))
         grid = positions.shape[1] // _ROWS, triton.cdiv(share, _COLUMNS), triton.cdiv(dim, width)
         _backward[grid](
             *queries, *documents, gradients, positions, left, right, share, step, _COLUMNS,
@@ -109,19 +122,31 @@ def add_gradients(
 def _padded_length(queries: Rows, *, grouped: bool) -> int:
     """Return the number of rows of one query in a program: a power of two, as is that of the program."""
     length = triton.next_power_of_2(max(1, queries.longest))
-    return max(16, length) if grouped else length  # a program has one query then, and a product 16 rows at least
+    # a program has one query then, and a product 16 rows at least
+    if grouped:
+        return max(16, length)
+    return length
 
 
 def _tile(rows: int, vectors: torch.Tensor, *, positions: bool) -> _Tile:
     """Return the size of a program for so many query rows; the sizes were the fastest of some thirty on an H100."""
-    dim, itemsize = vectors.shape[1], vectors.element_size()
-    tile = _Tile(128, 64, 32, 4, 3) if itemsize > 2 else _Tile(128, 128, 64, 8, 3)
+    dim = vectors.shape[1]
+    itemsize = vectors.element_size()
+    if itemsize > 2:
+        tile = _Tile(128, 64, 32, 4, 3)
+    else:
+        tile = _Tile(128, 128, 64, 8, 3)
     if dim <= _WIDEST:
         width = max(16, triton.next_power_of_2(dim))
-        whole = _Tile(128, 64, width, 8, 2) if itemsize > 2 else _Tile(256, 64, width, 8, 2 if positions else 3)
+        if itemsize > 2:
+            whole = _Tile(128, 64, width, 8, 2)
+        else:
+            whole = _Tile(256, 64, width, 8, 2 if positions else 3)
         small = _Tile(128, 64, width, 4, 2)
         tile = next((t for t in (whole, small) if t.bytes(itemsize) < _shared_memory(vectors.device)), tile)
-    return tile if rows >= tile.queries else _Tile(rows, 64, tile.width, 4, 3)
+    if rows >= tile.queries:
+        return tile
+    return _Tile(rows, 64, tile.width, 4, 3)
 
 
 @cache
@@ -134,7 +159,9 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def _precision() -> str:
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    if torch.get_float32_matmul_precision() == "highest":
+        return "tf32x3"
+    return "tf32"
 
 
 # Numbers that differ from batch to batch: a kernel is not compiled again for those that are 1 or multiples of 16.

@@ -74,7 +74,9 @@ def create_app(
     'Bananas are healthy.'
     """
     check_names(retrievers)
-    access, limits, metrics = access or Access(), limits or Limits(), Metrics()
+    access = access or Access()
+    limits = limits or Limits()
+    metrics = Metrics()
     # Not every kind of index can be read-only.
     access.check_changes(any(not getattr(each.index, "read_only", False) for each in retrievers.values()))
     services = {name: Service(name, retriever, limits, metrics) for name, retriever in retrievers.items()}
@@ -96,7 +98,10 @@ def create_app(
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
     )
-    app.state.services, app.state.access, app.state.limits, app.state.ready = services, access, limits, False
+    app.state.services = services
+    app.state.access = access
+    app.state.limits = limits
+    app.state.ready = False
     add_error_handlers(app)
     app.include_router(router)
     _add_health(app, metrics)

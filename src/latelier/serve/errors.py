@@ -136,7 +136,8 @@ def storage_problem(error: Exception) -> tuple[int, str]:
 
 
 async def _of_library(request: Request, error: Any) -> JSONResponse:
-    status, message = 422, error.worded(_ADVICE)
+    status = 422
+    message = error.worded(_ADVICE)
     if isinstance(error, (StorageError, CorruptedIndexError)):
         status, message = storage_problem(error)
     elif isinstance(error, _ServerError):
@@ -170,7 +171,10 @@ async def _of_request(request: Request, error: Any) -> JSONResponse:
         return JSONResponse(error_body("InvalidRequest", error.body.message), error.body.status)
     if isinstance(error.body, bytes):  # it is parsed if the header says that it is JSON
         sent = request.headers.get("content-type")
-        given = "no Content-Type" if sent is None else f"Content-Type: {cut(sent, 100)}"
+        if sent is None:
+            given = "no Content-Type"
+        else:
+            given = f"Content-Type: {cut(sent, 100)}"
         message = f"received {given}; send Content-Type: application/json, and a body of JSON."
         return JSONResponse(error_body("InvalidRequest", message), 415)
     return JSONResponse(error_body("InvalidRequest", _problems(error.errors()[:_MOST_ERRORS])), 422)
@@ -210,7 +214,10 @@ def _problems(errors: Sequence[Any]) -> str:
         for place, problems in found.items()
         if not (all(map(_is_of_type, problems)) and any(other.startswith(f"{place}.") for other in found))
     ]
-    more = [f"and {len(lines) - _MOST_PROBLEMS} more"] if len(lines) > _MOST_PROBLEMS else []
+    if len(lines) > _MOST_PROBLEMS:
+        more = [f"and {len(lines) - _MOST_PROBLEMS} more"]
+    else:
+        more = []
     return "; ".join([*lines[:_MOST_PROBLEMS], *more]) + "."
 
 

@@ -90,7 +90,8 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     """
     if not retrievers:
         raise InvalidArgumentError("received no retriever; expected at least one.")
-    tools, offered = _Tools(retrievers), []
+    tools = _Tools(retrievers)
+    offered = []
     reading = (tools.list_indexes, tools.search, tools.get, tools.explain, tools.why_not)
     writing = (tools.add, tools.update, tools.remove) if writable else ()
     for tool in (*reading, *writing):
@@ -176,9 +177,15 @@ class StrictModel(BaseModel):
     @classmethod
     def _has_known_names(cls, given: Any) -> Any:
         known = [field.alias or name for name, field in cls.model_fields.items()]
-        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
+        if isinstance(given, dict):
+            unknown = [name for name in given if name not in known]
+        else:
+            unknown = []
         if unknown:
-            accepted = "no other names than " + ", ".join(map(repr, known)) if known else "no arguments"
+            if known:
+                accepted = "no other names than " + ", ".join(map(repr, known))
+            else:
+                accepted = "no arguments"
             raise ValueError(f"received {', '.join(map(repr, unknown))}; expected {accepted}")
         return given
 

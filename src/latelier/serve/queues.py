@@ -109,11 +109,17 @@ class Service:
     """One index behind a server; searches that wait are answered together, writes are committed one by one."""
 
     def __init__(self, name: str, retriever: Retriever, limits: Limits, metrics: Metrics) -> None:
-        self.name, self.retriever = name, retriever
-        self._limits, self._metrics, self._stack = limits, metrics, AsyncExitStack()
+        self.name = name
+        self.retriever = retriever
+        self._limits = limits
+        self._metrics = metrics
+        self._stack = AsyncExitStack()
         # A batch on one core takes less processor time than on several, since no thread waits for another. A model in
         # torch encodes in all threads: a second batch is there so that a long question delays no search.
-        threads = thread_count() if retriever.query_model.encoder is not None else 1
+        if retriever.query_model.encoder is not None:
+            threads = thread_count()
+        else:
+            threads = 1
         self._reads: Batcher[Any, Any] = Batcher(
             self._read,
             name=f"read-{name}",
@@ -214,7 +220,8 @@ class Service:
         return [answers[id(call)] for call in calls]
 
     def _encode(self, calls: Sequence[_Encoding]) -> list[Any]:
-        model, texts = self.retriever.query_model, [text for call in calls for text in call.texts]
+        model = self.retriever.query_model
+        texts = [text for call in calls for text in call.texts]
         start = perf_counter()
         try:
             with limited_threads(thread_count() // max(1, self._reads.batches)):
@@ -223,7 +230,9 @@ class Service:
                 else:
                     encoded = model.encode_documents(texts, batch_size=_RANKED_TEXTS)
         except BaseException as error:  # noqa: BLE001 (as for searches)
-            return [_answerable(error)] if len(calls) == 1 else [self._encode([call])[0] for call in calls]
+            if len(calls) == 1:
+                return [_answerable(error)]
+            return [self._encode([call])[0] for call in calls]
         self._metrics.stage(self.name, "encode", perf_counter() - start)
         rows = iter(encoded.to("numpy").to("float32"))
         return [[next(rows) for _ in call.texts] for call in calls]
@@ -248,7 +257,9 @@ class Service:
             with limited_threads(thread_count() // max(1, self._reads.batches)):
                 found = search_batch(self.retriever, [call.search for call in calls], measured)
         except BaseException as error:  # noqa: BLE001 (what one call of a batch makes fail must not fail the others)
-            return [_answerable(error)] if len(calls) == 1 else [self._search([call])[0] for call in calls]
+            if len(calls) == 1:
+                return [_answerable(error)]
+            return [self._search([call])[0] for call in calls]
         return [
             each
             if isinstance(each, Exception)
@@ -293,12 +304,16 @@ class Batcher(Generic[Item, Answer]):
         max_waiting: int,
         gather_seconds: float = 0.0,
     ) -> None:
-        self._answer, self._max_batch, self._max_waiting = answer, max_batch, max_waiting
-        self._gather_seconds, self._count = gather_seconds, threads
+        self._answer = answer
+        self._max_batch = max_batch
+        self._max_waiting = max_waiting
+        self._gather_seconds = gather_seconds
+        self._count = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._waiting: deque[_QueuedCall[Item, Answer]] = deque()
         self._answered: list[int] = []  # sizes of the batches that are being answered
-        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
 
@@ -346,7 +361,8 @@ class Batcher(Generic[Item, Answer]):
 
     async def _run(self) -> None:
         """Answer one batch after the other in one of the threads."""
-        loop, expected = asyncio.get_running_loop(), 0
+        loop = asyncio.get_running_loop()
+        expected = 0
         while True:
             await self._arrived.wait()
             if self._gather_seconds and self.waiting < expected:
@@ -425,7 +441,9 @@ def begin_request(seconds: float) -> None:
 def _seconds_left(seconds: float) -> float:
     """Return how much of its time the current request has left; `seconds` where none has begun."""
     end = _END.get()
-    return seconds if end is None else max(0.0, end - time.monotonic())
+    if end is None:
+        return seconds
+    return max(0.0, end - time.monotonic())
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -134,7 +134,8 @@ async def search(request: Request, service: Index, body: schemas.SearchRequest) 
     limits.check(k=len(queries) * body.k)
 
     def explain_all(retriever: Retriever) -> list[dict[Id, Any]]:
-        model, pairs = retriever.query_model, zip(queries, found.results, strict=True)
+        model = retriever.query_model
+        pairs = zip(queries, found.results, strict=True)
         whole = body.whole_query
         explained = [explain_results(model, retriever.index, *each, whole=whole) for each in pairs]
         return [{id: schemas.marks(each) for id, each in own.items()} for own in explained]
@@ -232,7 +233,8 @@ async def why_not(request: Request, service: Index, body: schemas.WhyNotRequest)
 
     def examine(retriever: Retriever) -> schemas.WhyNotResponse:
         report = retriever.why_not(body.query, _spelled(retriever, body.id), body.k, **body.options())
-        causes, changes = list(report.causes), list(report.changes)
+        causes = list(report.causes)
+        changes = list(report.changes)
         return schemas.WhyNotResponse(is_found=report.is_found, causes=causes, changes=changes, report=str(report))
 
     return await service.ask(examine)
@@ -342,14 +344,17 @@ def _spelled(retriever: Retriever, id: Id) -> Id:
     """Return the integer that a string spells, if no document has the string as its id but one has the integer."""
     documents = StoredDocuments(retriever.index)
     is_integer = isinstance(id, str) and re.fullmatch("-?[0-9]{1,19}", id) and id not in documents
-    return int(id) if is_integer and int(id) in documents else id
+    if is_integer and int(id) in documents:
+        return int(id)
+    return id
 
 
 async def _listed(service: Service) -> schemas.IndexResponse:
     try:
         return await service.ask(_describe(service))
     except (StorageError, CorruptedIndexError) as error:
-        kind, (_, message) = type(service.retriever.index).__name__, storage_problem(error)
+        kind = type(service.retriever.index).__name__
+        (_, message) = storage_problem(error)
         return schemas.IndexResponse(
             name=service.name, kind=kind, documents=None, dim=None, model=None, fields=[], error=message
         )
@@ -363,8 +368,14 @@ _LOOKED_AT = 12
 
 def _examples(retriever: Retriever) -> list[str]:
     """Return three titles, or first words, of documents from all over an index; those that read like a query first."""
-    ids = retriever.index.ids() if len(retriever.index) <= _MOST_IDS else []
-    chosen = list(dict.fromkeys(ids[len(ids) * i // _LOOKED_AT] for i in range(_LOOKED_AT))) if ids else []
+    if len(retriever.index) <= _MOST_IDS:
+        ids = retriever.index.ids()
+    else:
+        ids = []
+    if ids:
+        chosen = list(dict.fromkeys(ids[len(ids) * i // _LOOKED_AT] for i in range(_LOOKED_AT)))
+    else:
+        chosen = []
     heads = []
     for record in retriever.index.get(chosen):
         text, passage = record.text or "", decode_passage_id(record.id)

@@ -137,7 +137,10 @@ class SearchRequest(_Options):
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
         if self.vectors is not None and (self.mode != "vectors" or "snippet" in self.include or self.whole_query):
-            what = "a snippet" if "snippet" in self.include else f"mode {self.mode!r}"
+            if "snippet" in self.include:
+                what = "a snippet"
+            else:
+                what = f"mode {self.mode!r}"
             what = "whole_query" if self.whole_query else what
             raise ValueError(f"{what} needs query, a text, rather than vectors")
         return self
@@ -316,7 +319,10 @@ class PageBody(_Body):
     @classmethod
     def of(cls, explanation: Explanation, page: PageMap) -> PageBody:
         """Return the maps of a page, if it is known where its vectors lie."""
-        maps = [] if page.patches is None else word_maps(explanation)
+        if page.patches is None:
+            maps = []
+        else:
+            maps = word_maps(explanation)
         bodies = [WordMapBody(word=each.name, values=each.values.round(4).tolist()) for each in maps]
         return cls(name=page.name, maps=bodies, reason=page.reason)
 

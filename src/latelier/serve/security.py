@@ -72,7 +72,10 @@ class Access:
         """Whether a request with this ``Authorization`` header may do this."""
         if self.read_token is None and (action == "read" or self.write_token is None):
             return True
-        tokens = [self.write_token] if action == "write" else [self.read_token, self.write_token]
+        if action == "write":
+            tokens = [self.write_token]
+        else:
+            tokens = [self.read_token, self.write_token]
         return sends_token(authorization, [token for token in tokens if token is not None])
 
     def check_host(self, host: str) -> None:
@@ -113,7 +116,9 @@ def _as_origin(origin: str) -> str:
             "https://example.org, in ASCII."
         )
     scheme, host, port = found.groups()
-    return f"{scheme}://{host}" if port in (None, _PORTS.get(scheme)) else f"{scheme}://{host}:{port}"
+    if port in (None, _PORTS.get(scheme)):
+        return f"{scheme}://{host}"
+    return f"{scheme}://{host}:{port}"
 
 
 # The scheme of the OpenAPI document; the header itself is compared by `Access`.
@@ -138,7 +143,8 @@ async def _writing(request: Request, _: _Header) -> None:
     _check(request, "write")
 
 
-Reading, Writing = Depends(_reading), Depends(_writing)
+Reading = Depends(_reading)
+Writing = Depends(_writing)
 
 
 Scope = Any
@@ -169,7 +175,9 @@ class BodyLimit:
     """Answers 413 to a large body and 408 to a slow one; one of a request that may not even read is not received."""
 
     def __init__(self, app: Application, limits: Limits, access: Access) -> None:
-        self._app, self._limits, self._access = app, limits, access
+        self._app = app
+        self._limits = limits
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -203,7 +211,8 @@ class BodyLimit:
 
     async def _receive(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or None if the client has gone."""
-        most, body = self._limits.body_bytes, bytearray()
+        most = self._limits.body_bytes
+        body = bytearray()
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         is_too_large = not declared.isdigit() or int(declared) > most
         message: Any = {"more_body": True}
@@ -272,14 +281,16 @@ class Observed:
     """Counts requests and logs a line of JSON about each, with neither texts nor tokens, to ``latelier.access``."""
 
     def __init__(self, app: Application, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+        self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begin, size = time.perf_counter(), 0
+        begin = time.perf_counter()
+        size = 0
         status: int | None = None
 
         async def observe(message: Any) -> None:
@@ -299,7 +310,10 @@ class Observed:
             status = status or _GONE
             seconds = time.perf_counter() - begin
             route = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in _METHODS else "other"
+            if scope["method"] in _METHODS:
+                method = scope["method"]
+            else:
+                method = "other"
             self._metrics.request(method, route, status, seconds)
             if ACCESS_LOG.isEnabledFor(logging.INFO):
                 line = {"method": method, "route": route, "status": status, "ms": round(1e3 * seconds, 2)}
@@ -314,7 +328,9 @@ def _is_own(host: str) -> bool:
         return False
     address, name = found.groups()
     # An address of version 6 is in brackets, as its colons would otherwise be those of a port.
-    return is_loopback(address) if address else is_loopback(name.lower().removesuffix("."))
+    if address:
+        return is_loopback(address)
+    return is_loopback(name.lower().removesuffix("."))
 
 
 def _closing(send: Send) -> Send:

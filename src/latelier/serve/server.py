@@ -76,7 +76,8 @@ def serve(
     Traceback (most recent call last):
     latelier.errors.InvalidArgumentError: received no retriever; expected at least one.
     """
-    access, limits = access or Access(), limits or Limits()
+    access = access or Access()
+    limits = limits or Limits()
     access.check_host(host)
     loopback_only = is_loopback(host)
     app = create_app(retrievers, access=access, limits=limits, loopback_only=loopback_only, link_prefix=link_prefix)
@@ -133,7 +134,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, url: str, on_start: Callable[[str], None] | None) -> None:
         super().__init__(config)
-        self._url, self._on_start = url, on_start
+        self._url = url
+        self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and call `on_start`."""

@@ -102,7 +102,8 @@ def distill_pooling(
     array([4, 4])
     """
     pooling = find_pooling(model)
-    steps, learning_rate = check_count("steps", steps), check_number("learning_rate", learning_rate)
+    steps = check_count("steps", steps)
+    learning_rate = check_number("learning_rate", learning_rate)
     with unpooled(pooling):
         batches = _encoded(model, documents, queries, pooling.dim, batch_size, seed, show_progress_bar)
     dtype = pooling.queries.dtype
@@ -163,13 +164,18 @@ def distill_head(
     >>> model.scores(["a sweet fruit"] * 3, texts, tqdm_bar=False).argmax()
     tensor(0)
     """
-    width, dims = model.embedding_size, check_count("dims", dims)
+    width = model.embedding_size
+    dims = check_count("dims", dims)
     if dims >= width or has_pooling(model, "document"):
-        reason = "pools its documents" if dims < width else f"has {width}"
+        if dims < width:
+            reason = "pools its documents"
+        else:
+            reason = f"has {width}"
         raise InvalidArgumentError(
             f"received dims={dims}, but the model {reason}; expected fewer dimensions of a model without pooling."
         )
-    steps, learning_rate = check_count("steps", steps), check_number("learning_rate", learning_rate)
+    steps = check_count("steps", steps)
+    learning_rate = check_number("learning_rate", learning_rate)
     batches = _encoded(model, texts, queries, width, batch_size, seed, show_progress_bar)
     head = _Projection(batches.documents, dims).to(model.device)
     _train(head, lambda batch: _head_loss(head, batch), batches, steps, learning_rate, show_progress_bar)
@@ -211,7 +217,8 @@ def _encoded(
     shown: bool,
 ) -> _Batches:
     """Return batches of a teacher's token vectors; texts are encoded, and queries drawn if there are none."""
-    batch_size, seed = check_count("batch_size", batch_size), check_count("seed", seed, 0)
+    batch_size = check_count("batch_size", batch_size)
+    seed = check_count("seed", seed, 0)
     if not isinstance(documents, TokenEmbeddings):
         documents = list(checked_stream(documents))
     if queries is None:

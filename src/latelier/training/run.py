@@ -29,7 +29,9 @@ from latelier.utils.files import as_path
 from latelier.utils.misc import bar, fragment, needs_extra, table
 
 _MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's number of steps
-_LEAST_STEPS, _MOST_PASSES = 100, 20  # six steps move the weights by 3e-5; passes beyond twenty learn rows by heart
+# six steps move the weights by 3e-5; passes beyond twenty learn rows by heart
+_LEAST_STEPS = 100
+_MOST_PASSES = 20
 _MAX_SEED = 2**32 - 1  # the largest seed of numpy
 
 
@@ -119,7 +121,9 @@ class TrainingOptions:
     @property
     def passes(self) -> int:
         """How often the rows are repeated for training: with neighbours once per epoch, each time in new groups."""
-        return max(1, math.ceil(self.epochs or 1)) if self.neighbours else 1
+        if self.neighbours:
+            return max(1, math.ceil(self.epochs or 1))
+        return 1
 
     def for_rows(self, rows: int) -> TrainingOptions:
         """Return these options with the number of epochs for so many rows, if it is not given."""
@@ -263,7 +267,9 @@ def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> Validati
 
 def measure(evaluator: Any, model: ColBERT) -> dict[str, float]:
     """Return the measures of a model; an empty dict without an evaluator."""
-    return {} if evaluator is None else measured(evaluator(model.eval()))
+    if evaluator is None:
+        return {}
+    return measured(evaluator(model.eval()))
 
 
 def measured(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -330,7 +336,9 @@ def run_trainer(
             evaluator=evaluator,
         )
         card = model.model_card_data  # it is published with the model, but the texts need not be
-        card.widget, card.usage_examples, card.usage_examples_display = [], None, None
+        card.widget = []
+        card.usage_examples = None
+        card.usage_examples_display = None
         for described in card.train_datasets:
             for name in ("examples", "examples_table"):
                 described.pop(name, None)
@@ -451,12 +459,18 @@ def train(
     _require_trainer()
     options = TrainingOptions() if options is None else options
     _check(model, options)
-    rows = data if isinstance(data, TrainingSet) else load_training_set(data)
+    if isinstance(data, TrainingSet):
+        rows = data
+    else:
+        rows = load_training_set(data)
     if validation is None:
         training, validation = split_validation(rows, options.validation_queries, options.seed)
     else:
         training = rows
-        validation = validation if isinstance(validation, TrainingSet) else load_training_set(validation)
+        if isinstance(validation, TrainingSet):
+            validation = validation
+        else:
+            validation = load_training_set(validation)
     if rows.scores is not None and (options.mine or options.neighbours):
         raise InvalidArgumentError(
             "the rows have a teacher's scores, which mined negatives would lack; leave out mine and neighbours."
@@ -465,7 +479,10 @@ def train(
     output = as_path(output, "output")
     _prepare(output)
     encoder = build_model(model, options)
-    evaluation = evaluator(validation, rows, options.seed) if len(validation) else None
+    if len(validation):
+        evaluation = evaluator(validation, rows, options.seed)
+    else:
+        evaluation = None
     before = measure(evaluation, encoder)
     first = None if evaluation is None else evaluation.per_query
     if options.mine or options.neighbours:
@@ -474,7 +491,8 @@ def train(
             on_progress(f"Mined negatives for {len(training):,} rows.")
     _check_enough(training)
     if options.head_only:
-        steps, shown = STEPS, show_progress
+        steps = STEPS
+        shown = show_progress
         documents = list(dict.fromkeys(text for own in training.documents for text in own))
         queries = list(dict.fromkeys(training.queries))
         distill_head(encoder, documents, options.dims or 128, queries, seed=options.seed, show_progress_bar=shown)
@@ -482,7 +500,10 @@ def train(
         options = options.for_rows(len(training))
         steps = run_trainer(encoder, _ordered(training, options), evaluation, options, on_progress)
     after = measure(evaluation, encoder)
-    interval = None if evaluation is None else bootstrap_interval(evaluation.per_query - first)
+    if evaluation is None:
+        interval = None
+    else:
+        interval = bootstrap_interval(evaluation.per_query - first)
     encoder.save_pretrained(str(output))
     return TrainingReport(output, len(training), steps, len(set(validation.queries)), before, after, interval)
 
@@ -549,7 +570,10 @@ def _mine(
     for query, documents in zip(training.queries, training.documents, strict=True):
         qrels.setdefault(query, {})[ids[documents[0]]] = 1
     # Neighbours are found among more negatives than are trained on, the hardest first.
-    kept = max(options.mine, min(_RANKS, max(1, len(texts) // 2))) if options.neighbours else options.mine
+    if options.neighbours:
+        kept = max(options.mine, min(_RANKS, max(1, len(texts) // 2)))
+    else:
+        kept = options.mine
     return mine_hard_negatives(
         model,
         index,

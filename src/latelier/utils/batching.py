@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 # takes 1.5 times as long in float32 and 1.8 times in int8; with 128 tokens, products are less efficient.
 CPU_BATCH_TOKENS = 512
 # Batches of one call per thread, at least, and the least tokens of each, which make up for reading the weights.
-_BATCHES_PER_THREAD, _LEAST_BATCH_TOKENS = 2, 128
+_BATCHES_PER_THREAD = 2
+_LEAST_BATCH_TOKENS = 128
 
 
 def batch_by_tokens(
@@ -110,7 +111,9 @@ def encoder_limit(config: Any) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not is_count(limit):
         return None
-    return limit - 2 if getattr(config, "model_type", "") in _OFFSET_POSITIONS else limit
+    if getattr(config, "model_type", "") in _OFFSET_POSITIONS:
+        return limit - 2
+    return limit
 
 
 def resolve_length(name: str, asked: int | None, default: int | None, limit: int | None) -> int | None:
@@ -131,7 +134,9 @@ def resolve_length(name: str, asked: int | None, default: int | None, limit: int
     256
     """
     if asked is None:
-        return default if limit is None or default is None else min(default, limit)
+        if limit is None or default is None:
+            return default
+        return min(default, limit)
     length = check_count(name, asked, _SHORTEST)
     if limit is not None and length > limit:
         raise InvalidArgumentError(
@@ -160,7 +165,8 @@ def rows_or_slice(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray | sl
 
     An array indexed by a slice is a view; indexed by row numbers, it is a copy.
     """
-    first, last = documents[0], documents[-1]
+    first = documents[0]
+    last = documents[-1]
     if last - first + 1 == len(documents):
         return slice(int(offsets[first]), int(offsets[last + 1]))
     return rows_of(offsets, documents)
@@ -173,7 +179,8 @@ def positions_within(offsets: np.ndarray) -> np.ndarray:
 
 def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield ``(first, last)`` of blocks of at most `max_rows` rows; a document with more is one of its own."""
-    first, documents = 0, len(offsets) - 1
+    first = 0
+    documents = len(offsets) - 1
     most = documents if max_documents is None else max_documents
     while first < documents:
         # Up to the last document that ends within the block, but at least one document.
@@ -195,7 +202,9 @@ def used_positions(features: Mapping[str, Any]) -> Tensor:
     """Return the positions that hold a token of the text or of its query expansion, as bool ``(rows, width)``."""
     used = features["attention_mask"].bool()
     expansion = features.get("query_expansion_positions")
-    return used if expansion is None else used | expansion.bool()
+    if expansion is None:
+        return used
+    return used | expansion.bool()
 
 
 def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> dict[str, Any]:
@@ -207,7 +216,12 @@ def select_rows(features: Mapping[str, Any], used: Tensor, rows: np.ndarray) -> 
 
     index = torch.from_numpy(rows)
     columns = used[index.to(used.device)].any(dim=0).nonzero()
-    first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, used.shape[1])
+    if len(columns):
+        first = int(columns[0])
+        last = int(columns[-1]) + 1
+    else:
+        first = 0
+        last = used.shape[1]
     return {
         name: value[_move(index, value.device), first:last]
         if isinstance(value, torch.Tensor) and value.shape == used.shape

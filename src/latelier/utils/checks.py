@@ -34,12 +34,16 @@ def short(value: object) -> str:
 
 def describe(value: object) -> str:
     """Return a short form of a value and its type."""
-    return "None" if value is None else f"{short(value)} ({type(value).__name__})"
+    if value is None:
+        return "None"
+    return f"{short(value)} ({type(value).__name__})"
 
 
 def cut(text: str, length: int = 60) -> str:
     """Shorten a text that is longer than `length` to its beginning."""
-    return text if len(text) <= length else f"{text[:length]} ..."
+    if len(text) <= length:
+        return text
+    return f"{text[:length]} ..."
 
 
 def check_choice(name: str, value: Any, choices: Collection[str] | Collection[int], *, optional: bool = False) -> None:
@@ -47,9 +51,15 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
     if (optional and value is None) or ((isinstance(value, str) or is_count(value)) and value in choices):
         return
     *others, last = [*map(repr, choices), *(["None"] if optional else [])]
-    expected = f"{', '.join(others)} or {last}" if others else last
+    if others:
+        expected = f"{', '.join(others)} or {last}"
+    else:
+        expected = last
     texts = [choice for choice in choices if isinstance(choice, str)]
-    near = get_close_matches(value, texts, 1) if isinstance(value, str) else []
+    if isinstance(value, str):
+        near = get_close_matches(value, texts, 1)
+    else:
+        near = []
     meant = f" Did you mean {near[0]!r}?" if near else ""
     raise InvalidArgumentError(f"received {name}={short(value)}; expected {expected}.{meant}")
 
@@ -70,7 +80,10 @@ def check_count(
         return None
     if is_count(value, least, most):
         return int(value)
-    wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if most is None:
+        wanted = f"of at least {least}"
+    else:
+        wanted = f"from {least} to {most}"
     if most is None and is_count(value, least, math.inf):
         wanted += f" and at most {sys.maxsize}"
     none = ", or None" if optional else ""
@@ -87,9 +100,15 @@ def check_number(name: str, value: Any, *, zero: bool = False, most: float = sys
     """Return a positive, finite number, or 0 if `zero`, as one of Python; raise `InvalidArgumentError` otherwise."""
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
-        number = int(value) if isinstance(value, Integral) else float(value)
+        if isinstance(value, Integral):
+            number = int(value)
+        else:
+            number = float(value)
     if not 0 <= number <= most or (number == 0 and not zero):
-        limit = "" if most == sys.float_info.max else f" of at most {most:g}"
+        if most == sys.float_info.max:
+            limit = ""
+        else:
+            limit = f" of at most {most:g}"
         none = ", or 0" if zero else ""
         raise InvalidArgumentError(
             f"received {name}={short(value)}; expected a positive number{limit}, such as 1.0{none}."
@@ -148,8 +167,14 @@ def parse_bytes(name: str, value: Any) -> int | None:
         return None
     if is_count(value):
         return int(value)
-    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    size = int(float(found[1]) * _UNITS[found[2].lower()]) if found and found[2].lower() in _UNITS else 0
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value.strip())
+    else:
+        found = None
+    if found and found[2].lower() in _UNITS:
+        size = int(float(found[1]) * _UNITS[found[2].lower()])
+    else:
+        size = 0
     if not is_count(size):
         raise InvalidArgumentError(
             f"received {name}={short(value)}; expected a number of bytes, or a text such as '512MB', '1GB' or '1GiB'."

@@ -140,7 +140,9 @@ def number_or_text(text: str) -> int | float | str:
     except (ValueError, RecursionError):
         return text
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and not (isinstance(value, float) and math.isinf(value)) else text
+    if is_number and not (isinstance(value, float) and math.isinf(value)):
+        return value
+    return text
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
@@ -168,7 +170,8 @@ def replaced(file: Path) -> Iterator[Path]:
 
     It keeps its permissions, and a link to it stays; after any error, also in the block, it is unchanged.
     """
-    mode, old = _mode(file), Path(os.path.realpath(file))
+    mode = _mode(file)
+    old = Path(os.path.realpath(file))
     if mode is not None and not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is no regular file")
     new = old.with_name(f".{uuid4().hex}.tmp")  # a name of its own: that of the file may have no room for more

@@ -37,7 +37,8 @@ class Lines:
 
     def __init__(self, desc: str = "Progress", total: int | None = None, unit: str = "") -> None:
         self._form = f"{desc}: {{:,}}{'' if total is None else f' of {total:,}'}{unit} so far.\n"
-        self._count, self._told = 0, time.monotonic()
+        self._count = 0
+        self._told = time.monotonic()
 
     def update(self, count: int = 1) -> None:
         """Count, and print a line if it is time."""
@@ -72,9 +73,11 @@ _LIBRARIES = ("latelier", "sentence_transformers", "transformers", "torch")
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's code that called the library."""
-    depth, frame = 1, sys._getframe(1)
+    depth = 1
+    frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _LIBRARIES:
-        depth, frame = depth + 1, frame.f_back
+        depth = depth + 1
+        frame = frame.f_back
     warnings.warn(message, category, stacklevel=depth + 1)
 
 
@@ -157,13 +160,19 @@ def escape(value: object) -> Markup:
 
 def bar(text: str, fraction: float) -> Markup:
     """Return a text on a horizontal bar whose length is a fraction, 0 to 1."""
-    percent = round(100 * min(max(fraction, 0.0), 1.0)) if fraction == fraction else 0
+    if fraction == fraction:
+        percent = round(100 * min(max(fraction, 0.0), 1.0))
+    else:
+        percent = 0
     return Markup(f'<span class="latelier-bar" style="--part: {percent}%">{escape(text)}</span>')
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], *, caption: Any = "") -> Markup:
     """Return a table; the first cell of a row is its header, numbers are aligned, floats have three decimals."""
-    above = f"<caption>{_cell(caption)}</caption>" if caption else ""
+    if caption:
+        above = f"<caption>{_cell(caption)}</caption>"
+    else:
+        above = ""
     head = "".join(f'<th scope="col">{_cell(name)}</th>' for name in header)
     body = "\n".join(f"<tr>{_row(row)}</tr>" for row in rows)
     return Markup(f"<table>{above}<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>")

@@ -40,7 +40,9 @@ def connect_to_ray(feature: str, num_cpus: int = 0) -> Any:
 def connection_of(ray: Any) -> str | None:
     """Return what identifies the present connection of this process to Ray; None without one."""
     check_not_forked()
-    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else None
+    if ray.is_initialized():
+        return str(ray.get_runtime_context().get_node_id())
+    return None
 
 
 def is_forked() -> bool:
@@ -60,7 +62,10 @@ def check_not_forked() -> None:
 def _after_fork_in_child() -> None:
     global _process
     ray = sys.modules.get("ray")
-    _process = -1 if ray is not None and ray.is_initialized() else None
+    if ray is not None and ray.is_initialized():
+        _process = -1
+    else:
+        _process = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -39,7 +39,11 @@ from latelier.kernels.threads import for_ranges
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 # Names of the stored arrays.
-SIGNS, CODES, SCALES, LEADS, CELLS = "signs", "codes", "scales", "leads", "cells"
+SIGNS = "signs"
+CODES = "codes"
+SCALES = "scales"
+LEADS = "leads"
+CELLS = "cells"
 # Scales from here on are infinity or NaN.
 _INFINITE = 0xFF00
 # Scales from here on, 2**100, are rejected: the integers of up to 8,192 dims, times such a scale, exceed float32.
@@ -48,7 +52,8 @@ _TOO_LARGE = int(np.float32(2**100).view("uint32")) >> 15
 _TOO_LARGE_LEAD = (104 + 127) // 2
 # Of more dims, the sums of the kernels, up to 255 * 127 * dim, could exceed 32 bits.
 MOST_DIMS = 65_536
-_AXIS_TOKENS, _AXIS_STEPS = 8192, 20
+_AXIS_TOKENS = 8192
+_AXIS_STEPS = 20
 # A codebook is chosen from so many tokens, at the first write with which an index has them.
 CODEBOOK_TOKENS = 1 << 15
 
@@ -104,7 +109,11 @@ def read_codebook(stored: Any, dim: int) -> np.ndarray:
 
 # Iterations of each level; the root mean square of the integers of a cell; their size from which on a cell decides on
 # signs, 0.67 standard deviations of what it leaves, which are about that; words of binary codes that are read together.
-_COARSE_ITERATIONS, _FINE_ITERATIONS, _CELL_SIZE, _DECIDING, _WORDS = 8, 12, 28, 18, 4
+_COARSE_ITERATIONS = 8
+_FINE_ITERATIONS = 12
+_CELL_SIZE = 28
+_DECIDING = 18
+_WORDS = 4
 
 
 class Cells:
@@ -152,15 +161,18 @@ def _train_cells(rows: np.ndarray, dim: int) -> np.ndarray:
     from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
     from latelier.kernels.multiply import instruction_set
 
-    isa, lengths = instruction_set().argument, np.linalg.norm(rows.astype("float32") - 128, axis=1)
-    rows, scales = rows[lengths > 0], 1 / lengths[lengths > 0]
+    isa = instruction_set().argument
+    lengths = np.linalg.norm(rows.astype("float32") - 128, axis=1)
+    rows = rows[lengths > 0]
+    scales = 1 / lengths[lengths > 0]
     cells = np.zeros((COARSE_CELLS, FINE_CELLS, dim), dtype="float32")
     if len(rows):
         coarse = np.empty((min(len(rows), COARSE_CELLS), dim), dtype="float32")
         spherical_kmeans(isa, rows, scales, _COARSE_ITERATIONS, coarse)
         nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
         nearest_centroids(isa, rows, np.arange(len(rows)), *_pack(coarse), nearest, dots)
-        offsets, order = np.zeros(COARSE_CELLS + 1, dtype="int64"), np.empty(len(rows), dtype="int64")
+        offsets = np.zeros(COARSE_CELLS + 1, dtype="int64")
+        order = np.empty(len(rows), dtype="int64")
         group_rows(nearest, offsets, order)
         for own, first, last in zip(cells, offsets[:-1], offsets[1:], strict=True):
             if first < last:
@@ -245,7 +257,8 @@ class Codec:
         from latelier.indexes.ivf.kernels.codes import rotate_rows
 
         vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
-        rests, leads = np.empty_like(vectors), np.empty(len(vectors), dtype="float32")
+        rests = np.empty_like(vectors)
+        leads = np.empty(len(vectors), dtype="float32")
         rotate_rows(vectors, *self.rotation, rests, leads)
         return rests, leads
 
@@ -253,8 +266,14 @@ class Codec:
     def shape(self) -> CodeShape:
         """The sizes of a token's codes, for kernels."""
         words = sign_words(self.dim)
-        code_bytes = self.dim if self.bits == 8 else (self.bits - 1) * words * 4
-        codebook = self.cells.integers.ctypes.data if self.has_cells else 0
+        if self.bits == 8:
+            code_bytes = self.dim
+        else:
+            code_bytes = (self.bits - 1) * words * 4
+        if self.has_cells:
+            codebook = self.cells.integers.ctypes.data
+        else:
+            codebook = 0
         return CodeShape(self.bits, self.dim, words, code_bytes, codebook)
 
     @cached_property
@@ -265,7 +284,9 @@ class Codec:
     @cached_property
     def sign_arrays(self) -> tuple[str, ...]:
         """Names of the arrays that the binary codes are read from."""
-        return (SIGNS, CELLS) if self.has_cells else (SIGNS,)
+        if self.has_cells:
+            return (SIGNS, CELLS)
+        return (SIGNS,)
 
     @cached_property
     def layout(self) -> dict[str, TokenArray]:
@@ -293,13 +314,18 @@ class Codec:
 
         vectors = np.ascontiguousarray(embeddings.vectors)
         stored = into or {name: np.empty((len(vectors), *shape), dtype) for name, (dtype, shape) in self.layout.items()}
-        no_codes, no_planes = np.empty((0, self.dim), dtype="uint8"), np.empty((0, 0, 0), dtype="uint32")
+        no_codes = np.empty((0, self.dim), dtype="uint8")
+        no_planes = np.empty((0, 0, 0), dtype="uint32")
         codes = stored[CODES] if self.bits == 8 else no_codes
         planes = stored[CODES] if 1 < self.bits < 8 else no_planes
-        cells, codebook = np.empty(0, dtype="uint16"), np.empty((0, 0), dtype="int8")
+        cells = np.empty(0, dtype="uint16")
+        codebook = np.empty((0, 0), dtype="int8")
         if self.has_cells:
             cells, codebook = stored[CELLS], self.cells.integers
-            cells[:] = 0 if self.codebook is None else self.cells.nearest(self.byte_rows(vectors))
+            if self.codebook is None:
+                cells[:] = 0
+            else:
+                cells[:] = self.cells.nearest(self.byte_rows(vectors))
         both = stored[SCALES], stored[LEADS]
         encode_tokens(vectors, self.rotation, self.bits, stored[SIGNS], codes, planes, *both, cells, codebook)
         too_large = (stored[SCALES] >= _TOO_LARGE) | (stored[LEADS][:, 2] & 0x7F >= _TOO_LARGE_LEAD)
@@ -325,7 +351,8 @@ class Codec:
         Kernels read from these addresses without checking bounds. They rely on the check here that each array has one
         row per token, and on the offsets of the segment, which were checked when it was opened.
         """
-        arrays, tokens = segment.arrays, int(segment.offsets[-1])
+        arrays = segment.arrays
+        tokens = int(segment.offsets[-1])
         for name, (dtype, shape) in self.layout.items():
             array = arrays.get(name, np.zeros(0))
             if array.dtype != dtype or array.shape != (tokens, *shape) or not array.flags.c_contiguous:
@@ -351,10 +378,12 @@ class Codec:
                 f"the positions {part.positions.min()} to {part.positions.max()} are outside of a segment with "
                 f"{len(part.segment)} documents; verify() lists the damaged files."
             )
-        documents, tokens = self.locate(part.segment), int(part.lengths.sum())
+        documents = self.locate(part.segment)
+        tokens = int(part.lengths.sum())
         from latelier.indexes.ivf.kernels.codes import decode_documents, restore_rows
 
-        vectors, leads = np.empty((tokens, self.dim), dtype="float32"), np.empty(tokens, dtype="float32")
+        vectors = np.empty((tokens, self.dim), dtype="float32")
+        leads = np.empty(tokens, dtype="float32")
         decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors, leads)
         restore_rows(vectors, *self.rotation, leads)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
@@ -429,7 +458,8 @@ class DocumentTable:
         from latelier.indexes.ivf.kernels.codes import unpack_documents
 
         offsets = lengths_to_offsets(self.documents.lengths[ordinals])
-        width, shape = byte_width(self.codec.dim), tuple(self.codec.shape)
+        width = byte_width(self.codec.dim)
+        shape = tuple(self.codec.shape)
         rows = TokenRows(np.empty((offsets[-1], width), dtype="uint8"), np.empty(offsets[-1], "float32"))
 
         def unpack(documents: CodedDocuments, places: np.ndarray, ends: np.ndarray, first: int, last: int) -> None:
@@ -469,7 +499,8 @@ class DocumentTable:
         if not read:
             yield slice(0, len(ordinals)), self.documents, ordinals
             return
-        layout, lengths = self.codec.layout, self.documents.lengths[ordinals]
+        layout = self.codec.layout
+        lengths = self.documents.lengths[ordinals]
         resident = np.zeros(len(ordinals), dtype="int64")
         for name in read:
             begins = getattr(self.documents, name)[ordinals]

@@ -81,10 +81,13 @@ LISTS = "inverted lists"
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
-_WINDOW_SHARE, _TRAINING_SHARE = 8, 3
+_WINDOW_SHARE = 8
+_TRAINING_SHARE = 3
 # `check` codes this many times k of the best documents of a query of so many tokens once more, and says how many of the
 # best k stay if these are fewer than _KEPT.
-_CHECKED_HITS, _CHECKED_TOKENS, _KEPT = 3, 32, 0.9
+_CHECKED_HITS = 3
+_CHECKED_TOKENS = 32
+_KEPT = 0.9
 # Most bytes of the headers of the files of inverted lists, and of their statistics.
 _OVERHEAD = 4096
 
@@ -218,19 +221,23 @@ class IVF(StoredIndex):
         """
         report = super().check(k, queries=queries)
         with self.snapshot():
-            ids, kept = self.ids(), []
+            ids = self.ids()
+            kept = []
             asked = [ids[i] for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), queries)).astype("int64"))]
             if len(ids) <= k or self.nbits == BITS[0]:
                 return report
-            vectors, other = self.get_embeddings(asked).vectors, self._codec(self.dim or 0).turned()
+            vectors = self.get_embeddings(asked).vectors
+            other = self._codec(self.dim or 0).turned()
             for query in self.get_embeddings(asked):
                 found = [hit.id for hit in self.search(query[:_CHECKED_TOKENS], _CHECKED_HITS * k)[0]]
-                best, numbers = self.get_embeddings(found), np.arange(len(found))
+                best = self.get_embeddings(found)
+                numbers = np.arange(len(found))
                 part = Part(Segment.build(numbers, found, best.lengths, other.encode(best)), numbers)
                 sample = TokenEmbeddings.from_list([query[:_CHECKED_TOKENS]])
                 order = np.argsort(-exact_scores(sample, other.decode(part))[0], kind="stable")
                 kept.append(np.count_nonzero(order[:k] < k) / k)
-        share, lengths = float(np.mean(kept)), np.linalg.norm(vectors, axis=1, keepdims=True)
+        share = float(np.mean(kept))
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if share >= _KEPT:
             return report
         mean = (vectors / np.maximum(lengths, 1e-30)).mean(axis=0)
@@ -270,7 +277,8 @@ class IVF(StoredIndex):
 
     def _codec(self, dim: int) -> Codec:
         """Return the codec of the documents of a dim, with the axis and the codebook that the index stores for it."""
-        codec, setting = self._codecs.get(dim) or Codec(self.nbits, dim), self._storage.setting
+        codec = self._codecs.get(dim) or Codec(self.nbits, dim)
+        setting = self._storage.setting
         if codec.axis is None and (stored := setting(f"axis_{dim}")) is not None:
             codec = replace(codec, axis=read_axis(stored, dim))
         if not codec.is_complete and (stored := setting(f"codebook_{dim}")) is not None:
@@ -296,8 +304,12 @@ class IVF(StoredIndex):
 
     def take_axis(self, other: IVF) -> None:
         """Code as another index does, unless there are documents already: then a copy loses next to nothing."""
-        codec = Codec(self.nbits, 0) if other.dim is None else other._codec(other.dim)
-        axis, codebook = codec.axis, codec.codebook
+        if other.dim is None:
+            codec = Codec(self.nbits, 0)
+        else:
+            codec = other._codec(other.dim)
+        axis = codec.axis
+        codebook = codec.codebook
         with self._storage.transaction() as transaction:
             if axis is not None:
                 transaction.set_missing(f"axis_{codec.dim}", lambda: write_axis(axis))
@@ -306,7 +318,9 @@ class IVF(StoredIndex):
 
     def _choose(self, transaction: Transaction, first: TokenEmbeddings) -> Codec:
         """Return the codec of a dim, whose axis and codebook are chosen now if they are missing and it is time."""
-        codec, before, dim = self._codec(first.dim), self._storage.snapshot(), first.dim
+        codec = self._codec(first.dim)
+        before = self._storage.snapshot()
+        dim = first.dim
         if codec.is_complete:
             return codec
         stored = transaction.set_missing(f"axis_{dim}", lambda: write_axis(choose_axis(first.vectors)))
@@ -339,7 +353,8 @@ class IVF(StoredIndex):
 
         scope = self._scope(snapshot, parts)
         parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=self.nbits)
-        (rests, leads), offsets = scope.table.codec.rotate(queries.vectors), queries.offsets
+        (rests, leads) = scope.table.codec.rotate(queries.vectors)
+        offsets = queries.offsets
 
         def search(first: int, last: int) -> None:
             for i in range(first, last):
@@ -370,7 +385,8 @@ class IVF(StoredIndex):
         if self._gpu is not None:
             return None  # scores all documents
         snapshot, allowed = self._storage.select(options)
-        scope, number = self._scope(snapshot, snapshot.parts(allowed)), self._storage.find([id])[1][0]
+        scope = self._scope(snapshot, snapshot.parts(allowed))
+        number = self._storage.find([id])[1][0]
         ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
         k = min(k, snapshot.documents)
         parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens, bits=self.nbits)
@@ -382,7 +398,9 @@ class IVF(StoredIndex):
         loaded = self._loaded
         if loaded is not None and loaded.snapshot is snapshot:
             return loaded.table, loaded.lists
-        plan, codec, damage = self._planned(snapshot), self._codec(snapshot.dim or 0), None
+        plan = self._planned(snapshot)
+        codec = self._codec(snapshot.dim or 0)
+        damage = None
         with self._loading.current:
             loaded = self._loaded
             if loaded is None or loaded.snapshot is not snapshot:
@@ -391,7 +409,10 @@ class IVF(StoredIndex):
                 lists, damage = _read_lists(snapshot)
                 if lists is not None and LISTS in plan.read:
                     lists = replace(lists, is_released=True)
-                listed = np.zeros(0, dtype="int64") if lists is None else lists.numbers
+                if lists is None:
+                    listed = np.zeros(0, dtype="int64")
+                else:
+                    listed = lists.numbers
                 window = plan.working // _WINDOW_SHARE // thread_count()
                 read = [name for name in codec.layout if name in plan.read]
                 table = DocumentTable(snapshot.parts(), codec, listed, read=read, window=window)
@@ -427,7 +448,10 @@ class IVF(StoredIndex):
             return
         table, lists = self._load(snapshot)
         due = due_maintenance(table, lists, self._thresholds, compacting=compacting)
-        memory = None if self._max_memory is None else self.memory.working // _TRAINING_SHARE
+        if self._max_memory is None:
+            memory = None
+        else:
+            memory = self.memory.working // _TRAINING_SHARE
         keeps_bytes = lists is not None and (due is Maintenance.APPEND or compacting)
         if keeps_bytes and not self._storage.check_ann_data(snapshot):
             due = Maintenance.TRAIN  # damaged data must be neither kept nor copied
@@ -451,9 +475,13 @@ def _read_lists(snapshot: Snapshot) -> tuple[InvertedLists | None, CorruptedInde
     """Return the stored inverted lists, None if there are none that fit, and the damage that they have."""
     from latelier.indexes.ivf.lists import InvertedLists
 
-    lists, damage = None, snapshot.ann_damage
+    lists = None
+    damage = snapshot.ann_damage
     try:
-        lists = None if snapshot.ann_data is None else InvertedLists.from_arrays(snapshot.ann_data)
+        if snapshot.ann_data is None:
+            lists = None
+        else:
+            lists = InvertedLists.from_arrays(snapshot.ann_data)
     except CorruptedIndexError as error:
         damage = error
     # Lists may have another dim if all their documents were removed before the present ones were added.
@@ -480,7 +508,9 @@ def due_maintenance(
     tokens = table.count_tokens(table.live)
     if lists is None:
         is_enough = tokens >= thresholds.train_tokens and len(table.live) >= thresholds.train_documents
-        return Maintenance.TRAIN if is_enough else Maintenance.NONE
+        if is_enough:
+            return Maintenance.TRAIN
+        return Maintenance.NONE
     statistics = lists.centroids.statistics
     if tokens >= thresholds.growth * statistics.tokens:
         return Maintenance.TRAIN
@@ -490,8 +520,13 @@ def due_maintenance(
         has_grown = tokens >= thresholds.growth_on_compaction * statistics.tokens
         if has_drifted or has_grown or removed > thresholds.removed_share:
             return Maintenance.TRAIN
-    tolerated = 0 if compacting else max(thresholds.append_tokens, int(tokens * thresholds.append_share))
-    return Maintenance.APPEND if table.count_tokens(table.unlisted) > tolerated else Maintenance.NONE
+    if compacting:
+        tolerated = 0
+    else:
+        tolerated = max(thresholds.append_tokens, int(tokens * thresholds.append_share))
+    if table.count_tokens(table.unlisted) > tolerated:
+        return Maintenance.APPEND
+    return Maintenance.NONE
 
 
 def compile_kernels() -> None:
@@ -502,13 +537,19 @@ def compile_kernels() -> None:
     from latelier.indexes.ivf.lists import append_documents, build_lists, train_centroids
     from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
 
-    documents, tokens, dim = 128, 8, 32  # more documents than are reranked without the binary stage
+    # more documents than are reranked without the binary stage
+    documents = 128
+    tokens = 8
+    dim = 32
     vectors = np.random.default_rng(0).standard_normal((documents * tokens, dim), dtype="float32")
-    codec, numbers, none = Codec(8, dim), np.arange(documents), np.zeros(0, dtype="int64")
+    codec = Codec(8, dim)
+    numbers = np.arange(documents)
+    none = np.zeros(0, dtype="int64")
     arrays = codec.encode(TokenEmbeddings(vectors, np.arange(0, len(vectors) + 1, tokens)))
     part = Part(Segment.build(numbers, numbers.tolist(), [tokens] * documents, arrays), numbers)
     codec.decode(part)
-    table, half = DocumentTable([part], codec, none), documents // 2
+    table = DocumentTable([part], codec, none)
+    half = documents // 2
     some = build_lists(train_centroids(table, numbers), table, numbers[:half])
     lists = append_documents(some, DocumentTable([part], codec, numbers[:half]), numbers[half:])
     scope = Scope(DocumentTable([part], codec, lists.numbers), lists, np.zeros(0, dtype="uint8"), numbers)

@@ -11,7 +11,9 @@ BITS = (8, 4, 2, 1)
 # With these, a token is coded by itself; with fewer, as what one of 4,096 cells leaves of it: one of 64 under each of
 # 64 coarse ones. The cell is stored in 16 bits, of which the lowest four are the number of a size.
 PLAIN_BITS = (8, 4)
-COARSE_CELLS, FINE_CELLS, SIZE_BITS = 64, 64, 4
+COARSE_CELLS = 64
+FINE_CELLS = 64
+SIZE_BITS = 4
 CELLS = COARSE_CELLS * FINE_CELLS
 
 
@@ -60,7 +62,9 @@ def byte_width(dim: int) -> int:
 GROUP = 16
 # list_count = 14.4 * sqrt(tokens) * size_factor ** 0.3: above 10 million tokens, lists would get too long without the
 # factor.
-_LARGE, _LISTS_PER_ROOT, _LISTS_EXPONENT = 10_000_000, 14.4, 0.3
+_LARGE = 10_000_000
+_LISTS_PER_ROOT = 14.4
+_LISTS_EXPONENT = 0.3
 
 
 def size_factor(tokens: int) -> float:

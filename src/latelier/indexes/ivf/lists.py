@@ -85,7 +85,8 @@ class Centroids:
 # so that a thread takes many tokens at a time, and most coarse centroids get the eight that are multiplied together.
 _WORK = 1 << 11
 # Lists are made of at least so many tokens by each thread, and by at most so many threads: each has its own counts.
-_SHARE_TOKENS, _MOST_SHARES = 1 << 15, 4
+_SHARE_TOKENS = 1 << 15
+_MOST_SHARES = 4
 # Lists that are copied before their mapped memory is given back: up to 64 KiB around each, see `AROUND`.
 _COPIED_LISTS = 32
 
@@ -144,7 +145,10 @@ class InvertedLists:
         for name, stored in _STORED.items():
             array = arrays.get(name)
             if array is None or not stored.describes(array):
-                found = "missing" if array is None else f"{array.dtype} {array.shape}"
+                if array is None:
+                    found = "missing"
+                else:
+                    found = f"{array.dtype} {array.shape}"
                 expected = f"{' or '.join(stored.dtypes)} of shape {stored.shape}"
                 raise CorruptedIndexError(f"{name}.npy is {found}, not {expected}")
         fields: dict[str, Any] = {stored.field: arrays[name] for name, stored in _STORED.items()}
@@ -233,7 +237,8 @@ def append_documents(
     The table was made with ``lists.numbers``, and all these row ids are above those in the lists. `scratch`: where
     large arrays are made; None: in memory.
     """
-    scratch, old = scratch or Scratch(), len(lists.numbers)
+    scratch = scratch or Scratch()
+    old = len(lists.numbers)
     offsets, documents, similarity = _invert(lists.centroids, table, ordinals, old, scratch)
     statistics = lists.centroids.statistics._replace(latest_similarity=similarity)
     numbers = np.concatenate([lists.numbers, table.numbers[ordinals]])
@@ -253,7 +258,9 @@ def append_documents(
 
 def _entry_dtype(count: int) -> str:
     """Return the dtype of entries: 16 bits if that is enough for `count` documents."""
-    return "uint16" if count <= 1 << 16 else "int32"
+    if count <= 1 << 16:
+        return "uint16"
+    return "int32"
 
 
 def _invert(
@@ -290,7 +297,10 @@ def _invert(
     documents = scratch.empty(int(offsets[-1]), _entry_dtype(first + len(ordinals)))
     for begin, end in split_by_rows(offsets, scratch.block // 4):
         entries = documents[offsets[begin] : offsets[end]]
-        block = entries if documents.dtype == "int32" else np.empty(len(entries), dtype="int32")
+        if documents.dtype == "int32":
+            block = entries
+        else:
+            block = np.empty(len(entries), dtype="int32")
         if len(block):
             some = counts[:, begin:end]
             places = offsets[begin:end] - offsets[begin] + np.cumsum(some, axis=0) - some
@@ -336,7 +346,8 @@ class TrainingSample:
 
     def __init__(self, table: DocumentTable, ordinals: np.ndarray, most: int, memory: int | None = None) -> None:
         step = max(1.0, table.count_tokens(ordinals) / most)
-        self._table, self._documents = table, ordinals[np.unique(np.arange(0, len(ordinals), step).astype("int64"))]
+        self._table = table
+        self._documents = ordinals[np.unique(np.arange(0, len(ordinals), step).astype("int64"))]
         self.offsets = lengths_to_offsets(table.documents.lengths[self._documents])
         self.at_once = len(self)
         if memory is not None and not table.is_addressable:
@@ -376,8 +387,10 @@ class TrainingSample:
 
 
 # Tokens sampled per centroid, and iterations, for each level. Larger numbers take time and find no better centroids.
-_COARSE_SAMPLE, _FINE_SAMPLE = 64, 32
-_COARSE_ITERATIONS, _FINE_ITERATIONS = 8, 3
+_COARSE_SAMPLE = 64
+_FINE_SAMPLE = 32
+_COARSE_ITERATIONS = 8
+_FINE_ITERATIONS = 3
 _MAX_SAMPLE = 1 << 21
 # Multiplications that take the time in which a number of a centroid is packed.
 _PACKING = 64
@@ -397,14 +410,16 @@ def train_centroids(
     sample = TrainingSample(table, ordinals, min(_MAX_SAMPLE, _FINE_SAMPLE * lists), memory)
     coarse = _train_coarse(sample, coarse_count(lists), dim)
     packed_coarse, coarse_start = pack_centroids(coarse, width, _scale(coarse))
-    offsets, order = np.zeros(len(coarse) + 1, dtype="int64"), np.empty(len(sample), dtype="int64")
+    offsets = np.zeros(len(coarse) + 1, dtype="int64")
+    order = np.empty(len(sample), dtype="int64")
     group_rows(_nearest_coarse(sample, packed_coarse, coarse_start), offsets, order)
     # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens. Rounding
     # adds at most one group per coarse centroid, on which the memory budget relies.
     shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(sample)))).astype("int64")
     # Number of centroids under each coarse centroid: itself, where it has no tokens.
     counts = np.maximum(1, np.minimum(LANES * shares, np.diff(offsets)))
-    ends, groups = lengths_to_offsets(counts), lengths_to_offsets(-(-counts // LANES))
+    ends = lengths_to_offsets(counts)
+    groups = lengths_to_offsets(-(-counts // LANES))
     centroids = (scratch or Scratch()).empty((ends[-1], dim), "float32")
     scale = 0.0
     for begin, end in split_by_rows(offsets, sample.at_once):
@@ -443,10 +458,12 @@ def _train_coarse(sample: TrainingSample, count: int, dim: int) -> np.ndarray:
 
 def _nearest_coarse(sample: TrainingSample, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Return the nearest coarse centroid of each token of the sample, ``(tokens,)`` int32."""
-    isa, nearest = instruction_set().argument, np.empty(len(sample), dtype="int32")
+    isa = instruction_set().argument
+    nearest = np.empty(len(sample), dtype="int32")
 
     def assign(first: int, last: int) -> None:
-        rows, some = sample.unpack(first, last).codes, slice(sample.offsets[first], sample.offsets[last])
+        rows = sample.unpack(first, last).codes
+        some = slice(sample.offsets[first], sample.offsets[last])
         dots = np.empty(len(rows), dtype="int32")
         nearest_centroids(isa, rows, np.arange(len(rows)), packed, start, nearest[some], dots)
 
@@ -466,7 +483,9 @@ def _train_fine(
     `tokens_of` returns a slice of the tokens, which are in the order of the coarse centroids; `offsets` and `ends` say
     where the tokens, and the centroids, under each coarse centroid begin, ``(n + 1,)``, from any number on.
     """
-    isa, firsts, starts = instruction_set().argument, offsets - offsets[0], ends - ends[0]
+    isa = instruction_set().argument
+    firsts = offsets - offsets[0]
+    starts = ends - ends[0]
 
     def train(c: int) -> None:
         own = centroids[starts[c] : starts[c + 1]]

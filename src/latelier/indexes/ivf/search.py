@@ -47,22 +47,29 @@ from latelier.kernels.multiply import instruction_set
 
 # nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
 # the recall they give.
-_NPROBE, _CANDIDATES, _CANDIDATES_PER_HIT = 40, 500, 20
+_NPROBE = 40
+_CANDIDATES = 500
+_CANDIDATES_PER_HIT = 20
 # The binary stage is left out for at most _FEW + _FEW_PER_HIT * k documents: reranking them at once is about as fast,
 # and a search of a small collection misses none.
-_FEW, _FEW_PER_HIT = 80, 4
+_FEW = 80
+_FEW_PER_HIT = 4
 # Binary codes of fewer than 128 bits are less precise, so candidates are multiplied by 128 / dim, by 8 at most.
-_SIGN_BITS, _MAX_DIM_FACTOR = 128, 8.0
+_SIGN_BITS = 128
+_MAX_DIM_FACTOR = 8.0
 # `SearchParameters.slack` of effort 1.0, and `share`, which is `_SHARE ** effort` for k <= 25. Beyond, the k-th imputed
 # score is less above those of all documents, and the exponent grows with k.
-_SLACK, _SHARE = 2.0, 0.4
+_SLACK = 2.0
+_SHARE = 0.4
 # Collections above 10 million tokens: with s = tokens / 10 million, candidates grow by s ** 0.3, which doubles them at
 # 100 million. Inverted lists get smaller as well then, so nprobe grows more slowly (exponent 0.18).
-_CANDIDATES_EXPONENT, _NPROBE_EXPONENT = 0.3, 0.18
+_CANDIDATES_EXPONENT = 0.3
+_NPROBE_EXPONENT = 0.18
 # Below 2**20 tokens, nprobe is multiplied by 2**20 / tokens, by 2 at most: short queries need it to find what comparing
 # all binary codes finds. For 4,045 package descriptions of 400,000 tokens and queries of 11 tokens, recall@10 is 0.994
 # by all binary codes, 0.994 with 80 lists per token and 0.987 with 40.
-_SMALL, _MAX_SMALL_FACTOR = 1 << 20, 2.0
+_SMALL = 1 << 20
+_MAX_SMALL_FACTOR = 2.0
 
 # At 2 and 1 bits, what a wider search adds is less than what the codes lose: 0.004 of recall@10 at most.
 _FEW_BITS = 0.8
@@ -93,7 +100,8 @@ def choose_search_parameters(
     `dim` is also the number of bits of a binary code. `tokens`: of the whole index: above ten million, the defaults
     grow with it; below one million, `nprobe` grows as it falls. `bits`: per number of the codes.
     """
-    factor, size = effort_factor(options.effort), size_factor(tokens)
+    factor = effort_factor(options.effort)
+    size = size_factor(tokens)
     factor *= 1 if bits in PLAIN_BITS else _FEW_BITS
     small = min(_MAX_SMALL_FACTOR, max(1.0, _SMALL / max(1, tokens)))
     nprobe = max(1, round(_NPROBE * factor * small * size**_NPROBE_EXPONENT))
@@ -101,7 +109,10 @@ def choose_search_parameters(
     candidates_factor = factor * max(1.0, min(_MAX_DIM_FACTOR, _SIGN_BITS / max(1, dim)))
     candidates = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
     share = _SHARE ** (factor * max(1.0, _CANDIDATES_PER_HIT * k / _CANDIDATES))
-    rerank = None if options.rerank is None else max(k, options.rerank)
+    if options.rerank is None:
+        rerank = None
+    else:
+        rerank = max(k, options.rerank)
     return SearchParameters(
         nprobe=options.nprobe or nprobe,
         candidates=max(rerank or k, options.candidates or candidates),
@@ -119,9 +130,11 @@ _MARGIN = 4
 #     eligible documents in lists > (3 + widening) / 2 * candidates,
 # and otherwise the binary codes of all eligible documents are compared. `widening` is the factor by which a filter
 # raises nprobe: probing as many lists takes about as long as comparing those of widening / 2 * candidates documents.
-_SCAN, _MAX_WIDENING = 3, 16
+_SCAN = 3
+_MAX_WIDENING = 16
 # A query token is compared with the centroids under its max(4, nprobe // 8) best coarse centroids.
-_MIN_COARSE, _LISTS_PER_COARSE = 4, 8
+_MIN_COARSE = 4
+_LISTS_PER_COARSE = 8
 # Maximum number of bits of a document's sum of imputed scores; the word also holds the number of a query token.
 _SUM_BITS = 24
 # Documents in one block of candidate selection, in which their sums, 4 bytes each, stay in the L2 cache.
@@ -168,11 +181,14 @@ class RotatedQuery(NamedTuple):
 def search_query(scope: Scope, query: RotatedQuery, k: int, parameters: SearchParameters) -> Stages:
     """Run the stages of one query; the first k of the documents scored last are the best."""
     vectors = query.rests
-    table, used, candidates = scope.table, None, scope.eligible
+    table = scope.table
+    used = None
+    candidates = scope.eligible
     for lists, nprobe in _probings(scope, parameters):
         found = probe_for_candidates(scope, lists, vectors, nprobe, k, parameters)
         if found.total >= (parameters.rerank or max(k, parameters.candidates // 2)):
-            used, candidates = nprobe, found.documents
+            used = nprobe
+            candidates = found.documents
             unlisted = scope.eligible[np.searchsorted(scope.eligible, table.listed) :]
             if len(unlisted):
                 candidates = np.concatenate([candidates, unlisted])
@@ -182,7 +198,8 @@ def search_query(scope: Scope, query: RotatedQuery, k: int, parameters: SearchPa
         reranked = keep_by_signs(table, candidates, vectors, k, parameters)
     scores = np.empty((len(reranked), 2), dtype="float32")
     highest = np.full(k + _MARGIN, -np.inf, dtype="float32")
-    isa, shape = instruction_set().argument, tuple(table.codec.shape)
+    isa = instruction_set().argument
+    shape = tuple(table.codec.shape)
     for some, documents, places in table.windows(reranked, *table.codec.arrays):
         rerank_scores(isa, tuple(documents), places, shape, vectors, query.leads, highest, scores[some])
     best = np.flatnonzero(scores[:, 1] == scores[:, 1])  # NaN where a document was not among the best in 8 bits
@@ -229,7 +246,8 @@ def probe_for_candidates(
         share=float(parameters.share),
     )
     if not lists.is_released:
-        isa, probing = instruction_set().argument, (_coarse_count(lists.centroids, nprobe), nprobe)
+        isa = instruction_set().argument
+        probing = (_coarse_count(lists.centroids, nprobe), nprobe)
         entries = tuple(lists.entries)
         found = find_candidates(
             isa, vectors, lists.centroids.arrays, probing, entries, tuple(limits), scope.allowed, _SCRATCH.sums
@@ -253,7 +271,9 @@ class ProbedLists(NamedTuple):
 
 def probe_lists(centroids: Centroids, vectors: np.ndarray, nprobe: int) -> ProbedLists:
     """Find the inverted lists of the centroids nearest to each of the first 65,535 query tokens."""
-    isa, coarse, vectors = instruction_set().argument, _coarse_count(centroids, nprobe), vectors[:MOST_TOKENS]
+    isa = instruction_set().argument
+    coarse = _coarse_count(centroids, nprobe)
+    vectors = vectors[:MOST_TOKENS]
     return ProbedLists(*find_lists(isa, vectors, centroids.arrays, coarse, nprobe, sum_bits(len(vectors))))
 
 
@@ -268,17 +288,21 @@ def _coarse_count(centroids: Centroids, nprobe: int) -> int:
 
 
 # The words of 32 dims that are scored first, if there are half as many more and at least _MANY documents.
-_FIRST_WORDS, _MANY = 4, 300
+_FIRST_WORDS = 4
+_MANY = 300
 # At most so many words are scored, so that the sums of the kernel fit 16 bits: 8,192 dims.
 _MOST_WORDS = 256
 # Standard deviation of the product of a unit vector with the signs of another, given their cosine. Each number of the
 # other explains a part of its sign: for independent normal numbers it is sqrt(1 - 2 / pi) = 0.6, and somewhat more for
 # real vectors. If only some dims are scored, the cosine of all says less about them: that of independent signs is 1.
-_DEVIATION, _PART_DEVIATION = 0.7, 1.0
+_DEVIATION = 0.7
+_PART_DEVIATION = 1.0
 # Above _MANY_TOKENS tokens, the variance is estimated from _SAMPLED of them, so that its time grows with the tokens and
 # not with their square. Multiples of the golden ratio, modulo 1, are spread evenly, and no period of the tokens
 # coincides with theirs.
-_MANY_TOKENS, _SAMPLED, _GOLDEN = 1024, 512, (5**0.5 - 1) / 2
+_MANY_TOKENS = 1024
+_SAMPLED = 512
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 def keep_by_signs(
@@ -306,14 +330,21 @@ def keep_by_signs(
 
 def _sign_scores(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:
     """Return the MaxSim of the query with some words of the documents' binary codes, float32."""
-    tokens, dims = len(vectors), 32 * words
-    integers, units = np.zeros((tokens, dims), dtype="int8"), np.empty(tokens, dtype="float32")
+    tokens = len(vectors)
+    dims = 32 * words
+    integers = np.zeros((tokens, dims), dtype="int8")
+    units = np.empty(tokens, dtype="float32")
     round_to_integers(vectors, integers, units)
     tables = np.zeros((-(-tokens // 2), dims // GROUP, 2, TOKENS), dtype="uint8")
     fill_sign_tables(integers, tables)
-    scores, row_bytes = np.empty(len(chosen), dtype="float32"), 4 * table.codec.shape.sign_words
-    isa, codec = instruction_set().argument, table.codec
-    masks = np.empty((0, 0, 0, 0), dtype="uint32") if codec.codebook is None else codec.cells.masks
+    scores = np.empty(len(chosen), dtype="float32")
+    row_bytes = 4 * table.codec.shape.sign_words
+    isa = instruction_set().argument
+    codec = table.codec
+    if codec.codebook is None:
+        masks = np.empty((0, 0, 0, 0), dtype="uint32")
+    else:
+        masks = codec.cells.masks
     for some, documents, places in table.windows(chosen, *codec.sign_arrays):
         sign_scores(isa, tuple(documents), places, row_bytes, masks, (tables, units), scores[some])
     return scores
@@ -352,11 +383,13 @@ def find_loss(
         probed = probe_lists(scope.lists.centroids, query.rests, stages.nprobe)
         return _loss_in_lists(scope, scope.lists, probed, stages.candidates, parameters.nprobe, ordinal)
     if ordinal not in stages.reranked:
-        candidates, kept = len(stages.candidates), len(stages.reranked)
+        candidates = len(stages.candidates)
+        kept = len(stages.reranked)
         text = f"its binary codes score too low: {kept:,} of {candidates:,} documents leave the binary stage"
         cause = Cause("binary_stage", text, {"candidates": candidates, "reranked": kept})
         return StageLoss(cause, "rerank", max(k, kept), documents)
-    reranked, kept = len(stages.reranked), len(stages.scored)
+    reranked = len(stages.reranked)
+    kept = len(stages.scored)
     text = f"with the query in 8 bits it is not among the best of {reranked:,} reranked documents; {kept:,} are"
     return StageLoss(Cause("query_rounding", text, {"reranked": reranked, "scored": kept}), "k", k, documents)
 
@@ -366,7 +399,8 @@ def _loss_in_lists(
 ) -> StageLoss:
     """Return the loss of a document that is none of the candidates: no probed list holds it, or too many others."""
     sums = imputed_sums(lists, probed, len(scope.table.numbers))
-    per_token, count = probed.lists.shape[1], len(lists.offsets) - 1
+    per_token = probed.lists.shape[1]
+    count = len(lists.offsets) - 1
     if not sums[ordinal]:
         holding = np.searchsorted(lists.offsets, np.flatnonzero(lists.documents == ordinal), side="right") - 1
         text = (

@@ -69,9 +69,13 @@ from latelier.utils.misc import needs_extra
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models
 
-TOKENS, FIRST_STAGE, KEYWORDS = "tokens", "first_stage", "keywords"
+TOKENS = "tokens"
+FIRST_STAGE = "first_stage"
+KEYWORDS = "keywords"
 _FORMAT = 1
-_MARK, _FIELD, _SETTING = "latelier", "field:", "setting:"
+_MARK = "latelier"
+_FIELD = "field:"
+_SETTING = "setting:"
 # Characters that Qdrant does not allow in the name of a collection.
 _NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
@@ -104,7 +108,8 @@ class QdrantCollection:
     """The collection of an index, made by the first write; what others have made is refused and left as it is."""
 
     def __init__(self, connection: QdrantConnection, name: str, defaults: CollectionConfiguration) -> None:
-        self.connection, self.name = connection, name
+        self.connection = connection
+        self.name = name
         self.configuration = defaults
         self.exists = False
         self._dim: int | None = None
@@ -115,14 +120,21 @@ class QdrantCollection:
         """Read the configuration again; return the metadata."""
         with self.connection.use() as client:
             self.exists = client.collection_exists(self.name)
-            info = client.get_collection(self.name) if self.exists else None
+            if self.exists:
+                info = client.get_collection(self.name)
+            else:
+                info = None
         if info is None:
-            self._dim, self._metadata = None, {}
+            self._dim = None
+            self._metadata = {}
             return self._metadata
         self._metadata = dict(info.config.metadata or {})
         vectors = info.config.params.vectors
         self.configuration = self._decode(self._metadata, vectors)
-        self._dim = vectors[TOKENS].size if isinstance(vectors, dict) and TOKENS in vectors else None
+        if isinstance(vectors, dict) and TOKENS in vectors:
+            self._dim = vectors[TOKENS].size
+        else:
+            self._dim = None
         return self._metadata
 
     @property
@@ -234,7 +246,10 @@ class QdrantCollection:
     def _decode(self, metadata: Mapping[str, Any], vectors: Any) -> CollectionConfiguration:
         """Return the configuration of an index, or raise an error that says why the collection is none."""
         if _MARK not in metadata:
-            found = ", ".join(map(repr, vectors)) if isinstance(vectors, dict) and vectors else "one without a name"
+            if isinstance(vectors, dict) and vectors:
+                found = ", ".join(map(repr, vectors))
+            else:
+                found = "one without a name"
             raise IndexFormatError(
                 f"the collection {self.name!r} in {self.connection.place} is not an index of latelier: its vectors are "
                 f"{found}. It was left as it is; choose another name: collection='...'."
@@ -340,7 +355,10 @@ class QdrantConnection:
         name = getattr(getattr(error, "code", lambda: None)(), "name", "")  # of a gRPC call
         source = getattr(error, "source", error)  # what kept httpx from getting an answer
         content = getattr(source, "content", None)
-        text = content.decode(errors="replace") if isinstance(content, bytes) else str(source)
+        if isinstance(content, bytes):
+            text = content.decode(errors="replace")
+        else:
+            text = str(source)
         reason = " ".join(text.split())[:300] or type(source).__name__
         if status in (401, 403) or name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
             return StorageError(
@@ -374,7 +392,10 @@ class QdrantConnection:
 
 def _check_folder(path: Path) -> None:
     """Raise an error for a folder that neither is empty nor holds what the local mode writes."""
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+    else:
+        names = set()
     others = sorted(names - {".lock", "meta.json", "collection"})
     if others and "meta.json" not in names:
         raise IndexFormatError(
@@ -405,7 +426,8 @@ _NAMESPACE = uuid.UUID("6f3c1a52-7d0e-5c1b-9a43-0f4e2b7d9c61")
 # Points per request that reads or deletes.
 _PAGE = 1000
 # Numbers and points per request that writes or reads vectors: as JSON, 20 bytes per number. Servers accept 32 MB.
-_NUMBERS, _POINTS = 1 << 19, 128
+_NUMBERS = 1 << 19
+_POINTS = 128
 
 
 class Points:
@@ -431,7 +453,10 @@ class Points:
     def find(self, ids: Iterable[Id], keys: list[str] | bool = False) -> dict[Id, dict[str, Any]]:
         """Return the payloads of documents by id; those that are not in the index are left out."""
         # A document without a text has no key for it.
-        needed = [key for key in keys if key != "text"] if isinstance(keys, list) else []
+        if isinstance(keys, list):
+            needed = [key for key in keys if key != "text"]
+        else:
+            needed = []
         found = self._retrieve(ids, _PAGE, keys, vectors=False)
         return {id: check_payload(record, needed) for id, record in found}
 
@@ -466,7 +491,8 @@ class Points:
         self, keys: list[str] | bool, condition: models.Filter | None = None, *, vectors: bool = False
     ) -> Iterator[Any]:
         """Yield the points with some keys of their payloads, in the order of Qdrant, which is that of their ids."""
-        offset, more = None, self._exists()
+        offset = None
+        more = self._exists()
         while more:
             with self._collection.connection.use() as client:
                 records, offset = client.scroll(
@@ -502,7 +528,9 @@ class Points:
         order = models.OrderBy(key="sequence", direction=models.Direction.DESC)
         with self._collection.connection.use() as client:
             records, _ = client.scroll(self._collection.name, limit=1, order_by=order, with_payload=["sequence"])
-        return int((records[0].payload or {})["sequence"]) if records else -1
+        if records:
+            return int((records[0].payload or {})["sequence"])
+        return -1
 
     def upsert(self, batch: DocumentBatch, sequence: int) -> Iterator[int]:
         """Insert or replace documents from a place in the order on; yield how many each request has stored."""
@@ -512,7 +540,8 @@ class Points:
         embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
         size = batch.dim + first_stage.size(batch.dim)
         for first, last in split_by_rows(embeddings.offsets, max(1, _NUMBERS // size), _POINTS):
-            part, documents = embeddings[first:last], batch.documents[first:last]
+            part = embeddings[first:last]
+            documents = batch.documents[first:last]
             singles = first_stage.encode_documents(part)
             words = self._sparse([document.text or "" for document in documents])
             points = [
@@ -605,19 +634,29 @@ _NUMERIC_PREFIX = re.compile(r"[ \t\n\v\f\r]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(
 
 def _payload(document: StoredDocument, sequence: int, tokens: int) -> dict[str, Any]:
     payload = {"id": document.id, "metadata": document.metadata, "sequence": sequence, "tokens": tokens}
-    payload |= {} if document.text is None else {"text": document.text}
+    if document.text is None:
+        payload |= {}
+    else:
+        payload |= {"text": document.text}
     numbers: dict[str, int | float] = {}
     strings: dict[str, str] = {}
     lists: dict[str, list[Any]] = {}
-    originals = json.loads(document.metadata) if document.fields else {}
+    if document.fields:
+        originals = json.loads(document.metadata)
+    else:
+        originals = {}
     # Reversed, so that of keys that differ only in case the first one wins.
     for name, value in reversed(list(document.fields.items())):
         if not is_nameable(fold_name(name)):
             continue
-        key, original = field_key(name), originals[name]
+        key = field_key(name)
+        original = originals[name]
         for kept in (numbers, strings, lists):
             kept.pop(key, None)
-        elements = text_elements(original) if isinstance(original, str) else None
+        if isinstance(original, str):
+            elements = text_elements(original)
+        else:
+            elements = None
         if isinstance(original, (list, dict)):
             elements = _elements(original)
         if elements is not None:
@@ -642,7 +681,10 @@ def field_key(name: str) -> str:
 def as_number(value: int | float) -> int | float:
     """Return a number as payloads hold it: 2.0 as 2, beyond 64 bits as the nearest float, and no infinity."""
     if isinstance(value, int) and value not in INT64:
-        value = float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
+        if abs(value) < 2**1023:
+            value = float(value)
+        else:
+            value = math.copysign(math.inf, 1 if value > 0 else -1)
     if isinstance(value, float):
         if math.isinf(value):
             return math.copysign(sys.float_info.max, value)
@@ -672,14 +714,17 @@ def _elements(value: Any) -> list[SqlValue]:
     def plain(element: Any) -> SqlValue:
         if isinstance(element, (list, dict)):
             return dump_json(element)
-        return element if element is None or isinstance(element, str) else as_number(element)
+        if element is None or isinstance(element, str):
+            return element
+        return as_number(element)
 
     return [plain(each) for each in (value.values() if isinstance(value, dict) else value)]
 
 
 # Words.
 
-_K1, _B = 1.2, 0.75
+_K1 = 1.2
+_B = 0.75
 # Characters of a word of a query that are searched for with the tokenizer "trigram", as in FTS5 indexes.
 _TRIGRAM_WORD = 64
 
@@ -722,4 +767,6 @@ def _sparse_vector(weights: dict[str, float]) -> models.SparseVector | None:
     for word, weight in weights.items():
         dimension = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little")
         values[dimension] = values.get(dimension, 0.0) + weight
-    return models.SparseVector(indices=list(values), values=list(values.values())) if values else None
+    if values:
+        return models.SparseVector(indices=list(values), values=list(values.values()))
+    return None

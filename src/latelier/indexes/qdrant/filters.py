@@ -42,7 +42,9 @@ _SECONDS = 1.0  # for computing a value
 def translate(filter: Filter, values: Sequence[Any], fields: Mapping[str, str]) -> models.Filter | bool:
     """Return the condition of the documents that a filter selects; True or False for all or none."""
     condition = _Translator(filter, values, fields).truth(filter.tree).true
-    return condition if isinstance(condition, (bool, models.Filter)) else models.Filter(must=[condition])
+    if isinstance(condition, (bool, models.Filter)):
+        return condition
+    return models.Filter(must=[condition])
 
 
 class Truth(NamedTuple):
@@ -53,7 +55,9 @@ class Truth(NamedTuple):
 
     def negated(self, negated: bool = True) -> Truth:
         """Return NOT of the expression, or the expression itself."""
-        return Truth(self.false, self.true) if negated else self
+        if negated:
+            return Truth(self.false, self.true)
+        return self
 
 
 _NULL = Truth(False, False)
@@ -69,7 +73,9 @@ class _Translator:
     """The visitor: a node becomes a `Column`, a `_Value` or a `Truth`."""
 
     def __init__(self, filter: Filter, values: Sequence[Any], fields: Mapping[str, str]) -> None:
-        self._filter, self._values, self._fields = filter, values, fields
+        self._filter = filter
+        self._values = values
+        self._fields = fields
 
     def truth(self, node: Node) -> Truth:
         """Return a node as a condition."""
@@ -80,8 +86,13 @@ class _Translator:
             return found.decided(found.is_true())
         if isinstance(found, _Value):
             value = found.value
-            is_true = is_true_text(value) if isinstance(value, str) else value != 0
-            return _NULL if value is None else Truth(is_true, not is_true)
+            if isinstance(value, str):
+                is_true = is_true_text(value)
+            else:
+                is_true = value != 0
+            if value is None:
+                return _NULL
+            return Truth(is_true, not is_true)
         return found
 
     def _visit(self, node: Node) -> Column | _Value | Truth:
@@ -154,7 +165,9 @@ class _Translator:
 
     def _equal(self, node: Node, left: Any, right: Any) -> Truth:
         column, value = self._column_and_value(node, left, right)
-        return _NULL if value is None else column.decided(column.equals(value))
+        if value is None:
+            return _NULL
+        return column.decided(column.equals(value))
 
     def _compare(self, node: Node, left: Any, operator: str, right: Any) -> Truth:
         column, value = self._column_and_value(node, left, right)
@@ -168,7 +181,12 @@ class _Translator:
 
     def _column_and_value(self, node: Node, left: Any, right: Any) -> tuple[Column, int | float | str | None]:
         """Return the operands of a comparison, whichever stands first."""
-        column, value = (right, left) if isinstance(left, _Value) else (left, right)
+        if isinstance(left, _Value):
+            column = right
+            value = left
+        else:
+            column = left
+            value = right
         if not isinstance(column, Column) or not isinstance(value, _Value):
             self._refuse(node, "it compares a column with a value")
         if isinstance(value.value, (int, float)) and column.name in ("text", "metadata"):
@@ -178,14 +196,17 @@ class _Translator:
     def _is(self, node: Node, left: Node, right: Node) -> Condition:
         if isinstance(right, nodes.Literal) and right.sql in ("TRUE", "FALSE"):
             return self.truth(left)[right.sql == "FALSE"]
-        first, second = self._visit(left), self._visit(right)
+        first = self._visit(left)
+        second = self._visit(right)
         if isinstance(first, _Value):
             first, second = second, first
         if second != _Value(None):
             return self._equal(node, first, second).true
         if isinstance(first, Truth):
             return none_of(any_of(first))
-        return first.is_null() if isinstance(first, Column) else first.value is None
+        if isinstance(first, Column):
+            return first.is_null()
+        return first.value is None
 
     def _pattern(self, node: Node, operator: str, column: Any, pattern: Any) -> Truth:
         if not isinstance(column, Column) or not isinstance(pattern, _Value) or isinstance(pattern.value, (int, float)):
@@ -196,7 +217,8 @@ class _Translator:
         if operator == "LIKE":
             self._refuse(node, "LIKE ignores the case of letters: use GLOB")
         inner = text.strip("*")
-        leading, trailing = text.startswith("*"), text.endswith("*")
+        leading = text.startswith("*")
+        trailing = text.endswith("*")
         if not inner and text:
             return column.decided(none_of(column.is_null()))
         if re.search("[*?[]", inner) or (leading and not trailing):
@@ -251,7 +273,9 @@ def any_of(conditions: Iterable[Condition]) -> Condition:
     rest = [each for each in given if not isinstance(each, bool)]
     if True in given or not rest:
         return True in given
-    return models.Filter(should=rest) if len(rest) > 1 else rest[0]
+    if len(rest) > 1:
+        return models.Filter(should=rest)
+    return rest[0]
 
 
 def all_of(conditions: Iterable[Condition]) -> Condition:
@@ -260,12 +284,16 @@ def all_of(conditions: Iterable[Condition]) -> Condition:
     rest = [each for each in given if not isinstance(each, bool)]
     if False in given or not rest:
         return False not in given
-    return models.Filter(must=rest) if len(rest) > 1 else rest[0]
+    if len(rest) > 1:
+        return models.Filter(must=rest)
+    return rest[0]
 
 
 def none_of(condition: Condition) -> Condition:
     """Return the condition that another one does not hold."""
-    return not condition if isinstance(condition, bool) else models.Filter(must_not=[condition])
+    if isinstance(condition, bool):
+        return not condition
+    return models.Filter(must_not=[condition])
 
 
 def _conjunction(parts: Iterable[Truth]) -> Truth:
@@ -278,19 +306,24 @@ class Column:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.strings, self._numbers = self._path("strings"), self._path("numbers")
+        self.strings = self._path("strings")
+        self._numbers = self._path("numbers")
 
     def _path(self, kind: str) -> str:
         """Return the path of the column among the values of one type; a step that is not a word is quoted."""
         if self.name in RESERVED:
             return self.name
         key = field_key(self.name)
-        return f"{kind}.{key}" if _SIMPLE.fullmatch(key) else f'{kind}."{key}"'
+        if _SIMPLE.fullmatch(key):
+            return f"{kind}.{key}"
+        return f'{kind}."{key}"'
 
     def is_null(self) -> Condition:
         """Return when it has no value."""
         if self.name in RESERVED:
-            return _is_empty("text") if self.name == "text" else False
+            if self.name == "text":
+                return _is_empty("text")
+            return False
         return all_of([_is_empty(self._numbers), _is_empty(self.strings)])
 
     def equals(self, value: int | float | str) -> Condition:
@@ -300,7 +333,9 @@ class Column:
             return models.HasIdCondition(has_id=[point_id(value)]) if is_id else False  # type: ignore[arg-type]
         if isinstance(value, str):
             return _match(self.strings, models.MatchValue(value=value))
-        return False if self.name in RESERVED else _number_equals(self._numbers, value)
+        if self.name in RESERVED:
+            return False
+        return _number_equals(self._numbers, value)
 
     def compares(self, operator: str, value: int | float) -> Condition:
         """Return when the value is less or greater than a number; a string is greater than all numbers."""
@@ -308,7 +343,9 @@ class Column:
         by_number = has_numbers and _range(self._numbers, **{_BOUNDS[operator]: value})
         is_number = has_numbers and _range(self._numbers, lte=sys.float_info.max)
         is_string = none_of(any_of([self.is_null(), is_number]))
-        return by_number if operator in ("<", "<=") else any_of([by_number, is_string])
+        if operator in ("<", "<="):
+            return by_number
+        return any_of([by_number, is_string])
 
     def is_true(self) -> Condition:
         """Return when a field is true as a condition of SQL: a number other than 0, or a string that begins so."""

@@ -97,7 +97,8 @@ class CollectionSearch:
         elif options.mode == "vectors":
             found = self._by_vectors(queries, k)
         elif options.mode == "rerank":
-            depth, pairs = options.depth_for(k), zip(queries, self._words(texts), strict=True)
+            depth = options.depth_for(k)
+            pairs = zip(queries, self._words(texts), strict=True)
             requests = [
                 None if words is None else self._maxsim(query, self._prefetch(words, KEYWORDS, depth))
                 for query, words in pairs
@@ -130,7 +131,10 @@ class CollectionSearch:
         by_vectors = self._by_vectors(queries, depth)
         if options.fusion == "relative":
             self._add_missing(queries, by_vectors, by_keywords)
-        fuse = fuse_ranks if options.fusion == "rrf" else fuse_scores
+        if options.fusion == "rrf":
+            fuse = fuse_ranks
+        else:
+            fuse = fuse_scores
         fused = []
         for sides in zip(by_vectors, by_keywords, strict=True):
             order = sorted({each.point: each for side in sides for each in side}.values(), key=lambda e: e[1:3])
@@ -152,7 +156,8 @@ class CollectionSearch:
         """Add the MaxSim scores of the documents that only keywords have found."""
         from qdrant_client import models
 
-        requests, most = [], 1
+        requests = []
+        most = 1
         for query, vectors, words in zip(queries, by_vectors, by_keywords, strict=True):
             missing = sorted({each.point for each in words} - {each.point for each in vectors})
             own = models.Filter(must=[models.HasIdCondition(has_id=list(missing))])
@@ -204,7 +209,8 @@ class CollectionSearch:
                         tied.append(i)
                     else:
                         found[i] = sorted(map(_as_found, points), key=lambda each: (-each.score, each.sequence))[:k]
-            waiting, limit = tied, limit * _MORE
+            waiting = tied
+            limit = limit * _MORE
         return found
 
 
@@ -215,11 +221,13 @@ def _as_found(point: Any) -> _Found:
 
 _DTYPES = ("float32", "float16")
 # A batch of documents in memory, in bytes, and the texts that are cut into words at a time.
-_BATCH_BYTES, _TEXTS = 64 << 20, 1000
+_BATCH_BYTES = 64 << 20
+_TEXTS = 1000
 # Qdrant stores multi-vectors of fewer numbers only (MAX_MULTIVECTOR_FLATTENED_LEN).
 _MOST_NUMBERS = 1 << 20
 # Candidates of effort 1.0 for a search of k hits; benchmarks/first_stage.py measures the recall they give.
-_CANDIDATES, _CANDIDATES_PER_HIT = 200, 10
+_CANDIDATES = 200
+_CANDIDATES_PER_HIT = 10
 
 
 class Qdrant(Index):
@@ -294,7 +302,10 @@ class Qdrant(Index):
         prefer_grpc: bool = False,
         timeout: int = 60,
     ) -> None:
-        self.path = None if path is None or path == ":memory:" else as_folder(path)
+        if path is None or path == ":memory:":
+            self.path = None
+        else:
+            self.path = as_folder(path)
         check_place(path, url, api_key, collection)
         check_choice("dtype", dtype, _DTYPES, optional=True)
         given = check_options(keywords, tokenizer)
@@ -334,7 +345,9 @@ class Qdrant(Index):
     @property
     def dim(self) -> int | None:
         """See `Index.dim`."""
-        return self._collection.dim if self._points.count() else None
+        if self._points.count():
+            return self._collection.dim
+        return None
 
     @property
     def fields(self) -> list[str]:
@@ -348,7 +361,8 @@ class Qdrant(Index):
 
     def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
         """See `Index.remove`."""
-        known, begins = as_ids(ids), as_prefixes(prefixes)
+        known = as_ids(ids)
+        begins = as_prefixes(prefixes)
         check_known(known, self._points.find(known))
         prefixed = [id for prefix in begins for id in self._points.ids(prefix)]
         self._points.delete(dict.fromkeys([*known, *prefixed]))
@@ -362,10 +376,16 @@ class Qdrant(Index):
                 "mode='vectors'."
             )
         nothing: list[list[Hit]] = [[] for _ in (texts if vectors is None else vectors)]
-        condition = None if options.filter is None else self._condition(options)
+        if options.filter is None:
+            condition = None
+        else:
+            condition = self._condition(options)
         if not nothing or self._collection.dim is None or condition is False:
             return nothing
-        seconds = None if options.filter is None else options.filter_timeout
+        if options.filter is None:
+            seconds = None
+        else:
+            seconds = options.filter_timeout
         search = CollectionSearch(
             self._collection,
             condition=None if condition is True else condition,
@@ -396,7 +416,9 @@ class Qdrant(Index):
         check_known(known, found)
         parts = [found[id] for id in known]
         records = [Record(each["id"], each.get("text"), json.loads(each["metadata"])) for each in parts]
-        return records[0] if is_single_id(ids) else records
+        if is_single_id(ids):
+            return records[0]
+        return records
 
     def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
@@ -451,7 +473,8 @@ class Qdrant(Index):
         VerifyReport
             The points that other programs have added or changed, each counted as a file.
         """
-        damages, count = [], 0
+        damages = []
+        count = 0
         for count, record in enumerate(self._points.scroll(True, vectors=True), start=1):  # noqa: B007 (the last one)
             payload = record.payload or {}
             is_whole = {"id", "metadata", "sequence", "tokens"} <= payload.keys()
@@ -478,7 +501,10 @@ class Qdrant(Index):
         if self._connection.is_local:
             # The folder of the local mode may hold other collections too.
             folder = self.path and self.path / "collection" / self._collection.name
-            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
+            if folder:
+                size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            else:
+                size = 0
         return IndexStatistics(
             documents=len(tokens),
             tokens=sum(tokens),
@@ -504,7 +530,10 @@ class Qdrant(Index):
             documents = self._points.count()
         except LatelierError:
             return f"Qdrant(not reachable, {where})"
-        dim = f"dim={self._collection.dim}, {self.dtype}, " if documents else ""
+        if documents:
+            dim = f"dim={self._collection.dim}, {self.dtype}, "
+        else:
+            dim = ""
         return f"Qdrant({documents:,} documents, {dim}{self.first_stage}, {where})"
 
     # Implementation.
@@ -523,7 +552,8 @@ class Qdrant(Index):
                     sequence = self._points.last_sequence() + 1
                 self._collection.add_fields(key for document in batch.documents for key in document.fields)
                 for count in self._points.upsert(batch, sequence):
-                    stored, sequence = stored + count, sequence + count
+                    stored = stored + count
+                    sequence = sequence + count
         except LatelierError as error:
             if not stored:
                 raise
@@ -543,7 +573,10 @@ class Qdrant(Index):
                     f"document {document.id!r} has {length:,} tokens of dim {batch.dim}; Qdrant stores fewer than "
                     f"{_MOST_NUMBERS:,} numbers per document. Cut it into passages, or pool its tokens."
                 )
-        present = {} if replace else self._points.find(document.id for document in batch.documents)
+        if replace:
+            present = {}
+        else:
+            present = self._points.find(document.id for document in batch.documents)
         if present:
             raise duplicate_ids(present, "in the index already", advice="update")
 
@@ -570,7 +603,9 @@ class Qdrant(Index):
         names = set(filter.fields).difference(RESERVED)
         fields = self._collection.fields(names)
         is_empty = not names <= fields.keys() and not self._points.count()  # an empty index has no fields to name
-        return False if is_empty else translate(filter, values, fields)
+        if is_empty:
+            return False
+        return translate(filter, values, fields)
 
     def _check_configuration(
         self, dtype: str | None, first_stage: SingleVectors | None, keywords: bool | None, tokenizer: str | None

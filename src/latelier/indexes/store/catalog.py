@@ -128,7 +128,9 @@ def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
 def read_setting(connection: sqlite3.Connection, name: str) -> Any:
     """Return one setting, which may be large; ``None`` if there is none of this name."""
     rows = list(read_rows(connection, "setting", "WHERE name = ?", (name,)))
-    return decode_json(rows[0][1], f"setting {name!r}") if rows else None
+    if rows:
+        return decode_json(rows[0][1], f"setting {name!r}")
+    return None
 
 
 def read_stamp(connection: sqlite3.Connection) -> Any:
@@ -152,7 +154,8 @@ class UserSettings(MutableMapping[str, Any]):
         read: Callable[..., Any],
         write: Callable[[], AbstractContextManager[Callable[[], sqlite3.Connection]]],
     ) -> None:
-        self._read, self._write = read, write
+        self._read = read
+        self._write = write
 
     def __getitem__(self, name: str) -> Any:
         rows = self._read(read_rows, "user_setting", "WHERE name = ?", (name,))

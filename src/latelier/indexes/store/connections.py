@@ -72,13 +72,19 @@ def check_index_folder(folder: Path, *, create: bool) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise IndexFormatError(f"{folder} is a file; an index is a folder.")
-    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if folder.is_dir():
+        found = sorted(path.name for path in folder.iterdir())
+    else:
+        found = []
     # Looked for after the others: another process may be making the index.
     if (folder / CATALOG).is_file():
         check_side_files(folder)
     elif found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        cure = "Choose a new or an empty folder" if create else "Give the folder of an index"
+        if create:
+            cure = "Choose a new or an empty folder"
+        else:
+            cure = "Give the folder of an index"
         raise IndexFormatError(f"{folder} is not an index: it holds {shown}. {cure}.")
     elif not create:
         raise no_index(folder)
@@ -92,8 +98,14 @@ def looking_into(folder: Path) -> Iterator[None]:
     except LatelierError:  # some are OSErrors
         raise
     except OSError as error:
-        cause = f"{error.strerror or error} for {error.filename}" if error.filename else f"{error.strerror or error}"
-        hint = "; let this user read the folder and all that is in it" if isinstance(error, PermissionError) else ""
+        if error.filename:
+            cause = f"{error.strerror or error} for {error.filename}"
+        else:
+            cause = f"{error.strerror or error}"
+        if isinstance(error, PermissionError):
+            hint = "; let this user read the folder and all that is in it"
+        else:
+            hint = ""
         raise StorageError(f"could not look into the folder {folder} or make it: {cause}{hint}.") from error
 
 
@@ -140,7 +152,10 @@ def no_index(folder: Path) -> IndexFormatError:
 
 def closed_error(folder: Path | str) -> InvalidArgumentError:
     """Return the error for an index that was closed."""
-    again = "its documents are gone" if folder == "memory" else "open it again with indexes.open(path)"
+    if folder == "memory":
+        again = "its documents are gone"
+    else:
+        again = "open it again with indexes.open(path)"
     return InvalidArgumentError(f"the index in {folder} is closed; {again}.")
 
 
@@ -196,7 +211,8 @@ class _Process:
     """What a fork has to know of this process."""
 
     def __init__(self, unusable: str = "") -> None:
-        self.id, self.unusable = os.getpid(), unusable
+        self.id = os.getpid()
+        self.unusable = unusable
         self.changed = threading.Condition()  # reentrant, since the garbage collector may close an index meanwhile
         self.inside: Counter[int] = Counter()  # number of `using` contexts that each thread is inside
         self.forking: int | None = None  # the thread that is about to fork
@@ -214,7 +230,8 @@ class Lock:
     """A lock that is free in a forked child, even if a thread of the parent holds it: ``with lock.current:``."""
 
     def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
-        self._make, self._by_process = make, {os.getpid(): make()}
+        self._make = make
+        self._by_process = {os.getpid(): make()}
 
     @property
     def current(self) -> Any:
@@ -230,7 +247,9 @@ def using() -> Iterator[None]:
     """
     if _process.id != os.getpid():
         _after_fork_in_child()  # C code has forked without calling Python's hooks
-    process, thread = _process, threading.get_ident()  # another thread may leave, which closes a generator
+    # another thread may leave, which closes a generator
+    process = _process
+    thread = threading.get_ident()
     if process.unusable:
         raise StorageError(process.unusable)
     with process.changed:
@@ -311,10 +330,17 @@ class Authorizer:
         if self._functions is None or action == sqlite3.SQLITE_SELECT:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_READ:
-            return sqlite3.SQLITE_OK if first in _TABLES else sqlite3.SQLITE_DENY
-        called = str(second).lower() if action == sqlite3.SQLITE_FUNCTION else None
+            if first in _TABLES:
+                return sqlite3.SQLITE_OK
+            return sqlite3.SQLITE_DENY
+        if action == sqlite3.SQLITE_FUNCTION:
+            called = str(second).lower()
+        else:
+            called = None
         is_allowed = called in _OPERATORS or called in self._functions
-        return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
+        if is_allowed:
+            return sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY
 
 
 class Connection(sqlite3.Connection):
@@ -384,7 +410,8 @@ class MemoryPool:
     def __init__(self) -> None:
         with using():
             self._connection = connect(":memory:")
-        self._lock, self._writer = Lock(threading.RLock), Lock()
+        self._lock = Lock(threading.RLock)
+        self._writer = Lock()
         self._closed = False
         self._close = weakref.finalize(self, _close_all, [self._connection])
         _pools.add(self)
@@ -454,10 +481,12 @@ class FilePool:
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
-        self.where, self.read_only = str(path.parent), read_only
+        self.where = str(path.parent)
+        self.read_only = read_only
         self._uri = path.absolute().as_uri()
         # str, since they are looked up at every call: making a Path of one takes longer than os.stat.
-        self._catalog, self._segments = str(path), str(path.with_name("segments"))
+        self._catalog = str(path)
+        self._segments = str(path.with_name("segments"))
         # What was opened first: the catalog, the JSON of the name inside of it, the folder of segments.
         self._catalog_id: FileId | None = None
         self.uid: str | None = None

@@ -48,11 +48,16 @@ _TYPES = {str: "\x1fs", int: "\x1fi", float: "\x1ff", type(None): "\x1fn"}
 # The last bytes of a journal that names a super-journal: https://www.sqlite.org/fileformat.html#the_rollback_journal
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 # Names of folders and files; a folder that is still being written has a dot before its name.
-_SEGMENT_NAME, _FILE_NAME = re.compile(r"\.?[0-9a-f]{16}"), re.compile(r"[a-z_]{1,40}\.npy")
+_SEGMENT_NAME = re.compile(r"\.?[0-9a-f]{16}")
+_FILE_NAME = re.compile(r"[a-z_]{1,40}\.npy")
 # Dtypes of the arrays that an index stores.
 _DTYPES = {"<f4", "<f2", "<f8", "<i8", "<i4", "<u4", "<u2", "|u1", "|i1"}
 # Larger values are damage. Writes refuse larger dims.
-MAX_DIM, _MAX_COUNT, _MAX_HEADER_BYTES, MAX_DIMENSIONS, _MAX_SIZE = 1 << 20, 1 << 62, 4096, 4, 1 << 48
+MAX_DIM = 1 << 20
+_MAX_COUNT = 1 << 62
+_MAX_HEADER_BYTES = 4096
+MAX_DIMENSIONS = 4
+_MAX_SIZE = 1 << 48
 # The statement of the table `document`. The group leaves out the columns of metadata keys, and the closing parenthesis.
 _FIELD_COLUMNS = re.compile(r"(CREATE TABLE document \(.*?)(?:, f\d+)*\)")
 
@@ -74,7 +79,10 @@ def check_side_files(folder: Path) -> None:
         with suppress(FileNotFoundError):  # another process may delete a file at any moment
             mode = file.lstat().st_mode
             if not stat.S_ISREG(mode):
-                kind = "a link, but an index must hold its own files" if stat.S_ISLNK(mode) else "not a regular file"
+                if stat.S_ISLNK(mode):
+                    kind = "a link, but an index must hold its own files"
+                else:
+                    kind = "not a regular file"
                 raise damaged(f"{file} is {kind}")
             # SQLite deletes the file that such a journal names.
             if suffix == "-journal" and file.read_bytes().endswith(_SUPER_JOURNAL):
@@ -102,7 +110,8 @@ def own_file(segments: Path, name: object, file: str) -> Path:
 
 def check_tables(connection: sqlite3.Connection, tables: Collection[str], keywords: Iterable[Collection[str]]) -> None:
     """Check that a catalog has the tables with these statements, those of one keyword index or none, and no more."""
-    found, own = set(), set(tables)
+    found = set()
+    own = set(tables)
     for kind, statement in connection.execute("SELECT type, sql FROM sqlite_master"):
         if (kind, statement) != ("index", None):  # made by SQLite for a primary key or a unique column
             whole = _FIELD_COLUMNS.fullmatch(str(statement))
@@ -173,9 +182,13 @@ def check_description(written: Any, path: Path) -> tuple[np.dtype, tuple[int, ..
         raise CorruptedIndexError("it is missing")
     size = path.stat().st_size
     try:
-        expected, name, shape = written["bytes"], written["dtype"], tuple(written["shape"])
+        expected = written["bytes"]
+        name = written["dtype"]
+        shape = tuple(written["shape"])
     except (KeyError, TypeError):
-        expected, name, shape = None, None, ()
+        expected = None
+        name = None
+        shape = ()
     if type(expected) is not int or size != expected:
         raise CorruptedIndexError(f"it has {size} bytes, but {expected} were written")
     # Bounds within which numpy can make an array, even if one dimension is 0.

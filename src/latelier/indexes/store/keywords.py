@@ -103,7 +103,9 @@ def check_options(keywords: object, tokenizer: object) -> str | None:
         return None
     if not has_fts5():
         raise _missing_fts5()
-    return plain_str(tokenizer) if isinstance(tokenizer, str) else DEFAULT_TOKENIZER
+    if isinstance(tokenizer, str):
+        return plain_str(tokenizer)
+    return DEFAULT_TOKENIZER
 
 
 def stored_tokenizer(connection: sqlite3.Connection) -> str | None:
@@ -327,19 +329,26 @@ def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed:
 
 def _inverse_frequencies(connection: sqlite3.Connection, words: Iterable[str]) -> dict[str, float]:
     """Return the idf of each word that a document holds, as FTS5 computes it."""
-    documents, found = _count_texts(connection), {}
+    documents = _count_texts(connection)
+    found = {}
     for word in words:
         matching = connection.execute("SELECT count(*) FROM keyword WHERE keyword MATCH ?", (f'"{word}"',))
         if count := matching.fetchone()[0]:
             ratio = (documents - count + 0.5) / (count + 0.5)
-            found[word] = max(_MIN_IDF, math.log(ratio)) if ratio > 0 else _MIN_IDF
+            if ratio > 0:
+                found[word] = max(_MIN_IDF, math.log(ratio))
+            else:
+                found[word] = _MIN_IDF
     return found
 
 
 def _count_texts(connection: sqlite3.Connection) -> int:
     """Return the number of documents in the keyword index: the first variable-length integer of FTS5's row 1."""
     row = connection.execute("SELECT block FROM keyword_data WHERE id = 1").fetchone()
-    block = row[0] if row is not None and isinstance(row[0], bytes) else b""
+    if row is not None and isinstance(row[0], bytes):
+        block = row[0]
+    else:
+        block = b""
     value = 0
     for place, byte in enumerate(block[:_VARINT_BYTES], 1):
         if place == _VARINT_BYTES:
@@ -372,7 +381,8 @@ def _searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
 def _frequent_words(idf: dict[str, float]) -> tuple[set[str], float]:
     """Return the most frequent words that can together add no more than the idf of the rarest word, and how much."""
     words = sorted(idf, key=idf.__getitem__)
-    frequent, most = set(), 0.0
+    frequent = set()
+    most = 0.0
     for word in words[:-1]:
         if most + _MAX_TF * idf[word] > idf[words[-1]]:
             break
@@ -387,7 +397,8 @@ def _ranked(
     """Rank documents by `words`: those that hold one of `required`, if given, and one of `words` otherwise."""
     if not words:
         return Ranking(np.zeros(0, "int64"), np.zeros(0))
-    condition, values = "keyword MATCH ?", [_any_of(words)]
+    condition = "keyword MATCH ?"
+    values = [_any_of(words)]
     if required:
         # The plus sign: go through the documents of all words once, instead of searching for each number.
         condition += " AND +rowid IN (SELECT rowid FROM keyword WHERE keyword MATCH ?)"
@@ -396,14 +407,16 @@ def _ranked(
     if allowed is None:
         statement += f" LIMIT {int(k)}"
     cursor = connection.execute(statement, values)
-    row_ids, scores = np.zeros(0, "int64"), np.zeros(0)
+    row_ids = np.zeros(0, "int64")
+    scores = np.zeros(0)
     while len(row_ids) < k and (rows := cursor.fetchmany(_ROWS)):
         block = np.array(rows, dtype=[("row_id", "int64"), ("score", "float64")])
         if not (np.isfinite(block["score"]) & (block["score"] > 0)).all():
             raise keyword_damage("it gives scores that are not positive numbers")
         if allowed is not None:
             block = block[np.isin(block["row_id"], allowed)]
-        row_ids, scores = np.append(row_ids, block["row_id"])[:k], np.append(scores, block["score"])[:k]
+        row_ids = np.append(row_ids, block["row_id"])[:k]
+        scores = np.append(scores, block["score"])[:k]
     return Ranking(row_ids, scores)
 
 

@@ -97,7 +97,8 @@ def field_values(
     connection: sqlite3.Connection, most: int, *, field: str | None, prefix: str, are_passages: bool
 ) -> list[FieldValues]:
     """Return the values of each field, or of one, sorted by its name; see `Index.field_values`."""
-    found, fields = [], sorted(known_fields(connection), key=lambda each: each.spelling)
+    found = []
+    fields = sorted(known_fields(connection), key=lambda each: each.spelling)
     pattern = "".join(f"^{each}" if each in "%_^" else each for each in prefix) + "%"
     for each in fields if field is None else [each for each in fields if each.folded == fold_name(field)]:
         rows = f"SELECT {each.column} AS value FROM document WHERE value IS NOT NULL"
@@ -111,7 +112,11 @@ def field_values(
         counted = connection.execute(counts, (*given, -1 if is_complete else _MOST_COUNTED, most))
         values = [ValueCount(*row) for row in counted]
         ends = connection.execute(f"SELECT min(value), max(value) FROM ({rows})", given).fetchone()
-        least, greatest = ends if isinstance(ends[0], str) == isinstance(ends[1], str) else (None, None)
+        if isinstance(ends[0], str) == isinstance(ends[1], str):
+            least, greatest = ends
+        else:
+            least = None
+            greatest = None
         found.append(FieldValues(each.spelling, values, is_complete, least, greatest))
     return found
 
@@ -129,15 +134,23 @@ def _sql_value(value: Any) -> SqlValue:
     if isinstance(value, (list, dict)):
         return dump_json(value)
     if isinstance(value, int) and int(value) not in INT64:
-        return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, 1 if value > 0 else -1)
+        if abs(value) < 2**1023:
+            return float(value)
+        return math.copysign(math.inf, 1 if value > 0 else -1)
     if isinstance(value, str):
         return plain_str(value)
     # int() and float() also convert booleans and numpy's subclasses to plain numbers.
-    return None if value is None else int(value) if isinstance(value, int) else float(value)
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return int(value)
+    return float(value)
 
 
 _CHUNK = 500  # ids in one statement
-_ROWS, _WRITTEN = 900, 4 << 20  # rows and characters written at a time, so that few texts are copied
+# rows and characters written at a time, so that few texts are copied
+_ROWS = 900
+_WRITTEN = 4 << 20
 _MOST_VALUES = 900  # in one statement; SQLite before 3.32 allows 999
 _ROW_BYTES = 300  # approximate size of one document's Python objects, without its text and metadata
 
@@ -165,7 +178,10 @@ class DocumentColumns(Sequence[StoredDocument]):
     def __init__(
         self, ids: list[Id], texts: list[str | None], metadata: list[str], fields: list[Mapping[str, SqlValue]]
     ) -> None:
-        self.ids, self.texts, self.metadata, self.fields = ids, texts, metadata, fields
+        self.ids = ids
+        self.texts = texts
+        self.metadata = metadata
+        self.fields = fields
 
     @classmethod
     def of(cls, documents: Sequence[StoredDocument]) -> DocumentColumns:
@@ -191,7 +207,8 @@ class DocumentColumns(Sequence[StoredDocument]):
     def append(self, id: object, text: object, metadata: object) -> int:
         """Append a document as a user gives it; return its size, as in `nbytes`."""
         known = as_id(id)
-        plain, (encoded, fields) = check_text(text, known), encode_metadata(metadata, known)
+        plain = check_text(text, known)
+        (encoded, fields) = encode_metadata(metadata, known)
         check_row_size(f"document {known!r:.60} with its text and metadata", (known, plain, encoded))
         self.ids.append(known)
         self.texts.append(plain)
@@ -246,7 +263,8 @@ def find_prefixed(connection: sqlite3.Connection, prefix: str) -> dict[Id, int]:
     index on the column; integers come before all strings.
     """
     last = prefix.rstrip("\U0010ffff")
-    conditions, values = "id >= ?", [prefix]
+    conditions = "id >= ?"
+    values = [prefix]
     if last:
         following = ord(last[-1]) + 1
         conditions += " AND id < ?"
@@ -315,7 +333,8 @@ def document_checksums(
     """
     spelled = [spell(row_ids), spell(ids)]
     for column, values in fields.items():
-        [name], given = spell([column]), iter(spell(value for value in values if value is not None))
+        [name] = spell([column])
+        given = iter(spell(value for value in values if value is not None))
         spelled.append(["" if value is None else name + next(given) for value in values])
     return checksums("document", spelled)
 
@@ -329,8 +348,10 @@ def content_checksums(
 
 def _insert_columns(connection: sqlite3.Connection, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
     """Insert new rows into a table, many in one statement, which takes half the time of a statement for each."""
-    width, values = len(columns), list(columns.values())
-    row, count = f"({', '.join('?' * width)})", max(1, _MOST_VALUES // width)
+    width = len(columns)
+    values = list(columns.values())
+    row = f"({', '.join('?' * width)})"
+    count = max(1, _MOST_VALUES // width)
     statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {row}"
     several = len(values[0]) // count * count
     row_by_row: list[Any] = [None] * (several * width)

@@ -132,8 +132,12 @@ class Scratch:
     """
 
     def __init__(self, folder: Path | None = None, most: int | None = None) -> None:
-        self._folder, self._most = folder, most
-        self.block = sys.maxsize if folder is None or most is None else max(1 << 10, most)
+        self._folder = folder
+        self._most = most
+        if folder is None or most is None:
+            self.block = sys.maxsize
+        else:
+            self.block = max(1 << 10, most)
 
     def empty(self, shape: int | Sequence[int], dtype: np.dtype | str) -> np.ndarray:
         """Return an array whose values are arbitrary."""
@@ -174,7 +178,8 @@ class Scratch:
 Arrays: TypeAlias = "dict[str, np.ndarray]"
 
 # Names of the two arrays that describe the documents; all others are the token arrays of the index.
-_DOCUMENTS, _IDS = "documents", "ids"
+_DOCUMENTS = "documents"
+_IDS = "ids"
 # Tokens of a block that `Part.blocks` yields.
 _BLOCK_TOKENS = 1 << 14
 
@@ -199,7 +204,8 @@ class Segment:
     """
 
     def __init__(self, arrays: Arrays, dim: int = 0) -> None:
-        self.arrays, self.dim = arrays, dim
+        self.arrays = arrays
+        self.dim = dim
         row_ids, self.offsets, self.id_offsets = arrays[_DOCUMENTS]
         self.row_ids = row_ids[:-1]
 
@@ -223,7 +229,10 @@ class Segment:
         `scratch`: where the arrays are made; None: in memory.
         """
         scratch = scratch or Scratch()
-        row_ids, lengths, sizes, ids = [], [], [], []
+        row_ids = []
+        lengths = []
+        sizes = []
+        ids = []
         for part in parts:
             segment, positions = part
             row_ids.append(segment.row_ids[positions])
@@ -260,7 +269,8 @@ class Segment:
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
         """Return the ids of the documents at `positions`."""
         # Views of memory take less time to slice than arrays.
-        encoded, places = self.arrays[_IDS].data, np.asarray(positions, dtype="int64")
+        encoded = self.arrays[_IDS].data
+        places = np.asarray(positions, dtype="int64")
         ranges = zip(self.id_offsets[places].tolist(), self.id_offsets[places + 1].tolist(), strict=True)
         array = b"[" + b",".join([encoded[first:last] for first, last in ranges]) + b"]"
         try:
@@ -291,7 +301,9 @@ class Part(NamedTuple):
     @property
     def tokens(self) -> int:
         """Number of tokens of all these documents."""
-        return self.segment.tokens if len(self.positions) == len(self.segment) else int(self.lengths.sum())
+        if len(self.positions) == len(self.segment):
+            return self.segment.tokens
+        return int(self.lengths.sum())
 
     def rows(self, name: str) -> np.ndarray:
         """Return the rows of a token array that belong to these documents; a view if they are contiguous."""
@@ -427,7 +439,10 @@ class FileStore:
             # Another process may delete a folder meanwhile.
             with looking_into(self.folder), suppress(FileNotFoundError):
                 matches = [_COMMIT.fullmatch(path.name) for path in (self.folder / name).iterdir()]
-                found |= {name: max(int(match[1]) for match in matches if match)} if any(matches) else {}
+                if any(matches):
+                    found |= {name: max(int(match[1]) for match in matches if match)}
+                else:
+                    found |= {}
         return found
 
     def delete(self, names: Iterable[str]) -> None:
@@ -493,7 +508,9 @@ class Snapshot:
     """
 
     def __init__(self, stamp: Any, dim: int | None, segments: list[SegmentState], ann_state: AnnData | None) -> None:
-        self.stamp, self.segments, self.ann_state = stamp, segments, ann_state
+        self.stamp = stamp
+        self.segments = segments
+        self.ann_state = ann_state
         self.dim = dim if segments else None
         self.selections = SelectionCache()
         ends = np.array([(state.row.first, state.row.last) for state in segments], dtype="int64").reshape(-1, 2)
@@ -510,14 +527,24 @@ class Snapshot:
     @property
     def ann_data(self) -> Arrays | None:
         """The arrays of the ANN data; ``None`` if there are none or they cannot be read."""
-        arrays = None if self.ann_state is None else self.ann_state.arrays
-        return arrays if isinstance(arrays, dict) else None
+        if self.ann_state is None:
+            arrays = None
+        else:
+            arrays = self.ann_state.arrays
+        if isinstance(arrays, dict):
+            return arrays
+        return None
 
     @property
     def ann_damage(self) -> CorruptedIndexError | None:
         """Why the ANN data cannot be read; ``None`` if it can, or there is none."""
-        arrays = None if self.ann_state is None else self.ann_state.arrays
-        return arrays if isinstance(arrays, CorruptedIndexError) else None
+        if self.ann_state is None:
+            arrays = None
+        else:
+            arrays = self.ann_state.arrays
+        if isinstance(arrays, CorruptedIndexError):
+            return arrays
+        return None
 
     @cached_property
     def documents(self) -> int:
@@ -537,7 +564,8 @@ class Snapshot:
         """
         if row_ids is None:
             return [state.live for state in self.segments]
-        parts, held = [], 0
+        parts = []
+        held = 0
         begins = np.searchsorted(row_ids, self._firsts).tolist()
         ends = np.searchsorted(row_ids, self._lasts, side="right").tolist()
         for state, begin, end in zip(self.segments, begins, ends, strict=True):
@@ -573,20 +601,31 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
     is_same = previous is not None and previous.stamp == stamp
     if previous is not None and is_same and not previous.damaged:
         return previous
-    dim, segments = catalog.read_settings(connection)["dim"], []
-    known = {state.row.name: state for state in previous.segments} if previous else {}
+    dim = catalog.read_settings(connection)["dim"]
+    segments = []
+    if previous:
+        known = {state.row.name: state for state in previous.segments}
+    else:
+        known = {}
     for row in catalog.read_segments(connection):
         state = known.get(row.name)
-        part = None if state is None or isinstance(state.part, CorruptedIndexError) else state.part
+        if state is None or isinstance(state.part, CorruptedIndexError):
+            part = None
+        else:
+            part = state.part
         if state is None or part is None or state.row != row:
             try:
                 # If the segment is open already, only its removed documents have changed.
-                segment = store.open(row, dim) if part is None else part.segment
+                if part is None:
+                    segment = store.open(row, dim)
+                else:
+                    segment = part.segment
                 state = SegmentState(row, segment.live(catalog.tombstones(connection, row)))
             except CorruptedIndexError as error:
                 state = SegmentState(row, error)
         segments.append(state)
-    ann_row, ann_state = catalog.read_ann_data(connection), previous.ann_state if previous else None
+    ann_row = catalog.read_ann_data(connection)
+    ann_state = previous.ann_state if previous else None
     if ann_row is None:
         ann_state = None
     elif ann_state is None or ann_state.row != ann_row or isinstance(ann_state.arrays, CorruptedIndexError):
@@ -595,4 +634,6 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
         except CorruptedIndexError as error:
             ann_state = AnnData(ann_row, error)
     snapshot = Snapshot(stamp, dim, segments, ann_state)
-    return previous if previous is not None and is_same and previous.damaged == snapshot.damaged else snapshot
+    if previous is not None and is_same and previous.damaged == snapshot.damaged:
+        return previous
+    return snapshot

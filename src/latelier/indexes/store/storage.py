@@ -89,7 +89,8 @@ class Storage:
         self._pool: ConnectionPool
         self._store: SegmentStore
         if path is None:
-            self._pool, self._store = MemoryPool(), MemoryStore()
+            self._pool = MemoryPool()
+            self._store = MemoryStore()
             self.read_only = False
         else:
             with looking_into(path):
@@ -211,12 +212,14 @@ class Storage:
         """Check the catalog, and read all files and compare them with their checksums."""
         damages: list[Damage] = []
         rows: list[SegmentRow] = []
-        ann_data, dim = None, 0
+        ann_data = None
+        dim = 0
         try:
             damages += [Damage(f"segments/{name}", reason, ()) for name, reason in self._lost().items()]
             with self._pool.reading() as connection:
                 damages += _catalog_damages(connection)
-                rows, ann_data = catalog.read_segments(connection), catalog.read_ann_data(connection)
+                rows = catalog.read_segments(connection)
+                ann_data = catalog.read_ann_data(connection)
                 dim = catalog.read_settings(connection)["dim"]
         except CorruptedIndexError as error:
             damages.append(Damage(CATALOG, str(error), ()))
@@ -315,7 +318,10 @@ class Storage:
         run: list[SegmentRow] = []
         parts: list[Part] = []
         for state in [*self.snapshot().segments, None]:
-            part = None if state is None or isinstance(state.part, CorruptedIndexError) else state.part
+            if state is None or isinstance(state.part, CorruptedIndexError):
+                part = None
+            else:
+                part = state.part
             if state is not None and part is None:
                 damages.append(str(state.part))
             elif state is not None:
@@ -328,7 +334,8 @@ class Storage:
             if part is None or sum(each.tokens for each in parts) + part.tokens > max_tokens:
                 if len(run) > 1 or (run and run[0].removed):
                     yield run, Segment.merge(parts, self.scratch)
-                run, parts = [], []
+                run = []
+                parts = []
             if state is not None and part is not None:
                 run.append(state.row)
                 parts.append(part)

@@ -50,7 +50,8 @@ class Transaction:
         self.dropped: list[str] = []
         self.generation = 0  # after `finish`
         self._begin = begin
-        self._store, self._scratch = store, scratch
+        self._store = store
+        self._scratch = scratch
         # The connection of the catalog's transaction; the settings, and the segments after the changes so far.
         self._started: Connection | None = None
         self._settings: dict[str, Any] = {}
@@ -62,7 +63,9 @@ class Transaction:
 
         For an index in memory, all items are computed before the first change, so that readers do not wait for them.
         """
-        return iter(list(items)) if isinstance(self._store, MemoryStore) else iter(items)
+        if isinstance(self._store, MemoryStore):
+            return iter(list(items))
+        return iter(items)
 
     def insert(
         self, batch: DocumentBatch, *, replace: bool, max_tokens: int, row_ids: np.ndarray | None = None
@@ -72,8 +75,10 @@ class Transaction:
         `replace`: remove documents with the same ids that were in the index before this transaction. `max_tokens`: of a
         merged segment. `row_ids` ascend and are above those of all documents before; None takes the next ones.
         """
-        connection, dropped = self._start(), len(self.dropped)
-        ids, following = batch.documents.ids, self._settings["next_number"]
+        connection = self._start()
+        dropped = len(self.dropped)
+        ids = batch.documents.ids
+        following = self._settings["next_number"]
         if not 1 <= batch.dim <= MAX_DIM:
             raise EmbeddingsError(
                 f"document {ids[0]!r} has dim {batch.dim:,}; an index holds dims of 1 to {MAX_DIM:,}."
@@ -127,7 +132,8 @@ class Transaction:
 
     def set_ann_data(self, arrays: Arrays | None) -> None:
         """Replace the ANN data; ``None`` deletes it."""
-        connection, row = self._start(), None
+        connection = self._start()
+        row = None
         before = catalog.read_ann_data(connection)
         if before is not None:
             self.dropped.append(before.name)
@@ -228,7 +234,8 @@ class Transaction:
     def _write(self, segment: Segment) -> None:
         name, files = self._store.write(segment.arrays)
         self.written.append(name)
-        first, last = int(segment.row_ids[0]), int(segment.row_ids[-1])
+        first = int(segment.row_ids[0])
+        last = int(segment.row_ids[-1])
         row = SegmentRow(name, first, last, len(segment), removed=0, tokens=segment.tokens, files=files)
         catalog.write_segment(self._start(), row)
         self._rows.append(row)

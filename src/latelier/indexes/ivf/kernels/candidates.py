@@ -85,7 +85,8 @@ def highest_places(scores: np.ndarray, places: np.ndarray) -> None:
     above = 0
     for i in range(len(scores)):
         above += scores[i] > edge
-    room, n = most - above, 0
+    room = most - above
+    n = 0
     for i in range(len(scores)):
         if scores[i] > edge:
             places[n] = i
@@ -118,10 +119,13 @@ def nth_highest(scores: np.ndarray, n: int) -> float:
 
     `scores`: ``(m,)`` numbers of any type, no NaN; reordered in place. `n`: from 1 to m.
     """
-    first, last, wanted = 0, len(scores) - 1, n - 1
+    first = 0
+    last = len(scores) - 1
+    wanted = n - 1
     while first < last:
         pivot = scores[(first + last) // 2]
-        i, j = first, last
+        i = first
+        j = last
         while i <= j:
             while scores[i] > pivot:
                 i += 1
@@ -175,7 +179,8 @@ def _highest_of_halves(typing_context: Any, address: Any) -> Any:
     signature = types.UniTuple(types.int32, 2)(types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        word, half = ir.IntType(32), ir.VectorType(ir.IntType(32), _HALF)
+        word = ir.IntType(32)
+        half = ir.VectorType(ir.IntType(32), _HALF)
         numbers = builder.load(at(builder, arguments[0], INTS), align=4)
         highest = declare(builder.module, f"llvm.vector.reduce.smax.v{_HALF}i32", [half], word)
         halves = (shuffle(builder, numbers, range(first, first + _HALF)) for first in (0, _HALF))
@@ -208,8 +213,10 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
     `values`: ``(tokens, most)`` int32 both, written: the centroid, ``group * 16 + lane``, or -1 if there are fewer; and
     its dot product.
     """
-    most, groups = best.shape[1], dots.shape[1]
-    keys, highest = np.empty(2 * most + LANES, dtype=np.int64), np.empty(2 * groups, dtype=np.int64)
+    most = best.shape[1]
+    groups = dots.shape[1]
+    keys = np.empty(2 * most + LANES, dtype=np.int64)
+    highest = np.empty(2 * groups, dtype=np.int64)
     for t in range(dots.shape[0]):
         dots_at = np.int64(dots.ctypes.data) + 4 * LANES * groups * t
         own_groups = _count_groups(ranges[t])
@@ -220,7 +227,8 @@ def best_centroids(dots: np.ndarray, ranges: np.ndarray, best: np.ndarray, value
                 place = dots_at + 4 * LANES * g
                 highest[2 * g], highest[2 * g + 1] = _highest_of_halves(place)  # type: ignore[call-arg]
             lowest = max(lowest, nth_highest(highest[: 2 * own_groups], most))
-        count, g = 0, 0
+        count = 0
+        g = 0
         for n in range(ranges.shape[1]):
             for group in range(ranges[t, n, 0], ranges[t, n, 1]):
                 mask: int = _lanes_from(dots_at + 4 * LANES * g, lowest)  # type: ignore[call-arg]
@@ -264,7 +272,12 @@ def fine_ranges(best: np.ndarray, fine_offsets: np.ndarray, ranges: np.ndarray) 
             c = best[t, n]
             # With starting sums from a damaged file, a lane without a centroid can be among the best.
             exists = 0 <= c < len(fine_offsets) - 1
-            ranges[t, n, 0], ranges[t, n, 1] = (fine_offsets[c], fine_offsets[c + 1]) if exists else (0, 0)
+            if exists:
+                ranges[t, n, 0] = fine_offsets[c]
+                ranges[t, n, 1] = fine_offsets[c + 1]
+            else:
+                ranges[t, n, 0] = 0
+                ranges[t, n, 1] = 0
         longest = max(longest, _count_groups(ranges[t]))
     return longest
 
@@ -291,7 +304,10 @@ def imputed_excess(lists: np.ndarray, values: np.ndarray, scales: np.ndarray, ro
     for t in range(tokens):
         share = np.float64(scales[t]) * (room / total)
         for n in range(nprobe):
-            values[t, n] = np.int32((values[t, n] - last[t]) * share) + 1 if lists[t, n] >= 0 else 0
+            if lists[t, n] >= 0:
+                values[t, n] = np.int32((values[t, n] - last[t]) * share) + 1
+            else:
+                values[t, n] = 0
 
 
 @kernel()
@@ -311,21 +327,26 @@ def find_lists(
     """
     packed, start, fine, fine_start, fine_offsets = centroids
     query = quantise_query(vectors, np.zeros(len(vectors), dtype=np.float32), 1)
-    rows, scales = query.rows, query.scales
-    tokens, groups = len(rows), len(packed)
+    rows = query.rows
+    scales = query.scales
+    tokens = len(rows)
+    groups = len(packed)
     everything = np.empty((tokens, 1, 2), dtype=np.int64)
     for t in range(tokens):
-        everything[t, 0, 0], everything[t, 0, 1] = 0, groups
+        everything[t, 0, 0] = 0
+        everything[t, 0, 1] = groups
     dots = np.empty((tokens, groups, LANES), dtype=np.int32)
     centroid_dots(isa, rows, everything, packed, start, dots)
-    best, values = np.empty((tokens, coarse), dtype=np.int32), np.empty((tokens, coarse), dtype=np.int32)
+    best = np.empty((tokens, coarse), dtype=np.int32)
+    values = np.empty((tokens, coarse), dtype=np.int32)
     best_centroids(dots, everything, best, values)
     ranges = np.empty((tokens, coarse, 2), dtype=np.int64)
     longest = fine_ranges(best, fine_offsets, ranges)
     dots = np.empty((tokens, longest, LANES), dtype=np.int32)
     centroid_dots(isa, rows, ranges, fine, fine_start, dots)
     most = min(nprobe, LANES * longest)
-    lists, excess = np.empty((tokens, most), dtype=np.int32), np.empty((tokens, most), dtype=np.int32)
+    lists = np.empty((tokens, most), dtype=np.int32)
+    excess = np.empty((tokens, most), dtype=np.int32)
     best_centroids(dots, ranges, lists, excess)
     imputed_excess(lists, excess, scales, (np.int64(1) << bits) - 1 - tokens)
     return lists, excess
@@ -403,10 +424,12 @@ def select_near(
     limits = CandidateLimits(*limits)
     best = np.empty((2, limits.most), dtype=np.int64)
     count = select_candidates(probed, excess, lists, limits.bits, allowed, limits.documents, sums, best)
-    documents, best_sums = best[0, :count], best[1, :count]
+    documents = best[0, :count]
+    best_sums = best[1, :count]
     if count <= limits.k or limits.share <= 0:
         return count, documents
-    edge, near = limits.share * nth_highest(best_sums.copy(), limits.k), 0
+    edge = limits.share * nth_highest(best_sums.copy(), limits.k)
+    near = 0
     for i in range(count):
         if best_sums[i] >= edge:
             documents[near] = documents[i]
@@ -434,10 +457,13 @@ def select_candidates(
     sorted into 4,096 bins; of those in the lowest bin that is needed, the first are taken. Returns how many.
     """
     lists = ListEntries(*lists)
-    most, block = best.shape[1], len(sums)
+    most = best.shape[1]
+    block = len(sums)
     lower = (np.int64(1) << bits) - 1
-    found, values = np.empty(4 * most + RUN, dtype=np.int64), np.empty(4 * most + RUN, dtype=np.int64)
-    count, threshold = np.int64(0), np.int64(1)
+    found = np.empty(4 * most + RUN, dtype=np.int64)
+    values = np.empty(4 * most + RUN, dtype=np.int64)
+    count = np.int64(0)
+    threshold = np.int64(1)
     ranges = _probed_ranges(probed, lists)
     for base in range(0, documents, block):
         here = min(block, documents - base)
@@ -451,7 +477,8 @@ def select_candidates(
                 place = first + lowest_bit(mask)
                 mask &= mask - 1
                 if len(allowed) == 0 or allowed[base + place] > 0:
-                    found[count], values[count] = base + place, sums[place] & lower
+                    found[count] = base + place
+                    values[count] = sums[place] & lower
                     count += 1
             if count + RUN > len(found):
                 count, threshold = _keep_best(found, values, count, most, bits)
@@ -465,7 +492,8 @@ def select_candidates(
 @kernel(inner=True)
 def _probed_ranges(probed: np.ndarray, lists: ListEntries) -> np.ndarray:
     """Return where the entries of each probed list begin and end, ``(query_tokens, nprobe, 2)``; -1 ends a row."""
-    entries_at, size = np.int64(lists.documents.ctypes.data), lists.itemsize
+    entries_at = np.int64(lists.documents.ctypes.data)
+    size = lists.itemsize
     ranges = np.empty((*probed.shape, 2), dtype=np.int64)
     for q in range(probed.shape[0]):
         for n in range(probed.shape[1]):
@@ -473,7 +501,8 @@ def _probed_ranges(probed: np.ndarray, lists: ListEntries) -> np.ndarray:
             if i < 0:
                 ranges[q, n, 0] = -1
                 break
-            ranges[q, n, 0], ranges[q, n, 1] = lists.offsets[i], lists.offsets[i + 1]
+            ranges[q, n, 0] = lists.offsets[i]
+            ranges[q, n, 1] = lists.offsets[i + 1]
             prefetch(entries_at + size * lists.offsets[i])  # type: ignore[call-arg]
     return ranges
 
@@ -492,8 +521,11 @@ def _accumulate(
 
     A word of `sums` holds a sum in its lower bits, and above them the query token that last added to it.
     """
-    entries_at, size, room = np.int64(lists.documents.ctypes.data), lists.itemsize, np.uint64(len(sums))
-    lower, shift = np.uint32((np.int64(1) << bits) - 1), np.uint32(bits)
+    entries_at = np.int64(lists.documents.ctypes.data)
+    size = lists.itemsize
+    room = np.uint64(len(sums))
+    lower = np.uint32((np.int64(1) << bits) - 1)
+    shift = np.uint32(bits)
     for q in range(probed.shape[0]):
         mark = np.uint32(q + 1) << shift
         for n in range(probed.shape[1]):
@@ -529,16 +561,19 @@ def _keep_best(found: np.ndarray, values: np.ndarray, count: int, most: int, bit
     bins = np.zeros(1 << _BIN_BITS, dtype=np.int32)
     for i in range(count):
         bins[values[i] >> shift] += 1
-    edge, above = (1 << _BIN_BITS) - 1, 0
+    edge = (1 << _BIN_BITS) - 1
+    above = 0
     while above + bins[edge] < most:
         above += bins[edge]
         edge -= 1
-    room, kept = most - above, 0
+    room = most - above
+    kept = 0
     for i in range(count):
         place = values[i] >> shift
         if place > edge or (place == edge and room > 0):
             room -= place == edge
-            found[kept], values[kept] = found[i], values[i]
+            found[kept] = found[i]
+            values[kept] = values[i]
             kept += 1
     return kept, max(np.int64(1), np.int64(edge) << shift)
 
@@ -549,7 +584,8 @@ def _reaching(typing_context: Any, address: Any, lower: Any, threshold: Any) -> 
     signature = types.int64(types.int64, types.int64, types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        word, long = ir.IntType(32), ir.IntType(64)
+        word = ir.IntType(32)
+        long = ir.IntType(64)
         lower, threshold = (splat(builder, builder.trunc(number, word), INTS) for number in arguments[1:])
         mask = constant(0)
         for part in range(RUN // LANES):

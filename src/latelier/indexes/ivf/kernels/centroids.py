@@ -93,7 +93,8 @@ def _dots_of(count: int) -> Any:
     return dots_of_groups
 
 
-_dots_of_groups, _dots_of_group = _dots_of(8), _dots_of(1)
+_dots_of_groups = _dots_of(8)
+_dots_of_group = _dots_of(1)
 
 
 @kernel(inner=True)
@@ -108,12 +109,15 @@ def as_multiplied(isa: tuple[int, ...], rows: int, wide: np.ndarray) -> int:
 @kernel(inner=True)
 def _dots_of_row(isa: tuple[int, ...], row_at: int, packed: np.ndarray, start: np.ndarray, out: np.ndarray) -> None:
     """Write ``out[g, lane]``, the dot product of one row, at its address from `as_multiplied`, with every centroid."""
-    groups, words = packed.shape[0], packed.shape[1]
+    groups = packed.shape[0]
+    words = packed.shape[1]
     lanes_at = np.int64(packed.ctypes.data)
-    start_at, out_at = np.int64(start.ctypes.data), np.int64(out.ctypes.data)
+    start_at = np.int64(start.ctypes.data)
+    out_at = np.int64(out.ctypes.data)
     g = 0
     while g < groups:
-        lanes, step = lanes_at + g * words * 4 * LANES, 4 * LANES * g
+        lanes = lanes_at + g * words * 4 * LANES
+        step = 4 * LANES * g
         if g + 8 <= groups:
             _dots_of_groups(isa, row_at, lanes, start_at + step, out_at + step, words)
             g += 8
@@ -138,7 +142,8 @@ def centroid_dots(
         row_at = as_multiplied(isa, np.int64(rows[n].ctypes.data), wide)
         g = 0
         for m in range(ranges.shape[1]):
-            first, last = ranges[n, m, 0], ranges[n, m, 1]
+            first = ranges[n, m, 0]
+            last = ranges[n, m, 1]
             _dots_of_row(isa, row_at, packed[first:last], start[first:last], out[n, g : g + last - first])
             g += last - first
 
@@ -159,11 +164,15 @@ def nearest_centroids(
     rows to assign; `packed`, `start`: as for `centroid_dots`; `nearest`, `dots`: ``(n,)`` int32 both, written for these
     rows: the centroid, ``group * 16 + lane``, and its dot product.
     """
-    groups, words = packed.shape[0], packed.shape[1]
+    groups = packed.shape[0]
+    words = packed.shape[1]
     width = words * 4
-    block, wide = np.empty((ROWS, width), dtype=np.uint8), np.empty(ROWS * width, dtype=np.uint16)
-    best, where = np.empty(ROWS, dtype=np.int32), np.empty(ROWS, dtype=np.int32)
-    best_at, where_at = np.int64(best.ctypes.data), np.int64(where.ctypes.data)
+    block = np.empty((ROWS, width), dtype=np.uint8)
+    wide = np.empty(ROWS * width, dtype=np.uint16)
+    best = np.empty(ROWS, dtype=np.int32)
+    where = np.empty(ROWS, dtype=np.int32)
+    best_at = np.int64(best.ctypes.data)
+    where_at = np.int64(where.ctypes.data)
     for first in range(0, len(order), ROWS):
         count = min(ROWS, len(order) - first)
         if _are_consecutive(order, first, count):
@@ -199,7 +208,8 @@ def nearest_of_groups(
     for c in range(len(offsets) - 1):
         mine = order[offsets[c] : offsets[c + 1]]
         if len(mine) > 0:
-            first, last = groups[c], groups[c + 1]
+            first = groups[c]
+            last = groups[c + 1]
             nearest_centroids(isa, rows, mine, packed[first:last], start[first:last], nearest, dots)
 
 
@@ -216,7 +226,8 @@ def _are_consecutive(order: np.ndarray, first: int, count: int) -> bool:
 def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, block: np.ndarray) -> int:
     """Copy `count` rows, from ``order[first]`` on, into a block, prefetch the next ones, and return its address."""
     width = rows.shape[1]
-    rows_at, block_at = np.int64(rows.ctypes.data), np.int64(block.ctypes.data)
+    rows_at = np.int64(rows.ctypes.data)
+    block_at = np.int64(block.ctypes.data)
     for r in range(count):
         copy_bytes(block_at + r * width, rows_at + order[first + r] * width, width)  # type: ignore[call-arg]
         ahead = order[min(first + r + ROWS, len(order) - 1)]
@@ -226,7 +237,8 @@ def _copy_rows(rows: np.ndarray, order: np.ndarray, first: int, count: int, bloc
 
 
 # Digits of a number, and what a unit of one is worth in units of the next.
-DIGITS, BASE = 3, 254
+DIGITS = 3
+BASE = 254
 
 
 class QuantisedQuery(NamedTuple):
@@ -260,7 +272,9 @@ def quantise_query(vectors: np.ndarray, leads: np.ndarray, digits: int = DIGITS)
     compute, the first ones, in place of three: probing reads only the first.
     """
     tokens, dim = vectors.shape
-    words, groups = 8 * -(-dim // 32), -(-tokens // LANES)  # words of four bytes: byte_width(dim) / 4
+    # words of four bytes: byte_width(dim) / 4
+    words = 8 * -(-dim // 32)
+    groups = -(-tokens // LANES)
     query = QuantisedQuery(
         vectors,
         np.zeros((digits, tokens, 4 * words), dtype=np.int16),
@@ -272,7 +286,8 @@ def quantise_query(vectors: np.ndarray, leads: np.ndarray, digits: int = DIGITS)
     )
     rest = np.empty(dim, dtype=np.float64)
     for t in range(tokens):
-        group, lane = t // LANES, t % LANES
+        group = t // LANES
+        lane = t % LANES
         peak = np.float32(0)
         for i in range(dim):
             x = vectors[t, i]
@@ -281,7 +296,10 @@ def quantise_query(vectors: np.ndarray, leads: np.ndarray, digits: int = DIGITS)
         peak = max(peak, _LEAST_REST * abs(leads[t]))
         query.scales[t] = peak / np.float32(127)
         # Smaller scales are rounded so much that digits would be above 127: the token is taken as zeros.
-        inverse = 1 / np.float64(query.scales[t]) if query.scales[t] > 1e-42 else 0.0
+        if query.scales[t] > 1e-42:
+            inverse = 1 / np.float64(query.scales[t])
+        else:
+            inverse = 0.0
         query.leads[t] = leads[t] * inverse
         for i in range(dim):
             rest[i] = np.float64(vectors[t, i]) * inverse

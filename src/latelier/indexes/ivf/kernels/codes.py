@@ -83,7 +83,9 @@ def take_plane(typing_context: Any, rows: Any, bit: Any, plane: Any, words: Any)
 # The sizes of the integers of codes: in proportion, the levels with the least squared error for a normal distribution
 # (Max, 1960); and where one ends and the next begins, in standard deviations, by number of bits.
 _SIZES = {4: (6, 18, 30, 44, 58, 75, 96, 127)}
-_SIZE_MASK, _STEPS = (1 << SIZE_BITS) - 1, 1 << (SIZE_BITS - 2)  # per factor of two
+# per factor of two
+_SIZE_MASK = (1 << SIZE_BITS) - 1
+_STEPS = 1 << (SIZE_BITS - 2)
 _EDGES = {1: (), 2: (0.9816,), 4: (0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008)}
 
 
@@ -109,7 +111,8 @@ def _merge_of(bits: int) -> Any:
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             signs, low, row, words, cell, *given = arguments
-            stride, zero = builder.mul(words, constant(4)), ir.Constant(_BYTES, [128] * 32)
+            stride = builder.mul(words, constant(4))
+            zero = ir.Constant(_BYTES, [128] * 32)
             add, subtract = (
                 declare(builder.module, f"llvm.u{name}.sat.v32i8", [_BYTES, _BYTES], _BYTES) for name in ("add", "sub")
             )
@@ -121,8 +124,12 @@ def _merge_of(bits: int) -> Any:
                     place = at(builder, builder.add(plane, step), _WORD)
                     return builder.bitcast(builder.load(place, align=4), _BITS)
 
-                here, base = builder.mul(loop.index, constant(32)), zero
-                sizes = given if bits < 4 else [ir.Constant(_BYTES, [size] * 32) for size in _SIZES[bits]]
+                here = builder.mul(loop.index, constant(32))
+                base = zero
+                if bits < 4:
+                    sizes = given
+                else:
+                    sizes = [ir.Constant(_BYTES, [size] * 32) for size in _SIZES[bits]]
                 if bits < 4:
                     center = builder.load(at(builder, builder.add(cell, here), _BYTES), align=1)
                     base = builder.xor(center, zero)
@@ -139,7 +146,9 @@ def _merge_of(bits: int) -> Any:
     return merge
 
 
-_merge_1, _merge_2, _merge_4 = _merge_of(1), _merge_of(2), _merge_of(4)
+_merge_1 = _merge_of(1)
+_merge_2 = _merge_of(2)
+_merge_4 = _merge_of(4)
 
 
 @kernel(inner=True)
@@ -150,7 +159,8 @@ def merge_planes(bits: int, planes: tuple[int, int], row: int, words: int, codeb
     `row`: address of ``32 * words`` bytes, written: the integers, shifted by 128; `codebook`, `cell`: its address, and
     what a token stores of its cell, used at 1 and 2 bits only.
     """
-    (signs, low), size = planes, cell & _SIZE_MASK
+    (signs, low) = planes
+    size = cell & _SIZE_MASK
     center = codebook + (cell >> SIZE_BITS) * 32 * words
     if bits == 4:
         _merge_4(signs, low, row, words, 0, 0, 0)
@@ -238,14 +248,18 @@ def _read(bits: int) -> Any:
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             word = builder.load(vectors.at(builder, arguments[0], ir.IntType(bits)), align=1)
-            return builder.zext(word, ir.IntType(32)) if bits < 32 else word
+            if bits < 32:
+                return builder.zext(word, ir.IntType(32))
+            return word
 
         return signature, generate
 
     return read
 
 
-read_byte, read_half, read_word = _read(8), _read(16), _read(32)
+read_byte = _read(8)
+read_half = _read(16)
+read_word = _read(32)
 
 
 _SIZES_4 = np.array(_SIZES[4], "float32")
@@ -254,9 +268,11 @@ _EDGES_4, _EDGES_2, _EDGES_1 = (np.array(_EDGES[bits], "float32") for bits in (4
 _ROUND = np.float32(1.5 * 2**23 + 128)
 # The scale of very small numbers has no finite inverse, and that of very large ones an inexact one: tokens whose scale
 # or norm is outside of these bounds are multiplied by 2**64 or 2**-64 before their numbers are divided by it.
-_SMALL, _LARGE = np.float32(2**-64), np.float32(2**64)
+_SMALL = np.float32(2**-64)
+_LARGE = np.float32(2**64)
 # Stored scales from here on are infinity or NaN, and so are the bits of a float32 from there on.
-_INFINITE, _INFINITY_BITS = np.uint32(0xFF00), np.uint32(0x7F800000)
+_INFINITE = np.uint32(0xFF00)
+_INFINITY_BITS = np.uint32(0x7F800000)
 
 
 class TokenAddresses(NamedTuple):
@@ -279,7 +295,9 @@ def _mix_of(count: int) -> Any:
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             places = [at(builder, builder.add(arguments[0], constant(4 * LANES * i)), FLOATS) for i in range(count)]
-            numbers, exact = [builder.load(place, align=4) for place in places], ("contract",)  # times 1 or -1
+            # times 1 or -1
+            numbers = [builder.load(place, align=4) for place in places]
+            exact = ("contract",)
             for step in (1, 2, 4, 8):
                 signs = ir.Constant(FLOATS, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
                 swapped = [shuffle(builder, each, [lane ^ step for lane in range(LANES)]) for each in numbers]
@@ -300,7 +318,8 @@ def _mix_of(count: int) -> Any:
 
 
 _BLOCK = 8 * LANES
-_mix_lanes, _mix_block = _mix_of(1), _mix_of(_BLOCK // LANES)
+_mix_lanes = _mix_of(1)
+_mix_block = _mix_of(_BLOCK // LANES)
 
 
 @intrinsic
@@ -339,8 +358,10 @@ def _transform(vector: np.ndarray, begin: int, size: int) -> None:
         while step < size:
             for first in range(begin, begin + size, 2 * step):
                 for i in range(first, first + step):
-                    x, y = vector[i], vector[i + step]
-                    vector[i], vector[i + step] = x + y, x - y
+                    x = vector[i]
+                    y = vector[i + step]
+                    vector[i] = x + y
+                    vector[i + step] = x - y
             step *= 2
 
 
@@ -355,7 +376,8 @@ def _dot(vector: np.ndarray, other: np.ndarray) -> float:
 @kernel(inner=True)
 def _rotate(vector: np.ndarray, axis: np.ndarray, flips: np.ndarray, rest: np.ndarray) -> float:
     """Write the rotated rest of a vector; return its lead. `flips`: see `Codec.rotation`."""
-    lead, size = _dot(vector, axis), flips.shape[1]
+    lead = _dot(vector, axis)
+    size = flips.shape[1]
     for i in range(size):
         rest[i] = (vector[i] - lead * axis[i]) * flips[0, i]
     for i in range(size, len(vector)):
@@ -416,9 +438,13 @@ def encode_tokens(
     ``(tokens,)`` uint16: the number of the cell of each token, to which that of its size is added; a token to which no
     cell is near goes to cell 0. `codebook`: see `CodeShape`, as an array. These two are used at 2 and 1 bits only.
     """
-    dim, words = vectors.shape[1], signs.shape[1]
-    row, (axis, flips) = np.zeros(32 * words, dtype=np.uint8), rotation
-    row_at, rest, scaled = np.int64(row.ctypes.data), np.empty(dim, np.float32), np.empty(dim, np.float32)
+    dim = vectors.shape[1]
+    words = signs.shape[1]
+    row = np.zeros(32 * words, dtype=np.uint8)
+    (axis, flips) = rotation
+    row_at = np.int64(row.ctypes.data)
+    rest = np.empty(dim, np.float32)
+    scaled = np.empty(dim, np.float32)
     merged = np.empty(32 * words, dtype=np.uint8)  # not the row, whose bytes beyond the dim stay zero
     for t in range(len(vectors)):
         lead: Any = bits_of(np.float32(_rotate(vectors[t], axis, flips, rest)))  # type: ignore[call-arg]
@@ -431,7 +457,10 @@ def encode_tokens(
             peak = float_of(highest) / np.float32(127)
             stored = (bits_of(peak) + np.uint32(0x7FFF)) >> np.uint32(15)
             scale = float_of(np.uint32(stored) << np.uint32(15))
-            scales[t] = stored if highest < _INFINITY_BITS else _INFINITE
+            if highest < _INFINITY_BITS:
+                scales[t] = stored
+            else:
+                scales[t] = _INFINITE
             if scale < _SMALL:
                 _multiply(rest, _LARGE, scaled)
                 _round_to_bytes(scaled, scale * _LARGE, row)
@@ -441,7 +470,8 @@ def encode_tokens(
                 codes[t, i] = row[i]
             take_plane(row_at, 7, np.int64(signs[t].ctypes.data), words)
             continue
-        norm, power = np.sqrt(_square(rest)), np.float32(1)
+        norm = np.sqrt(_square(rest))
+        power = np.float32(1)
         if not _SMALL <= norm <= _LARGE:
             power = _LARGE if norm < _SMALL else _SMALL
             _multiply(rest, power, rest)
@@ -450,18 +480,26 @@ def encode_tokens(
         else:
             cells[t], deviation = _leave(rest, norm * power, codebook, np.int64(cells[t]), scaled)
             _quantise(scaled, deviation * np.sqrt(dim), bits, row)
-        signs_at, planes_at = np.int64(signs[t].ctypes.data), np.int64(planes[t:].ctypes.data)
+        signs_at = np.int64(signs[t].ctypes.data)
+        planes_at = np.int64(planes[t:].ctypes.data)
         take_plane(row_at, bits - 1, signs_at, words)
         for plane in range(bits - 1):
             take_plane(row_at, bits - 2 - plane, planes_at + 4 * words * plane, words)
         if bits < 4:
-            places, codebook_at = (signs_at, planes_at), np.int64(codebook.ctypes.data)
+            places = (signs_at, planes_at)
+            codebook_at = np.int64(codebook.ctypes.data)
             merge_planes(bits, places, np.int64(merged.ctypes.data), words, codebook_at, np.int64(cells[t]))
             product = _product(merged, rest)
-        scale = (norm * power) ** 2 / product / power if product > 0 else 0.0
+        if product > 0:
+            scale = (norm * power) ** 2 / product / power
+        else:
+            scale = 0.0
         stored = (bits_of(np.float32(scale)) + np.uint32(0x4000)) >> np.uint32(15)
         # The largest numbers would be rounded up to infinity.
-        scales[t] = min(stored, _INFINITE - np.uint32(1)) if norm < np.inf else _INFINITE
+        if norm < np.inf:
+            scales[t] = min(stored, _INFINITE - np.uint32(1))
+        else:
+            scales[t] = _INFINITE
 
 
 @kernel(inner=True)
@@ -473,7 +511,10 @@ def _multiply(vector: np.ndarray, factor: float, scaled: np.ndarray) -> None:
 @kernel(inner=True)
 def _round_to_bytes(vector: np.ndarray, scale: float, row: np.ndarray) -> None:
     """Write ``round(vector / scale) + 128`` as bytes; 128 if the scale is 0."""
-    inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+    if scale > 0:
+        inverse = np.float32(1) / scale
+    else:
+        inverse = np.float32(0)
     for i in range(len(vector)):
         row[i] = np.uint8(bits_of(vector[i] * inverse + _ROUND))  # type: ignore[call-arg]
 
@@ -486,17 +527,31 @@ def _quantise(vector: np.ndarray, norm: float, bits: int, row: np.ndarray) -> fl
     Edges are multiples of the root mean square of the token's numbers, which are taken to be normally distributed.
     """
     sizes = _SIZES_4
-    edges = _EDGES_4 if bits == 4 else _EDGES_2 if bits == 2 else _EDGES_1
-    deviation, product = np.float32(norm / np.sqrt(len(vector))), np.float32(0)  # of the integers with the numbers
+    if bits == 4:
+        edges = _EDGES_4
+    elif bits == 2:
+        edges = _EDGES_2
+    else:
+        edges = _EDGES_1
+    # of the integers with the numbers
+    deviation = np.float32(norm / np.sqrt(len(vector)))
+    product = np.float32(0)
     sign = np.uint8(1 << (bits - 1))
     for i in range(len(vector)):
         row[i] = sign if vector[i] >= 0 else np.uint8(0)
         product += sizes[0] * abs(vector[i])
     for n in range(len(edges)):
-        edge, step = edges[n] * deviation, sizes[n + 1] - sizes[n]
+        edge = edges[n] * deviation
+        step = sizes[n + 1] - sizes[n]
         for i in range(len(vector)):
-            row[i] += np.uint8(1) if abs(vector[i]) >= edge else np.uint8(0)
-            product += step * abs(vector[i]) if abs(vector[i]) >= edge else np.float32(0)
+            if abs(vector[i]) >= edge:
+                row[i] += np.uint8(1)
+            else:
+                row[i] += np.uint8(0)
+            if abs(vector[i]) >= edge:
+                product += step * abs(vector[i])
+            else:
+                product += np.float32(0)
     return product
 
 
@@ -506,13 +561,16 @@ def _leave(rest: np.ndarray, norm: float, codebook: np.ndarray, cell: int, left:
 
     Where the cell leaves more than the largest size, it is cell 0.
     """
-    dim, product, square = len(rest), np.float32(0), np.float32(0)
+    dim = len(rest)
+    product = np.float32(0)
+    square = np.float32(0)
     for i in range(dim):
         center = np.float32(codebook[cell, i])
         product += center * rest[i]
         square += center * center
     if product > 0:
-        factor, remaining = square / product, np.float32(0)
+        factor = square / product
+        remaining = np.float32(0)
         for i in range(dim):
             left[i] = rest[i] * factor - np.float32(codebook[cell, i])
             remaining += left[i] * left[i]
@@ -521,7 +579,10 @@ def _leave(rest: np.ndarray, norm: float, codebook: np.ndarray, cell: int, left:
             steps = _STEPS * np.log2(max(deviation, np.float32(1)) / _DEVIATIONS[_SIZE_MASK])
             size = max(np.int64(_SIZE_MASK + 0.5 + steps), 0)
             return cell << SIZE_BITS | size, np.float64(_DEVIATIONS[size])
-    factor = np.float32(_DEVIATIONS[_SIZE_MASK] * np.sqrt(dim) / norm) if norm > 0 else np.float32(0)
+    if norm > 0:
+        factor = np.float32(_DEVIATIONS[_SIZE_MASK] * np.sqrt(dim) / norm)
+    else:
+        factor = np.float32(0)
     for i in range(dim):
         left[i] = rest[i] * factor
     return _SIZE_MASK, np.float64(_DEVIATIONS[_SIZE_MASK])
@@ -576,8 +637,12 @@ def load_row(at: TokenAddresses, token: int, shape: CodeShape, row: int) -> None
     if shape.bits == 8:
         copy_bytes(row, at.codes + token * shape.dim, shape.dim)  # type: ignore[call-arg]
     else:
-        signs_at, planes_at = at.signs + token * shape.sign_words * 4, at.codes + token * shape.code_bytes
-        cell = np.int64(read_half(at.cells + 2 * token)) if shape.bits < 4 else np.int64(0)
+        signs_at = at.signs + token * shape.sign_words * 4
+        planes_at = at.codes + token * shape.code_bytes
+        if shape.bits < 4:
+            cell = np.int64(read_half(at.cells + 2 * token))
+        else:
+            cell = np.int64(0)
         merge_planes(shape.bits, (signs_at, planes_at), row, shape.sign_words, shape.codebook, cell)
 
 
@@ -611,7 +676,8 @@ def unpack_documents(
     `documents`, `chosen`, `shape`: as for `decode_documents`. `rows`: ``(tokens, byte_width(dim))`` uint8, written:
     integers + 128; beyond the dim 128, which stands for zero. `scales`: ``(tokens,)`` float32, written.
     """
-    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
+    documents = CodedDocuments(*documents)
+    shape = CodeShape(*shape)
     block = np.empty((ROWS, rows.shape[1]), dtype=np.uint8)
     block_scales = np.empty(ROWS, dtype=np.float32)
     done = 0
@@ -621,7 +687,10 @@ def unpack_documents(
             load_rows(token_addresses(documents, d, first, shape), shape, count, block, block_scales)
             for r in range(count):
                 for i in range(rows.shape[1]):
-                    rows[done, i] = block[r, i] if i < shape.dim else np.uint8(128)
+                    if i < shape.dim:
+                        rows[done, i] = block[r, i]
+                    else:
+                        rows[done, i] = np.uint8(128)
                 scales[done] = block_scales[r]
                 done += 1
 
@@ -642,16 +711,23 @@ def unpack_tokens(
     first token of each of these documents. `numbers`: ``(tokens,)`` int64: the tokens to write, ascending; with each
     step back all documents are passed again. `rows`, `scales`: as for `unpack_documents`.
     """
-    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
-    count, width, rows_at = len(numbers), rows.shape[1], np.int64(rows.ctypes.data)
-    places, block_scales = np.empty((4, count), dtype=np.int64), np.empty(ROWS, dtype=np.float32)
+    documents = CodedDocuments(*documents)
+    shape = CodeShape(*shape)
+    count = len(numbers)
+    width = rows.shape[1]
+    rows_at = np.int64(rows.ctypes.data)
+    places = np.empty((4, count), dtype=np.int64)
+    block_scales = np.empty(ROWS, dtype=np.float32)
     i = 0
     for n in range(count):
         i = i if offsets[i] <= numbers[n] else 0
         while offsets[i + 1] <= numbers[n]:
             i += 1
         at = token_addresses(documents, chosen[i], numbers[n] - offsets[i], shape)
-        places[0, n], places[1, n], places[2, n], places[3, n] = at.signs, at.codes, at.scales, at.cells
+        places[0, n] = at.signs
+        places[1, n] = at.codes
+        places[2, n] = at.scales
+        places[3, n] = at.cells
     for n in range(count):
         ahead = min(n + ROWS, count - 1)
         _prefetch_token(places[0, ahead], places[1, ahead], places[2, ahead], places[3, ahead], shape)
@@ -696,9 +772,11 @@ def decode_documents(
     `documents`: `CodedDocuments`, as a plain tuple; `chosen`: ``(n,)`` int64: documents to decode; `shape`:
     `CodeShape`, as a plain tuple; `vectors`: ``(tokens, dim)`` float32, and `leads`, ``(tokens,)`` float32, written.
     """
-    documents, shape = CodedDocuments(*documents), CodeShape(*shape)
+    documents = CodedDocuments(*documents)
+    shape = CodeShape(*shape)
     block = np.empty((ROWS, 32 * shape.sign_words), dtype=np.uint8)
-    block_scales, block_leads = np.empty(ROWS, dtype=np.float32), np.empty(ROWS, dtype=np.float32)
+    block_scales = np.empty(ROWS, dtype=np.float32)
+    block_leads = np.empty(ROWS, dtype=np.float32)
     done = 0
     for d in chosen:
         for first in range(0, documents.lengths[d], ROWS):

@@ -28,20 +28,29 @@ def spherical_kmeans(
     `scales`: codes ``(n, width)`` uint8, shifted by 128, and scales ``(n,)`` float32; at least one. `centroids`:
     ``(count, dim)`` float32, at most `n`; written.
     """
-    count, members, width = len(centroids), len(rows), rows.shape[1]
-    nearest, dots = np.empty(members, dtype=np.int32), np.empty(members, dtype=np.int32)
-    everything, others = np.arange(members), np.empty(count, dtype=np.int64)
+    count = len(centroids)
+    members = len(rows)
+    width = rows.shape[1]
+    nearest = np.empty(members, dtype=np.int32)
+    dots = np.empty(members, dtype=np.int32)
+    everything = np.arange(members)
+    others = np.empty(count, dtype=np.int64)
     groups = -(-count // LANES)
     # As `empty_groups`.
     words = np.zeros((groups, width // 4, LANES, 1), dtype=np.int32)
-    packed, start = words.view(np.int8), np.full((groups, LANES), NO_CENTROID, dtype=np.int32)
+    packed = words.view(np.int8)
+    start = np.full((groups, LANES), NO_CENTROID, dtype=np.int32)
     for i in range(iterations + 1):
         if i > 0:
             pack_rows(centroids, _peak(centroids) / np.float32(127), words, start)
             nearest_centroids(isa, rows, everything, packed, start, nearest, dots)
         for c in range(count):
             others[c] = (c * members + i * members // (iterations + 1)) // count
-        assigned = members if i > 0 else 0  # at first, all centroids are without tokens
+        # at first, all centroids are without tokens
+        if i > 0:
+            assigned = members
+        else:
+            assigned = 0
         _add_to_centroids(rows, scales, nearest[:assigned], others, centroids)
 
 
@@ -89,12 +98,14 @@ def nearest_in_two_levels(
 
     `coarse`: `packed` and `start`, as for `centroid_dots`; `fine`: `centroids`, as for `nearest_of_groups`.
     """
-    isa, offsets = instruction_set().argument, fine[2]
+    isa = instruction_set().argument
+    offsets = fine[2]
     nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
     nearest_centroids(isa, rows, np.arange(len(rows)), *coarse, nearest, dots)
     # As in `fine_ranges`: starting sums from a damaged file can make a lane without a centroid the nearest.
     np.minimum(nearest, len(offsets) - 2, out=nearest)
-    begins, order = np.zeros(len(offsets), dtype="int64"), np.empty(len(rows), dtype="int64")
+    begins = np.zeros(len(offsets), dtype="int64")
+    order = np.empty(len(rows), dtype="int64")
     group_rows(nearest, begins, order)
     before = (offsets[nearest] * LANES).astype("int32")
     nearest_of_groups(isa, rows, (begins, order), fine, nearest, dots)
@@ -108,9 +119,12 @@ def pack_rows(centroids: np.ndarray, scale: float, words: np.ndarray, start: np.
     `centroids`: ``(n, dim)`` float32. `scale`: the value of a code of 1; 0 is taken for a very small number. `words`,
     `start`: from `empty_groups`, the codes as int32 ``(groups, width / 4, 16, 1)``; written for these centroids.
     """
-    dim, divisor = centroids.shape[1], max(np.float32(scale), np.float32(1e-30))
+    dim = centroids.shape[1]
+    divisor = max(np.float32(scale), np.float32(1e-30))
     for c in range(len(centroids)):
-        group, lane, total = c // LANES, c % LANES, np.int32(0)
+        group = c // LANES
+        lane = c % LANES
+        total = np.int32(0)
         for word in range((dim + 3) // 4):
             packed = np.uint32(0)
             for i in range(min(4, dim - 4 * word)):

@@ -67,7 +67,8 @@ def _raise_maxima_of(lanes: int) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             _, places, words, stride = arguments
             rows, scales, best, *leads, query, start, kept = cgutils.unpack_tuple(builder, places)
-            own, groups = (rows, scales, best), [(query, start)]
+            own = (rows, scales, best)
+            groups = [(query, start)]
             products = emit_maxima(builder, isa, own, groups, words, lanes=lanes, leads=(leads[0], leads[1]))
             for r, product in enumerate(products):
                 place = builder.add(kept, builder.mul(stride, constant(r)))
@@ -109,8 +110,10 @@ def _dots(typing_context: Any, row: Any, digits: Any, stride: Any, width: Any) -
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         row, digits, stride, width = arguments
-        octets, word = ir.VectorType(ir.IntType(8), _NUMBERS), ir.IntType(32)
-        shorts, words = ir.VectorType(ir.IntType(16), _NUMBERS), ir.VectorType(word, _NUMBERS // 2)
+        octets = ir.VectorType(ir.IntType(8), _NUMBERS)
+        word = ir.IntType(32)
+        shorts = ir.VectorType(ir.IntType(16), _NUMBERS)
+        words = ir.VectorType(word, _NUMBERS // 2)
         sums = [cgutils.alloca_once_value(builder, ir.Constant(words, [0] * words.count)) for _ in range(DIGITS)]
         with cgutils.for_range_slice(builder, constant(0), width, constant(_NUMBERS), inc=True) as (index, _):
             codes = builder.zext(builder.load(at(builder, builder.add(row, index), octets), align=1), shorts)
@@ -148,17 +151,24 @@ def rerank_scores(
     `scores`: ``(n, 2)`` float32, written: in 8 bits, and in single precision, NaN if the document is not scored so.
     Minus infinity for a document without tokens.
     """
-    documents, shape, query = CodedDocuments(*documents), CodeShape(*shape), quantise_query(vectors, query_leads)
-    groups, longest = query.packed.shape[1], ROWS
+    documents = CodedDocuments(*documents)
+    shape = CodeShape(*shape)
+    query = quantise_query(vectors, query_leads)
+    groups = query.packed.shape[1]
+    longest = ROWS
     for d in chosen:
         longest = max(longest, documents.lengths[d])
-    scales, leads = np.empty(longest, dtype=np.float32), np.empty(longest, dtype=np.float32)
+    scales = np.empty(longest, dtype=np.float32)
+    leads = np.empty(longest, dtype=np.float32)
     best = np.empty(groups * LANES, dtype=np.float32)
     products = np.empty((longest, min(groups, _GROUPS) * LANES), dtype=np.float32)
-    row, edges = np.empty(32 * shape.sign_words, dtype=np.uint8), np.empty(products.shape[1], dtype=np.float32)
-    margins, no_margins = _margins(query), np.zeros(products.shape[1], dtype=np.float32)
+    row = np.empty(32 * shape.sign_words, dtype=np.uint8)
+    edges = np.empty(products.shape[1], dtype=np.float32)
+    margins = _margins(query)
+    no_margins = np.zeros(products.shape[1], dtype=np.float32)
     for n in range(len(chosen)):
-        d, ahead = chosen[n], chosen[min(n + 1, len(chosen) - 1)]
+        d = chosen[n]
+        ahead = chosen[min(n + 1, len(chosen) - 1)]
         tokens = documents.lengths[d]
         for line in range(0, 2 * documents.lengths[ahead], 64):
             prefetch(documents.scales[ahead] + line)  # type: ignore[call-arg]
@@ -172,7 +182,8 @@ def rerank_scores(
             some = (first, min(_GROUPS, groups - first))
             _raise_by_document(isa, documents, (d, ahead), shape, query, some, (scales, leads), products, best)
         score = _add_up(best, query.scales)
-        scores[n, 0], scores[n, 1] = score, np.nan
+        scores[n, 0] = score
+        scores[n, 1] = np.nan
         if not _enters(highest, score):
             continue
         for first in range(0, groups if tokens > 0 else 0, _GROUPS):
@@ -184,9 +195,16 @@ def rerank_scores(
             for i in range(count * LANES):
                 t = first * LANES + i
                 is_token = t < len(query.scales)
-                edges[i], best[t] = (best[t], -np.inf) if is_token else (np.inf, np.inf)
-            here, own = token_addresses(documents, d, 0, shape), (scales[:tokens], leads[:tokens])
-            some_best, some_margins = best[first * LANES :], margins[first * LANES :]
+                if is_token:
+                    edges[i] = best[t]
+                    best[t] = -np.inf
+                else:
+                    edges[i] = np.inf
+                    best[t] = np.inf
+            here = token_addresses(documents, d, 0, shape)
+            own = (scales[:tokens], leads[:tokens])
+            some_best = best[first * LANES :]
+            some_margins = margins[first * LANES :]
             # The tokens with the highest products in 8 bits, which are then the edges of the others.
             _multiply_all_digits(here, shape, query, first, own, products, (row, edges, no_margins), some_best)
             _multiply_all_digits(here, shape, query, first, own, products, (row, some_best, some_margins), some_best)
@@ -213,7 +231,9 @@ def _add_up(best: np.ndarray, scales: np.ndarray) -> float:
     for i in range(len(scales)):
         total += best[i] * scales[i]
     # The selection of the best does not accept NaN, the score of a document without tokens or with damaged scales.
-    return total if total == total else np.float32(-np.inf)
+    if total == total:
+        return total
+    return np.float32(-np.inf)
 
 
 @kernel(inner=True)
@@ -248,14 +268,22 @@ def _raise_by_document(
     `pair` are the document and the next one, which is prefetched; `some` the first group and the number of groups;
     `own` the scales and leads of the document's tokens.
     """
-    (d, ahead), (first_group, groups), (scales, leads) = pair, some, own
-    tokens, more = documents.lengths[d], documents.lengths[ahead]
-    width, stride = 32 * shape.sign_words, products.shape[1] * 4
-    rows, wide = np.empty((ROWS, width), dtype=np.uint8), np.empty(ROWS * width, dtype=np.uint16)
+    (d, ahead) = pair
+    (first_group, groups) = some
+    (scales, leads) = own
+    tokens = documents.lengths[d]
+    more = documents.lengths[ahead]
+    width = 32 * shape.sign_words
+    stride = products.shape[1] * 4
+    rows = np.empty((ROWS, width), dtype=np.uint8)
+    wide = np.empty(ROWS * width, dtype=np.uint16)
     row_scales = np.empty(ROWS, dtype=np.float32)
-    packed_at, start_at = np.int64(query.packed.ctypes.data), np.int64(query.start.ctypes.data)
-    best_at, scales_at = np.int64(best.ctypes.data), np.int64(scales.ctypes.data)
-    leads_at, query_leads_at = np.int64(leads.ctypes.data), np.int64(query.leads.ctypes.data)
+    packed_at = np.int64(query.packed.ctypes.data)
+    start_at = np.int64(query.start.ctypes.data)
+    best_at = np.int64(best.ctypes.data)
+    scales_at = np.int64(scales.ctypes.data)
+    leads_at = np.int64(leads.ctypes.data)
+    query_leads_at = np.int64(query.leads.ctypes.data)
     products_at = np.int64(products.ctypes.data)
     in_place = shape.bits == 8 and shape.dim == width  # codes can be multiplied without copying them
     for token in range(0, max(tokens, more), ROWS):
@@ -280,7 +308,10 @@ def _raise_by_document(
             kept = products_at + stride * first + 4 * LANES * (g - first_group)
             places = (*ours, packed_at + step // 4 * width, start_at + step, kept)
             # Only the sets with wide rows multiply fewer lanes in less time.
-            lanes = len(query.scales) - LANES * g if has_wide_rows(isa) else LANES
+            if has_wide_rows(isa):
+                lanes = len(query.scales) - LANES * g
+            else:
+                lanes = LANES
             if lanes <= 4:
                 _raise_four(isa, places, width // 4, stride)
             elif lanes <= 8:
@@ -308,15 +339,20 @@ def _multiply_all_digits(
     products in 8 bits become minus infinity. The groups are those from group `first`. `own` holds the scales and leads
     of the tokens, `limits` memory for a token's codes, the edges, which may be `best`, and the margins of the products.
     """
-    (scales, leads), (row, edges, margins) = own, limits
-    width, columns = len(row), products.shape[1]
+    (scales, leads) = own
+    (row, edges, margins) = limits
+    width = len(row)
+    columns = products.shape[1]
     in_place = shape.bits == 8 and shape.dim == width
-    digits_at, stride = np.int64(query.digits.ctypes.data), query.digits.shape[1] * width * 2
+    digits_at = np.int64(query.digits.ctypes.data)
+    stride = query.digits.shape[1] * width * 2
     products_at = np.int64(products.ctypes.data)
-    edges_at, margins_at = np.int64(edges.ctypes.data), np.int64(margins.ctypes.data)
+    edges_at = np.int64(edges.ctypes.data)
+    margins_at = np.int64(margins.ctypes.data)
     groups = min(columns // LANES, query.packed.shape[1] - first)
     for r in range(len(scales)):
-        row_at, loaded = np.int64(row.ctypes.data), False
+        row_at = np.int64(row.ctypes.data)
+        loaded = False
         for g in range(groups):
             lanes = 4 * LANES * g
             kept = products_at + 4 * columns * r + lanes

@@ -22,7 +22,8 @@ from latelier.kernels.jit import at, cgutils, constant, declare, intrinsic, ir, 
 from latelier.kernels.multiply import instruction_set_of
 
 # Neighbouring dims whose absolute integers add up to at most 15: all sums of their products with signs fit five bits.
-GROUP, _MOST = 4, 15
+GROUP = 4
+_MOST = 15
 # Rounding adds at most half a unit to the absolute value of each.
 _ROOM = _MOST + 0.5 - GROUP / 2
 _LARGEST = float(np.finfo(np.float32).max)
@@ -84,7 +85,8 @@ def _load(builder: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
 def _avx512(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -> list[ir.Value]:
     kind = _bytes(2 * TOKENS)
     look_up = declare(builder.module, "llvm.x86.avx512.pshuf.b.512", [kind, kind], kind)
-    tables, found = _load(builder, table, 2 * TOKENS), []
+    tables = _load(builder, table, 2 * TOKENS)
+    found = []
     for row in rows:
         places = _load(builder, row, TOKENS)
         twice = shuffle(builder, places, [*range(TOKENS)] * 2)
@@ -102,7 +104,8 @@ def _avx2(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -> l
 def _neon(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -> list[ir.Value]:
     kind = _bytes(_HALF)
     look_up = declare(builder.module, "llvm.aarch64.neon.tbl1.v16i8", [kind, kind], kind)
-    tables, found = _load(builder, table, _HALF), []
+    tables = _load(builder, table, _HALF)
+    found = []
     for row in rows:
         halves = [
             builder.call(look_up, [tables, _load(builder, builder.add(row, constant(first)), _HALF)])
@@ -117,15 +120,18 @@ def _generic(builder: ir.IRBuilder, table: ir.Value, rows: Sequence[ir.Value]) -
 
     The byte at position p is ``table[0] + sum of (table[1 << b] - table[0]) over the set bits b of p``, modulo 256.
     """
-    kind, byte = _bytes(TOKENS), ir.IntType(8)
+    kind = _bytes(TOKENS)
+    byte = ir.IntType(8)
 
     def entry(position: int) -> ir.Value:
         return builder.load(at(builder, builder.add(table, constant(position)), byte), align=1)
 
-    first, found = entry(0), []
+    first = entry(0)
+    found = []
     steps = [(1 << b, splat(builder, builder.sub(entry(1 << b), first), kind)) for b in range(4)]
     for row in rows:
-        places, total = _load(builder, row, TOKENS), splat(builder, first, kind)
+        places = _load(builder, row, TOKENS)
+        total = splat(builder, first, kind)
         for bit, step in steps:
             is_set = builder.icmp_unsigned(
                 "!=", builder.and_(places, ir.Constant(kind, [bit] * TOKENS)), ir.Constant(kind, [0] * TOKENS)
@@ -174,7 +180,8 @@ def fill_sign_tables(integers: np.ndarray, tables: np.ndarray) -> None:
 
 
 # Bytes of a row that are transposed together, and the words in them.
-_BYTES, _WORDS = 16, 4
+_BYTES = 16
+_WORDS = 4
 # Blocks of 32 document tokens that are compared with a query token at a time, at most.
 _BLOCKS = 4
 # How many documents ahead memory is prefetched.
@@ -196,7 +203,8 @@ def _transpose_of(has_cells: bool) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             address, target, target_stride, cells, masks = arguments
             rows, stride = cgutils.unpack_tuple(builder, address)
-            row_type, whole = ir.VectorType(ir.IntType(8), _BYTES), ir.VectorType(ir.IntType(8), TOKENS)
+            row_type = ir.VectorType(ir.IntType(8), _BYTES)
+            whole = ir.VectorType(ir.IntType(8), TOKENS)
 
             def load(row: int) -> ir.Value:
                 place = builder.add(rows, builder.mul(stride, constant(row)))
@@ -218,7 +226,8 @@ def _transpose_of(has_cells: bool) -> Any:
             for _ in range(4):
                 pairs = list(zip(vectors[: _BYTES // 2], vectors[_BYTES // 2 :], strict=True))
                 vectors = [shuffle(builder, x, places, y) for x, y in pairs for places in (lower, upper)]
-            four, mask = ir.Constant(whole, [4] * TOKENS), ir.Constant(whole, [15] * TOKENS)
+            four = ir.Constant(whole, [4] * TOKENS)
+            mask = ir.Constant(whole, [15] * TOKENS)
             for i, vector in enumerate(vectors):
                 for part, group in enumerate((builder.and_(vector, mask), builder.lshr(vector, four))):
                     place = builder.add(target, builder.mul(target_stride, constant(2 * i + part)))
@@ -230,7 +239,8 @@ def _transpose_of(has_cells: bool) -> Any:
     return transpose
 
 
-_transpose, _transpose_with_cells = _transpose_of(False), _transpose_of(True)
+_transpose = _transpose_of(False)
+_transpose_with_cells = _transpose_of(True)
 
 
 def _raise_of(blocks: int) -> Any:
@@ -274,7 +284,10 @@ def _emit_maxima(
             row_at = builder.add(groups, builder.mul(row, constant(TOKENS * blocks)))
             rows = [builder.add(row_at, constant(TOKENS * b)) for b in range(blocks)]
             found = lookup.emit(builder, builder.add(tables, builder.mul(row, constant(2 * TOKENS))), rows)
-            totals = [builder.add(total, more) for total, more in zip(totals, found, strict=True)] if g else found
+            if g:
+                totals = [builder.add(total, more) for total, more in zip(totals, found, strict=True)]
+            else:
+                totals = found
         for total, (even, odd) in zip(totals, sums, strict=True):
             both = builder.bitcast(total, shorts)
             builder.store(builder.add(builder.load(even), builder.and_(both, mask)), even)
@@ -286,7 +299,9 @@ def _emit_maxima(
     builder.store(highest, place, align=2)
 
 
-_raise_by_four, _raise_by_two, _raise_by_one = _raise_of(4), _raise_of(2), _raise_of(1)
+_raise_by_four = _raise_of(4)
+_raise_by_two = _raise_of(2)
+_raise_by_one = _raise_of(1)
 
 
 @intrinsic
@@ -330,18 +345,29 @@ def sign_scores(
     best = np.empty((2 * len(tables), TOKENS // 2), dtype=np.uint16)
     groups = np.empty((parts * _WORDS * GROUPS, _BLOCKS * TOKENS), dtype=np.uint8)
     copies = np.zeros((TOKENS + _HALF, parts * _BYTES), dtype=np.uint8)
-    masks_at = np.int64(masks.ctypes.data) if len(masks) > 0 else np.int64(0)
+    if len(masks) > 0:
+        masks_at = np.int64(masks.ctypes.data)
+    else:
+        masks_at = np.int64(0)
     for n in range(len(chosen)):
         ahead = chosen[min(n + _AHEAD, len(chosen) - 1)]
-        wanted, end = documents.signs[ahead], documents.signs[ahead] + documents.lengths[ahead] * row_bytes
-        tokens, rows, cells = documents.lengths[chosen[n]], documents.signs[chosen[n]], documents.cells[chosen[n]]
+        wanted = documents.signs[ahead]
+        end = documents.signs[ahead] + documents.lengths[ahead] * row_bytes
+        tokens = documents.lengths[chosen[n]]
+        rows = documents.signs[chosen[n]]
+        cells = documents.cells[chosen[n]]
         if masks_at != 0:
             _fetch(documents.cells[ahead], documents.cells[ahead] + 2 * documents.lengths[ahead])
         best[:] = 0
         token = 0
         while token < tokens:
             left = tokens - token
-            blocks = 4 if left > 3 * TOKENS else 2 if left > TOKENS else 1
+            if left > 3 * TOKENS:
+                blocks = 4
+            elif left > TOKENS:
+                blocks = 2
+            else:
+                blocks = 1
             # Prefetch as many bytes of a later document as this step reads; more at once would wait for each other.
             wanted = _fetch(wanted, min(end, wanted + blocks * TOKENS * row_bytes))
             for b in range(blocks):
@@ -352,11 +378,15 @@ def sign_scores(
             _compare(isa, groups, tables, blocks, words, best)
             token += blocks * TOKENS
         _fetch(wanted, end)
-        total, best_at = np.float32(0), np.int64(best.ctypes.data)
+        total = np.float32(0)
+        best_at = np.int64(best.ctypes.data)
         for i in range(len(units)):
             total += units[i] * np.float32(_highest(best_at + i * TOKENS))  # type: ignore[call-arg]
         # Units near the largest float can make the sum infinite, which the selection after this stage does not accept.
-        scores[n] = total if total < np.inf else -np.inf
+        if total < np.inf:
+            scores[n] = total
+        else:
+            scores[n] = -np.inf
 
 
 @kernel(inner=True)
@@ -375,16 +405,19 @@ def _spread(
     `here`: addresses of the rows and of their cells; `copies`: memory for copies of rows, and then of their cells;
     `masks`: address of the masks of cells, 0 if there are none.
     """
-    (source, cells), stride = here, row_bytes
+    (source, cells) = here
+    stride = row_bytes
     if count < TOKENS or copies.shape[1] > row_bytes:  # otherwise, 16 bytes at a time are within the rows
-        stride, source = copies.shape[1], np.int64(copies.ctypes.data)
+        stride = copies.shape[1]
+        source = np.int64(copies.ctypes.data)
         cells = source + stride * TOKENS
         for r in range(TOKENS):
             row = here[0] + min(r, count - 1) * row_bytes
             copy_bytes(source + r * stride, row, min(stride, row_bytes))  # type: ignore[call-arg]
             if masks != 0:
                 copy_bytes(cells + 2 * r, here[1] + 2 * min(r, count - 1), 2)
-    target_stride, target = TOKENS * blocks, np.int64(groups.ctypes.data) + TOKENS * block
+    target_stride = TOKENS * blocks
+    target = np.int64(groups.ctypes.data) + TOKENS * block
     for part in range(copies.shape[1] // _BYTES):
         target_at = target + part * _WORDS * GROUPS * target_stride
         rows = source + part * _BYTES, stride
@@ -399,13 +432,12 @@ def _compare(
     isa: tuple[int, ...], groups: np.ndarray, tables: np.ndarray, blocks: int, words: int, best: np.ndarray
 ) -> None:
     """Update the maxima of all query tokens with the tokens of some blocks."""
-    groups_at, tables_at, best_at = (
-        np.int64(groups.ctypes.data),
-        np.int64(tables.ctypes.data),
-        np.int64(best.ctypes.data),
-    )
+    groups_at = np.int64(groups.ctypes.data)
+    tables_at = np.int64(tables.ctypes.data)
+    best_at = np.int64(best.ctypes.data)
     for pair in range(len(tables)):
-        own_tables, own_best = tables_at + pair * words * GROUPS * 2 * TOKENS, best_at + pair * 2 * TOKENS
+        own_tables = tables_at + pair * words * GROUPS * 2 * TOKENS
+        own_best = best_at + pair * 2 * TOKENS
         if blocks == 4:
             _raise_by_four(isa, groups_at, own_tables, own_best, words)
         elif blocks == 2:
@@ -431,7 +463,8 @@ def product_variance(vectors: np.ndarray, dims: int, rows: np.ndarray) -> float:
     them, the result is an estimate.
     """
     tokens = len(vectors)
-    directions, norms = np.empty((tokens, dims), dtype=np.float32), np.empty(tokens)
+    directions = np.empty((tokens, dims), dtype=np.float32)
+    norms = np.empty(tokens)
     for t in range(tokens):
         square = 0.0
         for i in range(dims):
