@@ -43,24 +43,16 @@ def read_folder(folder, **options):
         ("d.json", '{\n "text": "x"\n}\n{\n "text": "y"\n}\n', [(None, "x", {}), (None, "y", {})]),
         ("e.json", '{"took": 1, "hits": {"hits": [{"_id": "1", "_source": {"text": "x"}}]}}', [("1", "x", {})]),
         ("f.json", '{"a": {"text": "x"}, "b": {"text": null}}', [("a", "x", {})]),
-        ("mongo.jsonl", '{"_id": {"$oid": "1a"}, "text": "x"}\n', [("1a", "x", {})]),
         ("qdrant.jsonl", '{"id": 1, "payload": {"text": "x"}, "vector": [1]}\n', [(1, "x", {})]),
-        ("llama.jsonl", '{"id_": "a", "text_resource": {"text": "x"}, "metadata": {"n": 1}}', [("a", "x", {"n": 1})]),
         ("b.csv", 'sep=;\nid;text\n1;"x, ""y"""\n', [("1", 'x, "y"', {})]),
         ("c.csv", 'id,text\n1,"He said \\"x\\" twice"\n', [("1", 'He said "x" twice', {})]),
+        ("anserini.jsonl", '{"id": "a", "contents": "x"}\n', [("a", "x", {})]),
         ("es.jsonl", '{"_index": "s", "_id": "1", "_source": {"text": "x", "n": 1}}', [("1", "x", {"n": 1})]),
         (
             "bulk.jsonl",
             '{"index": {"_id": "1"}}\n{"text": "x"}\n{"delete": {"_id": "0"}}\n{"create": {}}\n{"text": "y"}\n',
             [("1", "x", {}), (None, "y", {})],
         ),
-        ("vespa.jsonl", '{"put": "id:n:doc::1", "fields": {"title": "T", "text": "x"}}', [("1", "T x", {})]),
-        (
-            "lc.jsonl",
-            '{"id": null, "metadata": {"n": 1}, "page_content": "x", "type": "Document"}',
-            [(None, "x", {"n": 1})],
-        ),
-        ("haystack.jsonl", '{"id": "a", "content": "x", "meta": {"n": 1}}', [("a", "x", {"n": 1})]),
         ("empty.txt", "", []),
     ],
 )
@@ -70,6 +62,45 @@ def test_formats(tmp_path, name, content, documents, compressed):
     data = ("\ufeff" + content).encode()
     path.write_bytes(gzip.compress(data) if compressed else data)
     assert read(path) == documents
+
+
+@pytest.mark.parametrize(
+    ("record", "names", "document"),
+    [
+        (
+            {"put": "id:n:doc::1", "fields": {"title": "T", "text": "x"}},
+            {"id": "put", "text": "fields.text", "title": "fields.title", "metadata": []},
+            ("id:n:doc::1", "T x", {}),
+        ),
+        (
+            {"id": None, "metadata": {"n": 1}, "page_content": "x", "type": "Document"},
+            {"text": "page_content"},
+            (None, "x", {"n": 1, "type": "Document"}),
+        ),
+        (
+            {"_id": {"$oid": "1a"}, "body": "x", "n": 1},
+            {"id": "_id.$oid", "text": "body", "metadata": "n"},
+            ("1a", "x", {"n": 1}),
+        ),
+    ],
+)
+def test_dumps_of_other_programs_by_the_names_of_their_fields(tmp_path, record, names, document):
+    (tmp_path / "dump.jsonl").write_text(json.dumps(record))
+    [read_one] = read_documents(tmp_path / "dump.jsonl", **names)
+    assert (read_one.id, read_one.with_title(), read_one.metadata) == document
+    with pytest.raises(InvalidArgumentError, match="no 'text'"):
+        read(tmp_path / "dump.jsonl")
+
+
+def test_a_csv_is_read_as_the_whole_file_is_written(tmp_path):
+    """The first byte that is not UTF-8, the first escaped quote and the first text among numbers may come late."""
+    rows = [f'{i},"5\\"",{i}\n{i}b,"other",3\n' for i in range(2_000)]
+    (tmp_path / "a.csv").write_bytes(("id,text,n\n" + "".join(rows) + '4,"an \\"é\\" here",x\n').encode("cp1252"))
+    documents = read(tmp_path / "a.csv")
+    assert (documents[0], len(documents)) == (("0", '5"', {"n": "0"}), 4_001)
+    assert documents[-1] == ("4", 'an "é" here', {"n": "x"})
+    (tmp_path / "b.csv").write_bytes(("id,text,n\n" + "é,x,1\n" * 20_000 + "é,x,\n").encode("utf-16"))
+    assert read(tmp_path / "b.csv")[-2:] == [("é", "x", {"n": 1}), ("é", "x", {})]
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,9 @@ def read_documents(
         skipped; a warning at the end, and the attribute `skipped`, name them.
     format
         ``"jsonl"``: a record per line, with ``text``, optionally ``id`` and ``title``, and metadata under any other
-        key; also one JSON array or object, and the dumps of Elasticsearch, MongoDB, Qdrant, Vespa, LangChain,
-        LlamaIndex, Haystack. ``"csv"``, ``"parquet"``: columns of these names. ``"txt"``: a text per line.
-        ``"whole"``: the file is one text, its name the id. ``"auto"``: by the file's extension; if that is unknown, by
-        the first line.
+        key; also one JSON array or object, and the dumps of Elasticsearch and Qdrant. ``"csv"``, ``"parquet"``:
+        columns of these names. ``"txt"``: a text per line. ``"whole"``: the file is one text, its name the id.
+        ``"auto"``: by the file's extension; if that is unknown, by the first line.
     id, text, title, metadata
         Names of the fields of JSONL, CSV and Parquet files to take instead: of the id, of the text (several are joined
         by line ends), of the title, and of the metadata. Without `metadata`, all other fields are metadata. A field

@@ -9,13 +9,11 @@ import codecs
 import csv
 import datetime
 import decimal
-import gzip
 import io
 import itertools
 import math
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -221,29 +219,16 @@ def _as_record(item: Any) -> dict[str, Any]:
     return _plain(item)
 
 
-def _plain(item: Mapping[str, Any]) -> dict[str, Any]:  # noqa: C901 (a line or two for each program)
-    """Return a record as other programs dump them with text, id and metadata at the top."""
+def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with its text at the top, also as Elasticsearch, Qdrant and Anserini write it."""
     record = dict(item)
-    if isinstance(oid := record.get("_id"), Mapping) and "$oid" in oid:  # MongoDB
-        record["_id"] = oid["$oid"]
-    if "text" in record and ("id" in record or "id_" not in record):
+    if "text" in record:
         return record
-    for outer in ("_source", "payload", "properties"):  # Elasticsearch, Qdrant, Weaviate
-        if isinstance(inner := record.get(outer), Mapping) and (outer == "_source" or "text" in inner):
+    for outer in ("_source", "payload"):
+        inner = record.get(outer)
+        if isinstance(inner, Mapping) and (outer == "_source" or "text" in inner):
             return {key: record[key] for key in ("_id", "id") if key in record} | dict(inner)
-    if isinstance(record.get("fields"), Mapping) and isinstance(name := record.get("put", record.get("id")), str):
-        return {"id": name.partition("::")[2] or name, **record["fields"]}
-    if record.get("lc") and isinstance(record.get("kwargs"), Mapping):
-        record = dict(record["kwargs"])
-    if "id_" in record and {"text", "text_resource"} & {*record}:  # LlamaIndex
-        inner = record.get("text_resource") or record
-        record = {"id": record["id_"], "text": inner.get("text"), "metadata": record.get("metadata")}
-    elif "page_content" in record:
-        record["text"] = record.pop("page_content")
-        record.pop("type", None)
-    elif "content" in record and isinstance(record.get("meta"), Mapping):
-        record["text"], record["metadata"] = record.pop("content"), record.pop("meta")
-    elif "contents" in record:
+    if "contents" in record:
         record["text"] = record.pop("contents")
     return record
 
@@ -581,49 +566,94 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 
 def _csv_records(file: str | Path | BinaryIO, source: str, reading: Reading) -> Iterator[tuple[int, Any]]:
-    """Return an iterator over rows as dicts; the file is read twice, as a column has the type of all its cells."""
+    """Return an iterator over rows as dicts; a column has the type of all its cells, so the file is read twice.
+
+    The first reading starts again if it meets a byte that is not UTF-8, or an escaped quote.
+    """
     if isinstance(file, (str, Path)) and is_file(Path(file)):
         path = file
-    else:
-        path = None
-    if path:
         contents = b""
     else:
+        path = None
         contents = (open_binary(file) if isinstance(file, (str, Path)) else file).read()
+    encoding = reading.encoding or "utf-8-sig"
+    has_escapes = False
 
-    def binary() -> BinaryIO:
-        if path:
-            return open_binary(path)
-        return io.BytesIO(contents)
+    def table() -> _CsvTable:
+        binary = open_binary(path) if path else io.BytesIO(contents)
+        return _CsvTable(_lines(binary, source, encoding), source, reading.delimiter, has_escapes=has_escapes)
 
-    encoding = reading.encoding or _detected_encoding(binary(), compressed=source.endswith(".gz"))
+    found = None
+    while found is None:
+        try:
+            found = table().columns(reading.fields)
+        except InvalidArgumentError as error:
+            if reading.encoding is not None or not _may_be_cp1252(error):
+                raise
+            encoding = "cp1252"
+        else:
+            has_escapes = has_escapes or found is None
+    names, numeric = found
+    return _typed_rows(itertools.islice(table().rows(), 1, None), names, numeric, reading.fields)
 
-    def lines(start: int = 0) -> Iterator[str]:
-        return itertools.islice(_lines(binary(), source, encoding), start, None)
 
-    named = _SEPARATOR.fullmatch(next(lines(), "").strip())
-    before = 1 if named else 0  # lines before the header
-    header = next(lines(before), "")
-    is_tabs = ".tsv" in Path(source).suffixes and "\t" in header
-    delimiter = reading.delimiter or (named[1] if named else "\t" if is_tabs else _sniffed(header))
-    # MySQL and others write a quote within quotes as \\" rather than twice.
-    escaped = re.compile(rf'\\"(?=[^"\r\n{re.escape(delimiter)}])')
-    dialect = {"delimiter": delimiter, "escapechar": "\\" if any(map(escaped.search, lines())) else None}
-    dialect["skipinitialspace"] = f"{delimiter} " in header
-    null = re.compile(rf"(?:^|(?<={re.escape(delimiter)})) *\\N(?=[{re.escape(delimiter)}\r\n]|\Z)")  # of databases
+class _CsvTable:
+    """One reading of a CSV file, with a delimiter as its header has it.
 
-    def all_rows() -> Iterator[tuple[int, list[str]]]:
-        return _csv_rows((null.sub("", line) for line in lines(before)), source, dialect, before)
+    `has_escapes`: a quote within quotes is written as a backslash and a quote, as MySQL and others do, not twice.
+    """
 
-    fields = reading.fields
-    rows = all_rows()
-    number, names = next(rows, (1, []))
-    _check_columns(names, fields, f"{source}:{number}: ")
-    as_texts = {*(("id", "_id") if fields.id is None else (fields.id,)), fields.title or "title", *fields.text_names}
-    numeric = {i for i, name in enumerate(names) if name not in as_texts}
-    for _, row in rows:
-        numeric = {i for i in numeric if i >= len(row) or not row[i] or _is_number(row[i])}
-    return _typed_rows(itertools.islice(all_rows(), 1, None), names, {names[i] for i in numeric}, fields)
+    def __init__(self, lines: Iterator[str], source: str, delimiter: str | None, *, has_escapes: bool) -> None:
+        first = next(lines, "")
+        named = _SEPARATOR.fullmatch(first.strip())
+        header = next(lines, "") if named else first
+        if delimiter is None and named:
+            delimiter = named[1]
+        elif delimiter is None and ".tsv" in Path(source).suffixes and "\t" in header:
+            delimiter = "\t"
+        elif delimiter is None:
+            delimiter = _sniffed(header)
+        self._lines = itertools.chain([header] if header else [], lines)
+        self._source = source
+        self._has_escapes = has_escapes
+        self._before = 1 if named else 0  # lines before the header
+        self._dialect = {
+            "delimiter": delimiter,
+            "escapechar": "\\" if has_escapes else None,
+            "skipinitialspace": f"{delimiter} " in header,
+        }
+        self._escape = re.compile(rf'\\"(?=[^"\r\n{re.escape(delimiter)}])')
+        self._met_escape = False
+        self._null = re.compile(rf"(?:^|(?<={re.escape(delimiter)})) *\\N(?=[{re.escape(delimiter)}\r\n]|\Z)")
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows that are not blank, the header first, each with the number of its first line."""
+        return _csv_rows(self._cleaned_lines(), self._source, self._dialect, self._before)
+
+    def columns(self, fields: DocumentFields) -> tuple[list[str], set[str]] | None:
+        """Return the names of all columns, and of those of numbers; None if it has escapes that were read without."""
+        rows = self.rows()
+        try:
+            number, names = next(rows, (1, []))
+            _check_columns(names, fields, f"{self._source}:{number}: ")
+            ids = ("id", "_id") if fields.id is None else (fields.id,)
+            as_texts = {*ids, fields.title or "title", *fields.text_names}
+            numeric = {i for i, name in enumerate(names) if name not in as_texts}
+            for _, row in rows:
+                numeric = {i for i in numeric if i >= len(row) or not row[i] or _is_number(row[i])}
+        except _MalformedCsvError:
+            if self._has_escapes or not (self._met_escape or any(map(self._escape.search, self._lines))):
+                raise
+            return None
+        if self._met_escape and not self._has_escapes:
+            return None
+        return names, {names[i] for i in numeric}
+
+    def _cleaned_lines(self) -> Iterator[str]:
+        """Yield the lines without the NULL of databases."""
+        for line in self._lines:
+            self._met_escape = self._met_escape or self._escape.search(line) is not None
+            yield self._null.sub("", line)
 
 
 def _is_number(cell: str) -> bool:
@@ -654,26 +684,12 @@ def _typed_rows(
 _SEPARATOR = re.compile(r"sep=(.)")
 
 
-def _detected_encoding(file: BinaryIO, *, compressed: bool) -> str:
-    """Return the encoding of a text: UTF-16 with its mark, UTF-8, or else cp1252, that of spreadsheets on Windows."""
-    binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    block = b""
-    with file:
-        try:
-            block = binary.read(1 << 20)
-            if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                return "utf-16"
-            while block:
-                decoder.decode(block)
-                block = binary.read(1 << 20)
-        except UnicodeDecodeError:
-            if b"\0" in block or block.startswith(_GZIP):
-                return "utf-8-sig"
-            return "cp1252"
-        except (OSError, EOFError, zlib.error):  # named when it is read
-            pass
-    return "utf-8-sig"
+def _may_be_cp1252(error: InvalidArgumentError) -> bool:
+    """Whether a text that is not UTF-8 may have the encoding of spreadsheets on Windows, so is not binary."""
+    cause = error.__cause__
+    if not isinstance(cause, UnicodeDecodeError) or cause.encoding != "utf-8":
+        return False
+    return b"\0" not in cause.object and not cause.object.startswith(_GZIP)
 
 
 def _sniffed(header: str) -> str:
@@ -689,10 +705,14 @@ def check_encoding(name: str | None) -> None:
         raise InvalidArgumentError(f"received encoding={name!r}; expected one that Python knows, as cp1252.") from error
 
 
+class _MalformedCsvError(InvalidArgumentError):
+    """A row of a CSV file has a quote that is not closed, or a cell that is too long."""
+
+
 def _csv_rows(
     lines: Iterable[str], source: str, dialect: Mapping[str, Any], before: int
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not blank, the header first, each with the number of its first line."""
+    """Yield the rows of `_CsvTable.rows`; an error names the line at which its row begins."""
     own: list[str] = []  # the lines of the current row
 
     def kept() -> Iterator[str]:
@@ -715,7 +735,7 @@ def _csv_rows(
             if len(own) > 1 or own[0].count('"') % 2:
                 list(csv.reader(own, strict=True, **dialect))
         except csv.Error as error:
-            raise InvalidArgumentError(
+            raise _MalformedCsvError(
                 f"{source}:{first}: malformed CSV: {error}; in the row that begins here a quote is not closed, or "
                 f"stands within a cell (write it twice), or a cell has more than {LONGEST_LINE:,} characters."
             ) from error
@@ -793,7 +813,7 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
     return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _json_value(value: Any) -> Any:  # noqa: C901 (one line for each type)
+def _json_value(value: Any) -> Any:
     """Return a value of a table as JSON has it: times as ISO 8601, decimals as numbers, NaN as None, bytes as UTF-8."""
     if isinstance(value, float):
         if math.isfinite(value):
