@@ -149,7 +149,11 @@ def evaluate(
     if output is not None:
         evaluation.write_run(found, output)
     result = evaluation.evaluate(found, qrels, measures, ignore_identical_ids=ignore_identical_ids)
-    if json_output:
+    _show(result, data, as_json=json_output)
+
+
+def _show(result: Evaluation, data: Path, *, as_json: bool) -> None:
+    if as_json:
         settings = {"data": str(data), **result.settings}
         print_json({"measures": result, "settings": settings, "per_query": result.per_query})
     else:

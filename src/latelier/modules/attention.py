@@ -231,7 +231,8 @@ class Attention(nn.Module):
         self.qk_norm = qk_norm
         self.upcast_attention = upcast_attention
         self.upcast_softmax = upcast_softmax
-        self.scale_qk, self.scale = scale_qk, dim_head**-0.5 if scale_qk else 1.0
+        self.scale_qk = scale_qk
+        self.scale = dim_head**-0.5 if scale_qk else 1.0
         self.added_kv_proj_dim = added_kv_proj_dim
         self.only_cross_attention = only_cross_attention
         self.context_pre_only = context_pre_only
@@ -242,19 +243,12 @@ class Attention(nn.Module):
         self._from_deprecated_attn_block = _from_deprecated_attn_block
         self.fused_projections = False
 
-        if norm_num_groups is None:
-            self.group_norm = None
-        else:
-            self.group_norm = nn.GroupNorm(norm_num_groups, query_dim, eps)
-        if spatial_norm_dim is None:
-            self.spatial_norm = None
-        else:
-            self.spatial_norm = SpatialNorm(query_dim, spatial_norm_dim)
-        self.norm_q, self.norm_k = make_qk_norms(
-            qk_norm, dim_head, self.heads, self.kv_heads, eps, affine=elementwise_affine
-        )
-        self.norm_cross = make_cross_norm(
-            cross_attention_norm, self.cross_attention_dim, added_kv_proj_dim, cross_attention_norm_num_groups
+        self._make_norms(
+            norm_num_groups,
+            spatial_norm_dim,
+            cross_attention_norm,
+            cross_attention_norm_num_groups,
+            affine=elementwise_affine,
         )
         self._make_projections(out_bias)
         self.norm_added_q, self.norm_added_k = make_added_qk_norms(
@@ -263,6 +257,29 @@ class Attention(nn.Module):
         self.set_processor(SDPAProcessor() if processor is None else processor)
         if processor is None and self.is_cross_attention and not only_cross_attention:
             self.uses_added = False
+
+    def _make_norms(
+        self,
+        groups: int | None,
+        spatial_dim: int | None,
+        cross_norm: CrossAttentionNorm | None,
+        cross_groups: int,
+        *,
+        affine: bool,
+    ) -> None:
+        """Create all norms but the added ones; before the projections, as a seed gives both their weights."""
+        if groups is None:
+            self.group_norm = None
+        else:
+            self.group_norm = nn.GroupNorm(groups, self.query_dim, self.eps)
+        if spatial_dim is None:
+            self.spatial_norm = None
+        else:
+            self.spatial_norm = SpatialNorm(self.query_dim, spatial_dim)
+        self.norm_q, self.norm_k = make_qk_norms(
+            self.qk_norm, self.dim_head, self.heads, self.kv_heads, self.eps, affine=affine
+        )
+        self.norm_cross = make_cross_norm(cross_norm, self.cross_attention_dim, self.added_kv_proj_dim, cross_groups)
 
     def _make_projections(self, out_bias: bool) -> None:
         """Create the linear layers, in the order in which a seed gives them the weights of diffusers."""
