@@ -192,15 +192,32 @@ def test_library_code_has_no_print_assert_bare_except_or_star_import():
     assert found == []
 
 
+def names_defined(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return names
+
+
 def test_names_that_packages_import_on_first_use_are_those_that_type_checkers_see():
     lazy = [name for name in FACES if "lazy_names" in ast.unparse(TREES[name])]
     assert lazy
     for name in lazy:
         [block] = [node for node in TREES[name].body if isinstance(node, ast.If)]
         seen = {alias.name: node.module for node in block.body for alias in node.names}
+        calls = [node for node in TREES[name].body if "lazy_names(" in ast.unparse(node)]
+        [call] = [node.value for node in calls if isinstance(node, ast.Assign)]
         package = importlib.import_module(name)
+        modules = {each.arg: eval(ast.unparse(each.value), vars(package)) for each in call.keywords}
+        assert seen == {each: f"{name}.{module}" for module, names in modules.items() for each in names}
+        assert [each for each in seen if each not in names_defined(TREES[seen[each]])] == []
         at_once = [node for node in TREES[name].body if isinstance(node, ast.ImportFrom) and node.module]
         eager = {alias.name for node in at_once if node.module.startswith(f"{name}.") for alias in node.names}
         assert sorted({*seen, *eager}) == sorted(package.__all__)
         assert set(seen) <= set(dir(package))
-        assert all(getattr(package, each) is getattr(importlib.import_module(seen[each]), each) for each in seen)

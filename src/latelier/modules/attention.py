@@ -204,28 +204,9 @@ class Attention(nn.Module):
         if only_cross_attention and added_kv_proj_dim is None:
             raise InvalidArgumentError("received only_cross_attention=True without added_kv_proj_dim; give both.")
         self._arguments = arguments
-        self.query_dim = query_dim
-        self.dim_head = dim_head
         self.dropout = dropout
         self.eps = eps
-        if out_dim is None:
-            self.heads = heads
-        else:
-            self.heads = out_dim // dim_head
-        self.kv_heads = self.heads if kv_heads is None else kv_heads
-        self.inner_dim = dim_head * self.heads
-        self.inner_kv_dim = dim_head * self.kv_heads
-        self.sliceable_head_dim = self.heads
-        self.is_cross_attention = cross_attention_dim is not None
-        if cross_attention_dim is None:
-            self.cross_attention_dim = query_dim
-        else:
-            self.cross_attention_dim = cross_attention_dim
-        self.out_dim = query_dim if out_dim is None else out_dim
-        if out_context_dim is None:
-            self.out_context_dim = query_dim
-        else:
-            self.out_context_dim = out_context_dim
+        self._set_sizes(query_dim, cross_attention_dim, heads, kv_heads, dim_head, out_dim, out_context_dim)
         self.use_bias = bias
         self.added_proj_bias = bool(added_proj_bias)
         self.qk_norm = qk_norm
@@ -242,7 +223,6 @@ class Attention(nn.Module):
         self.rescale_output_factor = rescale_output_factor
         self._from_deprecated_attn_block = _from_deprecated_attn_block
         self.fused_projections = False
-
         self._make_norms(
             norm_num_groups,
             spatial_norm_dim,
@@ -257,6 +237,29 @@ class Attention(nn.Module):
         self.set_processor(SDPAProcessor() if processor is None else processor)
         if processor is None and self.is_cross_attention and not only_cross_attention:
             self.uses_added = False
+
+    def _set_sizes(
+        self,
+        query_dim: int,
+        cross_attention_dim: int | None,
+        heads: int,
+        kv_heads: int | None,
+        dim_head: int,
+        out_dim: int | None,
+        out_context_dim: int | None,
+    ) -> None:
+        """Keep the numbers of channels and heads, under the names that they have in diffusers."""
+        self.query_dim = query_dim
+        self.dim_head = dim_head
+        self.heads = heads if out_dim is None else out_dim // dim_head
+        self.kv_heads = self.heads if kv_heads is None else kv_heads
+        self.inner_dim = dim_head * self.heads
+        self.inner_kv_dim = dim_head * self.kv_heads
+        self.sliceable_head_dim = self.heads
+        self.is_cross_attention = cross_attention_dim is not None
+        self.cross_attention_dim = query_dim if cross_attention_dim is None else cross_attention_dim
+        self.out_dim = query_dim if out_dim is None else out_dim
+        self.out_context_dim = query_dim if out_context_dim is None else out_context_dim
 
     def _make_norms(
         self,
