@@ -99,9 +99,7 @@ def _rank(i: int, ids: list[Any], query: Any, documents: Any, device: torch.devi
         else:
             documents = made.to(device)
     # nested lists are one matrix
-    if is_array(query):
-        query = query
-    else:
+    if not is_array(query):
         query = np.asarray(query, dtype="float32")
     scores = colbert_scores(query, documents)[0].detach().cpu().numpy()
     if not bool(as_tensor(query).isfinite().all()):

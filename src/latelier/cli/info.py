@@ -99,8 +99,6 @@ def print_facts(facts: Mapping[str, Any]) -> None:
             shown = str(value or missing)
         if isinstance(value, int) and not isinstance(value, bool):
             shown = f"{value:,}"
-        else:
-            shown = shown
         typer.echo(f"{bold(f'{name:{width}}')} {printable(shown)}")
 
 

@@ -113,8 +113,6 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
             )
         if row.get("title"):
             text = f"{row['title']} {text}".strip()
-        else:
-            text = text
         if texts.get(id_, text) != text:
             raise InvalidArgumentError(
                 f"{where} has the id {short(id_)} with the text {short(text)}; a row before it has this id with the "
@@ -354,8 +352,6 @@ class TrainingSet:
         # integers of Python from an array or a tensor
         if hasattr(rows, "tolist"):
             rows = rows.tolist()
-        else:
-            rows = rows
         return TrainingSet(
             [self.queries[i] for i in rows],
             [self.documents[i] for i in rows],

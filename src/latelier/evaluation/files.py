@@ -402,8 +402,6 @@ def _column_entries(
         is_header = [len(each) for each in found] == [1, 1, 1]
         if is_header:
             places = (found[0][0], found[1][0], found[2][0])
-        else:
-            places = places
     form = "query, document and relevance, separated by tabs, or query, 0, document and relevance"
     for row, (number, line) in enumerate(lines):
         cells = line.split("\t") if by_tabs else line.split()

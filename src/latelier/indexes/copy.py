@@ -215,9 +215,7 @@ def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
         some = list(ids[first : first + count])
         embeddings = index.get_embeddings(some).to("numpy")
         records = index.get(some)
-        if embeddings.dtype == "float16":
-            embeddings = embeddings
-        else:
+        if embeddings.dtype != "float16":
             embeddings = embeddings.to("float32")
         yield _Batch(some, embeddings, [record.text for record in records], [record.metadata for record in records])
         first += len(some)

@@ -170,13 +170,9 @@ class DocumentBatches:
         if isinstance(ids, Sized) and len(ids) == 1:
             if is_array(embeddings):
                 embeddings = [embeddings]
-            else:
-                embeddings = embeddings
             texts = [texts] if isinstance(texts, str) else texts
             if isinstance(metadata, Mapping):
                 metadata = [metadata]
-            else:
-                metadata = metadata
         elif is_array(embeddings) or isinstance(metadata, Mapping) or isinstance(texts, str):
             raise InvalidArgumentError("a single matrix, text or dict needs a single id; for several ids, give lists.")
         columns = {"ids": ids, "texts": texts, "metadata": metadata}

@@ -140,8 +140,6 @@ def shuffle(builder: ir.IRBuilder, first: ir.Value, places: Sequence[int], secon
     """Return the elements at `places` of a vector, or of two vectors one after the other."""
     if second is None:
         second = ir.Constant(first.type, ir.Undefined)
-    else:
-        second = second
     return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places)))
 
 

@@ -162,8 +162,6 @@ def embed_batch(
     """
     if mini_batches is None:
         mini_batches = MiniBatches()
-    else:
-        mini_batches = mini_batches
     columns = _read_columns(model, sentence_features, warn_once)
     ((queries, query_keys),) = _embed_columns(model, columns[:1], mini_batches)
     outputs = _embed_columns(model, columns[1:], mini_batches)
@@ -469,9 +467,7 @@ def gather_documents(batch: EmbeddedBatch, *, across_devices: bool) -> GatheredD
     device = batch.documents.device
     # All processes use the same tokeniser, so either all have keys or none has.
     table = torch.from_numpy(batch.documents.lengths)[None]
-    if keys is None:
-        table = table
-    else:
+    if keys is not None:
         table = torch.cat([table, torch.stack(keys)])
     tables = _gather_ragged(table.T.contiguous().to(device))
     lengths = torch.cat([part[:, 0] for part in tables]).cpu().numpy()

@@ -309,8 +309,6 @@ def check_lengths(
     cap = max_length(model, task)
     if prompt is None:
         prompt = model.prompts.get(task) or ""
-    else:
-        prompt = prompt
     for i, given in enumerate(inputs):
         if not isinstance(given, (str, tuple)):
             continue

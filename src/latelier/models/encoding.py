@@ -252,8 +252,6 @@ def encode_pictures(
     budget = job.batch_size * _PICTURE_TOKENS
     if job.device.type == "cpu":
         budget = min(budget, CPU_BATCH_TOKENS)
-    else:
-        budget = budget
     waiting = deque(np.argsort(-np.asarray(pixels), kind="stable").tolist())
     longest = budget
     batches: list[Batch] = []
@@ -505,8 +503,6 @@ class _Forward:
             vectors = vectors.float()
             if isinstance(self.model[-1], Normalize):
                 vectors = nn.functional.normalize(vectors, dim=-1)
-            else:
-                vectors = vectors
         if self.job.truncate_dim is None:
             return vectors
         return _truncate(vectors, self.job.truncate_dim)

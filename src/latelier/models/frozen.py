@@ -253,9 +253,7 @@ class _LaidOutLinear(nn.Module):
             self._activation = ("none", "")
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dtype == self._dtype:
-            input = input
-        else:
+        if input.dtype != self._dtype:
             input = input.to(self._dtype)
         name, algorithm = self._activation
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(

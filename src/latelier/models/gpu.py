@@ -188,9 +188,7 @@ def encode_unpadded(
     encoder: Any = model[0]
     with packed_attention(encoder.model.config, packing):
         for module in model:
-            if isinstance(module, MultiVectorMask):
-                out = out
-            else:
+            if not isinstance(module, MultiVectorMask):
                 out = module(out)
     vectors = out["token_embeddings"].squeeze(0)
     if not scored.all():

@@ -498,8 +498,6 @@ def _describe_task(model: Any, task: str) -> dict[str, Any]:
     if expansion is not None:
         if expansion["strategy"] == "fixed" or max_length is None:
             max_length = expansion["length"]
-        else:
-            max_length = max_length
         token = expansion["token"]
         if token is None:
             token_id = tokenizer.mask_token_id
@@ -507,8 +505,6 @@ def _describe_task(model: Any, task: str) -> dict[str, Any]:
             token_id = tokenizer.convert_tokens_to_ids(token)
         if token_id is None:
             token_id = tokenizer.eos_token_id
-        else:
-            token_id = token_id
         described = {"length": expansion["length"], "attend": expansion["attend"], "token_id": token_id}
     if max_length is None and tokenizer.model_max_length < _NO_LIMIT:
         max_length = tokenizer.model_max_length

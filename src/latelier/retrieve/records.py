@@ -62,8 +62,6 @@ class InputDocument(NamedTuple):
         title = self.title if title is None else title
         if part is None:
             part = self.text[self.parts[0].start if self.parts else 0 :]
-        else:
-            part = part
         if not title:
             return part
         own = re.escape(title.rpartition(HEADINGS)[2])

@@ -467,9 +467,7 @@ def train(
         training, validation = split_validation(rows, options.validation_queries, options.seed)
     else:
         training = rows
-        if isinstance(validation, TrainingSet):
-            validation = validation
-        else:
+        if not isinstance(validation, TrainingSet):
             validation = load_training_set(validation)
     if rows.scores is not None and (options.mine or options.neighbours):
         raise InvalidArgumentError(
