@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.retrieve.images import Picture, is_pdf, page_count, page_text
+from latelier.retrieve.reading import in_worker
 from latelier.retrieve.records import HEADINGS, InputDocument, Part
 from latelier.utils.checks import cut, is_unicode
 from latelier.utils.files import LONGEST_LINE, parse_json, read_bytes
@@ -74,9 +75,24 @@ _MAIL = re.compile(rb"(?P<box>From [^\n]*\n)?(?:Return-Path|Received|Delivered-T
 
 
 def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputDocument]:
-    """Return the document that a file is, or those in it (the messages of a mailbox); ids begin with `name`."""
+    """Return the document that a file is, or those in it (the messages of a mailbox); ids begin with `name`.
+
+    What has more of a format than Markdown and source code is read in another process, see `in_worker`.
+    """
     if not is_unicode(name):
         raise InvalidArgumentError("its name is not valid Unicode, so it cannot be an id; rename it.")
+    if _kind(path) not in _READERS:
+        return _documents(path, name, encoding)
+    values = in_worker(documents_as_values, str(path.absolute()), name, encoding)
+    return [InputDocument.of_values(*each) for each in values]
+
+
+def documents_as_values(path: str, name: str, encoding: str | None) -> Iterator[list[Any]]:
+    """Yield the documents of a file in the process that reads, as they are sent to the other one."""
+    return (document.values() for document in _documents(Path(path), name, encoding))
+
+
+def _documents(path: Path, name: str, encoding: str | None) -> list[InputDocument]:
     plain = PurePosixPath(name.removesuffix(".gz"))
     data = read_bytes(path, _MOST_BYTES)
     suffix = _kind(path)

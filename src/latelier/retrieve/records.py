@@ -57,6 +57,15 @@ class InputDocument(NamedTuple):
     parts: tuple[Part, ...] = ()
     image: Any = None
 
+    def values(self) -> list[Any]:
+        """Return all but the picture in JSON's types, see `of_values`."""
+        return [self.id, self.text, self.metadata, self.title, self.parts]
+
+    @classmethod
+    def of_values(cls, id: Id | None, text: str, metadata: dict[str, Any], title: str, parts: Any) -> InputDocument:
+        """Return the document of its `values`."""
+        return cls(id, text, metadata, title, tuple(Part(*part) for part in parts))
+
     def with_title(self, part: str | None = None, title: str | None = None) -> str:
         """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
         title = self.title if title is None else title

@@ -1,0 +1,235 @@
+"""Reading files of strangers in a process of its own, so that no file can hang, fill or end this one.
+
+The process is started once, with what reading needs: neither torch nor a model. It gets calls and sends values, as
+lines of JSON, and ends with the process that started it. It ends itself if a call takes too long, by a watchdog that
+needs no lock of the interpreter; its memory is limited where the system can (not on macOS and Windows).
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import latelier
+from latelier import errors
+from latelier.errors import LatelierError, MissingExtraError, StorageError
+from latelier.utils.checks import cut
+
+_SECONDS = 60  # of a call, until its next values
+_MEMORY = 4 << 30
+_RETAINED = 1 << 30  # a process that once needed more memory is replaced
+# Values and bytes in a line of an answer, up to which values are sent together, and the longest one that is taken.
+_VALUES = 64
+_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 29
+_START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from latelier.retrieve.reading import serve
+serve(int(sys.argv[2]))
+"""
+
+
+def in_worker(function: Callable[..., Iterable[Any]], *arguments: Any) -> Iterator[Any]:
+    """Yield the values that a function of a module yields in the process that reads; both are of JSON's types.
+
+    Raises what the function raises: a `LatelierError` as it is, others as an `InvalidArgumentError`, as are a call that
+    takes too long, needs too much memory, or ends the process.
+    """
+    process = _acquired()
+    is_usable = False
+    try:
+        process.send([f"{function.__module__}:{function.__qualname__}", _SECONDS, *arguments])
+        while True:
+            values = process.receive()
+            if isinstance(values, dict):
+                break
+            yield from values
+        is_usable = values["is_usable"]
+    finally:
+        if is_usable:
+            _idle.setdefault(os.getpid(), []).append(process)
+        else:
+            process.close()
+    if values["error"] is not None:
+        raise _error(*values["error"])
+
+
+# The processes without a call, by the process that started them: one that is forked starts its own.
+_idle: dict[int, list[_Process]] = {}
+
+
+def _acquired() -> _Process:
+    idle = _idle.get(os.getpid(), [])
+    while idle:
+        process = idle.pop()
+        if process.is_alive():
+            return process
+        process.close()
+    return _Process()
+
+
+@atexit.register
+def _close_idle() -> None:
+    for process in _idle.pop(os.getpid(), []):
+        process.close()
+
+
+class _Process:
+    """The process, as the one that started it sees it."""
+
+    def __init__(self) -> None:
+        # A folder that is read may hold modules, so what the interpreter imports is stated, and nothing of it relative.
+        root = str(Path(latelier.__file__).parents[1])
+        folders = [*dict.fromkeys(str(Path(folder).absolute()) for folder in [*filter(None, sys.path), root])]
+        command = [sys.executable, "-I", f"-Xutf8={sys.flags.utf8_mode}", "-c", _START]
+        command += [json.dumps(folders), str(_MEMORY)]
+        # Not interrupted with this process, without a window, and in no folder that could then not be removed.
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=Path(root).anchor,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+                creationflags=flags,
+            )
+        except OSError as error:
+            raise StorageError(f"cannot start a process to read files in: {error}.") from error
+        self._calls: Any = self._process.stdin
+        self._answers: Any = self._process.stdout
+        self._sent = 0.0
+
+    def is_alive(self) -> bool:
+        """Whether it can take a call."""
+        return self._process.poll() is None
+
+    def send(self, call: list[Any]) -> None:
+        """Begin a call; after its last values, another one can be sent."""
+        self._sent = time.monotonic()
+        with suppress(OSError):  # it ended: `receive` says so
+            self._calls.write(_as_json(call) + b"\n")
+            self._calls.flush()
+
+    def receive(self) -> Any:
+        """Return the next values of the call; at its end a dict: the error, and whether it can be called again."""
+        line = self._answers.readline(_LONGEST_LINE)
+        if line.endswith(b"\n"):
+            self._sent = time.monotonic()
+            return json.loads(line.decode("utf-8", "surrogatepass"))
+        if len(line) == _LONGEST_LINE:
+            reason = "it holds more than can be read at once; split it."
+        elif time.monotonic() - self._sent >= _SECONDS:
+            reason = f"reading it took longer than {_SECONDS} seconds."
+        else:
+            reason = f"reading it ended the process that reads it (exit code {self._process.wait()})."
+        return {"error": ["InvalidArgumentError", reason, None], "is_usable": False}
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        for pipe in (self._calls, self._answers):
+            with suppress(OSError):  # what was not sent yet
+                pipe.close()
+        self._process.wait()
+
+
+def _error(name: str, fact: str, detail: Any) -> LatelierError:
+    """Return the error that was raised in the other process."""
+    if name == "MissingExtraError":
+        return MissingExtraError(fact, detail)
+    kind: type[LatelierError] = getattr(errors, name)
+    return kind(fact, advice=detail)
+
+
+def _as_json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def serve(memory: int) -> None:
+    """Answer the calls of the process that started this one, until it ends."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    _limit_memory(memory)
+    with Path(os.devnull).open("w") as nowhere:
+        for line in sys.stdin.buffer:
+            called, seconds, *arguments = json.loads(line.decode("utf-8", "surrogatepass"))
+            for answer in _answers(called, seconds, arguments, nowhere):
+                answers.write(answer + b"\n")
+                answers.flush()
+
+
+def _answers(called: str, seconds: float, arguments: list[Any], nowhere: Any) -> Iterator[bytes]:
+    """Yield the lines of an answer; the time that this process waits for the other one is not counted."""
+    error: list[str | None] | None = None
+    is_usable = True
+    faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+    try:
+        module, _, name = called.partition(":")
+        for line in _lines(getattr(importlib.import_module(module), name)(*arguments)):
+            faulthandler.cancel_dump_traceback_later()
+            yield line
+            faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+    except MissingExtraError as raised:
+        error = ["MissingExtraError", raised.fact.partition(" needs the extra")[0], raised.extra]
+    except LatelierError as raised:
+        error = [type(raised).__name__, raised.fact, raised.advice]
+    except MemoryError:
+        error = ["InvalidArgumentError", "reading it needs more memory than it may have.", None]
+        is_usable = False
+    except Exception as raised:  # noqa: BLE001 (whatever a reader of formats raises)
+        reason = cut(f"{type(raised).__name__}: {raised}", 200)
+        error = ["InvalidArgumentError", f"it cannot be read: {reason}.", None]
+    faulthandler.cancel_dump_traceback_later()
+    yield _as_json({"error": error, "is_usable": is_usable and _peak_memory() < _RETAINED})
+
+
+def _lines(values: Iterable[Any]) -> Iterator[bytes]:
+    """Yield values as lists of JSON, those before an error too."""
+    batch: list[bytes] = []
+    try:
+        for value in values:
+            batch.append(_as_json(value))
+            if len(batch) == _VALUES or sum(map(len, batch)) > _BYTES:
+                yield b"[" + b",".join(batch) + b"]"
+                batch = []
+    except Exception:
+        if batch:
+            yield b"[" + b",".join(batch) + b"]"
+        raise
+    if batch:
+        yield b"[" + b",".join(batch) + b"]"
+
+
+def _limit_memory(memory: int) -> None:
+    if sys.platform == "win32":
+        return
+    import resource
+
+    # Of Linux, what is written to, as allocators reserve much more address space.
+    limit = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+    with suppress(OSError, ValueError):  # a lower limit is set already, or the system has none
+        resource.setrlimit(limit, (memory, resource.getrlimit(limit)[1]))
+
+
+def _peak_memory() -> int:
+    """Return the largest memory that this process has had, in bytes; 0 where the system does not say."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

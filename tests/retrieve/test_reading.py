@@ -1,0 +1,121 @@
+"""The process that reads files: what it yields and raises, and that no file hangs, fills or ends this one."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from latelier.errors import InvalidArgumentError, MissingExtraError, UnknownIdError
+from latelier.retrieve import reading
+from latelier.retrieve.reading import in_worker
+
+
+def squares(most):
+    for number in range(most):
+        yield [os.getpid(), number * number, "\udcff" * 20_000]
+
+
+def unknown():
+    yield 1
+    raise UnknownIdError("no document has the id 7.", advice="known-ids")
+
+
+def missing():
+    raise MissingExtraError("Reading this", "files")
+
+
+def hang():
+    yield re.match("(a+)+b", "a" * 60)  # holds the interpreter's lock
+
+
+def fill():
+    held = []
+    while True:
+        held.append(bytes(1 << 24))
+
+
+def end():
+    ctypes.string_at(0)
+
+
+def recurse():
+    return recurse()
+
+
+def print_something():
+    os.write(1, b"what a library prints\n")
+    return [sorted({"torch", "numba", "transformers"} & set(sys.modules))]
+
+
+def test_values_and_errors_are_those_of_the_function():
+    values = list(in_worker(squares, 1000))
+    assert [value[1] for value in values] == [number * number for number in range(1000)]
+    assert {value[2] for value in values} == {"\udcff" * 20_000}
+    taken = []
+    with pytest.raises(UnknownIdError, match=r"id 7\. ids\(\) lists"):
+        taken.extend(in_worker(unknown))
+    assert taken == [1]
+    with pytest.raises(MissingExtraError, match=r"Reading this needs the extra .files.\..*latelier\[files\]"):
+        list(in_worker(missing))
+    assert list(in_worker(print_something)) == [[]]  # no heavy library is imported there
+    [[process, *_]] = in_worker(squares, 1)
+    assert {process} == {value[0] for value in values} != {os.getpid()}  # errors do not cost a process
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (hang, "took longer than 1 seconds"),
+        (fill, "more memory"),
+        (end, r"ended the process that reads it \(exit code"),
+        (recurse, "RecursionError"),
+    ],
+)
+def test_a_call_that_hangs_fills_or_ends_the_process_is_an_error(function, reason, monkeypatch):
+    monkeypatch.setattr(reading, "_SECONDS", 60 if function is fill else 1)
+    monkeypatch.setattr(reading, "_MEMORY", 1 << 29)
+    monkeypatch.setattr(reading, "_idle", {})
+    if function is fill and sys.platform != "linux":
+        pytest.skip("this system limits no memory")
+    with pytest.raises(InvalidArgumentError, match=reason):
+        list(in_worker(function))
+    assert [value[1] for value in in_worker(squares, 3)] == [0, 1, 4]
+
+
+def test_calls_within_a_call_and_calls_left_unfinished():
+    outer = in_worker(squares, 300)
+    first = next(outer)
+    inner = list(in_worker(squares, 3))
+    assert (first[1], inner[2][1]) == (0, 4)
+    assert inner[0][0] != first[0]
+    outer.close()
+    assert [value[1] for value in in_worker(squares, 3)] == [0, 1, 4]
+
+
+PARENT = """
+import os, sys
+from test_reading import squares
+from latelier.retrieve.reading import in_worker
+print(next(in_worker(squares, 300))[0], flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
+def test_the_process_ends_with_the_one_that_started_it():
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", PARENT], env=environment, capture_output=True, text=True)
+    child = int(done.stdout)
+    for _ in range(100):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {child} goes on")
