@@ -28,9 +28,11 @@ LAYERS = [
     ["cli"],
 ]
 LAYERS_OF_INDEXES = [
-    ["values", "results"],
-    ["options"],
-    ["packing", "filters", "ranking", "single_vectors", "store"],
+    ["fields", "options", "results"],
+    ["filters", "ranking", "single_vectors"],
+    ["filter_sql"],
+    ["store"],
+    ["packing"],
     ["gpu", "why_not"],
     ["base"],
     ["stored"],
@@ -81,6 +83,8 @@ IMPORTS = {name: imported(name) for name in SOURCES}
 
 def against_the_layers(layers: list[list[str]], inside: str) -> list[str]:
     row = {name: number for number, names in enumerate(layers) for name in names}
+    within = {name.removeprefix(inside).split(".")[0] for name in SOURCES if name.startswith(inside)}
+    assert row.keys() == within, "a layer for each module, and a module for each name"
 
     def place(module: str) -> int | None:
         part = module.removeprefix(inside).split(".")[0] if module.startswith(inside) else ""

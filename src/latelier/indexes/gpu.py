@@ -18,7 +18,7 @@ from latelier.arrays import as_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
 from latelier.indexes.ranking import BlockSize, score_blocks, split_positions
-from latelier.indexes.store import connections
+from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment
 from latelier.scores.colbert import choose_engine
 from latelier.scores.inputs import Side
@@ -73,7 +73,7 @@ class GpuSearch:
         self._copy_numbers = copy_numbers
         # All snapshots that contain a segment share it; a copy is freed with the last snapshot of all its segments.
         self._places: WeakKeyDictionary[Segment, _Place] = WeakKeyDictionary()
-        self._lock = connections.Lock()
+        self._lock = forks.Lock()
 
     def search(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
         """Score all documents of `parts`, and write the best of each query to `best`."""

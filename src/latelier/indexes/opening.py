@@ -8,7 +8,7 @@ from latelier.errors import IndexFormatError
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
-from latelier.indexes.store.connections import as_folder, looking_into
+from latelier.indexes.store.folder import as_folder, looking_into
 from latelier.indexes.store.storage import stored_settings
 
 if TYPE_CHECKING:

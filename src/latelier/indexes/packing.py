@@ -1,4 +1,4 @@
-"""Ids, matrices, texts and metadata of users, checked and packed.
+"""What users give to an index, checked and packed: ids, matrices, texts and metadata.
 
 Embeddings may be packed batches, lists of matrices or iterables of either, numpy or torch, of any floating type and
 device. `DocumentBatches` reads them together with ids, texts and metadata, in batches of bounded size, so that a
@@ -18,7 +18,7 @@ from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.results import Id, is_single_id
-from latelier.indexes.store.rows import DocumentColumns
+from latelier.indexes.store.rows import DocumentBatch, DocumentColumns
 from latelier.kernels.threads import allowed_threads, for_each
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.misc import progress_bar
@@ -126,15 +126,6 @@ _READ_DOCUMENTS = 1024
 _READ_THREADS = 4
 # An index looks at so many documents at least before it encodes its first ones.
 _PEEKED = 16
-
-
-class DocumentBatch(NamedTuple):
-    """Documents that are stored together, and their token arrays, which have one row per token."""
-
-    documents: DocumentColumns
-    lengths: np.ndarray
-    dim: int
-    arrays: dict[str, np.ndarray]
 
 
 class GivenDocuments(NamedTuple):

@@ -32,12 +32,12 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.filters import new_fields
+from latelier.indexes.fields import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
-from latelier.indexes.packing import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
+from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     Hit,
@@ -54,9 +54,10 @@ from latelier.indexes.results import (
     warn_of_damage,
 )
 from latelier.indexes.store.catalog import UserSettings
-from latelier.indexes.store.connections import as_folder, closed_error
+from latelier.indexes.store.connections import closed_error
+from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
-from latelier.indexes.store.rows import DocumentColumns, StoredDocument, find_row_ids, has_texts
+from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, find_row_ids, has_texts
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import MemoryReport, StoredIndex

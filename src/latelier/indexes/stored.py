@@ -22,7 +22,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.options import SearchOptions, Tokenizer
-from latelier.indexes.packing import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
+from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     FieldValues,
@@ -39,9 +39,10 @@ from latelier.indexes.results import (
     warn_of_damage,
 )
 from latelier.indexes.store.catalog import UserSettings, catalog_bytes
-from latelier.indexes.store.connections import as_folder
+from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
 from latelier.indexes.store.rows import (
+    DocumentBatch,
     all_ids,
     field_values,
     find_records,

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filters import fold_name, parse_filter
+from latelier.indexes.fields import fold_name
+from latelier.indexes.filters import parse_filter
 from latelier.indexes.options import Parameters, SearchOptions, effort_factor
 from latelier.indexes.packing import prepare_queries
 from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport, as_id

@@ -13,7 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes.filters import RESERVED, fold_name
+from latelier.indexes.fields import RESERVED, fold_name
 from latelier.indexes.results import dump_json
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.model import QueryModel, given_model

@@ -38,7 +38,7 @@ from latelier.indexes.ivf.layout import BITS, CELLS, GROUP, PLAIN_BITS, byte_wid
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
-from latelier.indexes.store import connections
+from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import StoredIndex
@@ -174,7 +174,7 @@ class IVF(StoredIndex):
             device=device,
         )
         self._loaded: _Loaded | None = None
-        self._loading = connections.Lock()
+        self._loading = forks.Lock()
         self._has_warned = False
         self._codecs: dict[int, Codec] = {}  # by dim; the axis of a dim never changes while there are documents
 

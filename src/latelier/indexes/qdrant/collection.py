@@ -56,12 +56,11 @@ from latelier.errors import (
     LatelierError,
     StorageError,
 )
-from latelier.indexes.filters import fold_name, is_nameable, new_fields
-from latelier.indexes.packing import DocumentBatch
+from latelier.indexes.fields import fold_name, is_nameable, new_fields
 from latelier.indexes.results import INT64, Id, as_key, dump_json, encode_json
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
-from latelier.indexes.store.rows import SqlValue, StoredDocument
+from latelier.indexes.store.rows import DocumentBatch, SqlValue, StoredDocument
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.checks import describe
 from latelier.utils.misc import needs_extra

@@ -18,7 +18,9 @@ from qdrant_client import models
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import filters as nodes
-from latelier.indexes.filters import RESERVED, Filter, Node, bounded, reject_field, to_sql, walk
+from latelier.indexes.fields import RESERVED
+from latelier.indexes.filter_sql import bounded, reject_field, to_sql
+from latelier.indexes.filters import Filter, Node, walk
 from latelier.indexes.qdrant.collection import as_number, field_key, is_true_text, point_id, text_elements
 from latelier.utils.checks import cut
 

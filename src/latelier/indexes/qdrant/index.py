@@ -17,9 +17,10 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.filters import RESERVED, read_filter
+from latelier.indexes.fields import RESERVED
+from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
-from latelier.indexes.packing import DocumentBatch, DocumentBatches, GivenDocuments, check_queries
+from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.qdrant.collection import (
     FIRST_STAGE,
     KEYWORDS,
@@ -54,8 +55,9 @@ from latelier.indexes.results import (
     stored_cut,
 )
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
-from latelier.indexes.store.connections import as_folder
+from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, with_parts
+from latelier.indexes.store.rows import DocumentBatch
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import progress_bar
 

@@ -1,8 +1,8 @@
-"""Connections to the catalog, an SQLite database: the folder, forks, the authorizer of filters, a pool.
+"""Connections to the catalog, an SQLite database, of which each transaction takes one from a pool.
 
-On disk, each transaction takes a connection from the pool. Thanks to SQLite's write-ahead log, a reading transaction
-sees the latest commit without waiting for a writer; there is one writer at a time. In memory, there is one connection
-with a lock; a writer first prepares its changes, and takes the lock only to apply them.
+On disk, thanks to SQLite's write-ahead log, a reading transaction sees the latest commit without waiting for a writer;
+there is one writer at a time. In memory, there is one connection with a lock; a writer first prepares its changes, and
+takes the lock only to apply them.
 """
 
 from __future__ import annotations
@@ -11,143 +11,20 @@ import ctypes
 import os
 import sqlite3
 import threading
-import time
 import traceback
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeAlias
 
-from latelier.errors import (
-    CommitError,
-    CorruptedIndexError,
-    IndexFormatError,
-    InvalidArgumentError,
-    LatelierError,
-    ReadOnlyIndexError,
-    StorageError,
-)
-from latelier.indexes.store.integrity import CATALOG, check_side_files
-from latelier.kernels.threads import pause_compilation, resume_compilation
-from latelier.utils.checks import describe
-from latelier.utils.files import sync_folder
-
-T = TypeVar("T")
+from latelier.errors import CommitError, CorruptedIndexError, InvalidArgumentError, ReadOnlyIndexError, StorageError
+from latelier.indexes.store.forks import Lock, close_at_forks, is_forking, using
 
 # How long a writer waits for another writer before it raises an error.
 WAIT_SECONDS = 5.0
-# How long a fork waits for the transactions of other threads: a search or a commit takes milliseconds.
-FORK_SECONDS = 1.0
 # What SQLite's errors say of a damaged catalog.
 _SIGNS_OF_DAMAGE = ("malformed", "not a database", "Could not decode", "unsupported file format", "no such")
-
-
-# The folder of an index.
-
-
-def as_folder(path: object) -> Path:
-    """Return a user's path as an absolute one; raise `StorageError` if the operating system cannot look it up."""
-    try:
-        # Absolute, since connections and segments are opened later too, when the working directory may have changed.
-        folder = Path(os.fsdecode(path)).absolute()  # type: ignore[arg-type]
-        with suppress(FileNotFoundError, NotADirectoryError):  # `check_index_folder` decides
-            folder.stat()
-        if path != "":  # as from a variable that is not set, it would be the working directory
-            return folder
-    except OSError as error:  # a name that is too long, or a parent folder without permission
-        reason = error.strerror or error
-        raise StorageError(f"could not look for an index in {str(path)!r:.200}: {reason}.") from error
-    except (TypeError, ValueError):  # no path, or one that cannot be encoded
-        pass
-    raise InvalidArgumentError(f"received {describe(path)} as a path; give the folder of the index as a str or a Path.")
-
-
-def check_index_folder(folder: Path, *, create: bool) -> None:
-    """Check that a folder holds an index, or, with `create`, that one can be made in it.
-
-    Raises `IndexFormatError` if not, `CorruptedIndexError` if SQLite must not open the catalog.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise IndexFormatError(f"{folder} is a file; an index is a folder.")
-    if folder.is_dir():
-        found = sorted(path.name for path in folder.iterdir())
-    else:
-        found = []
-    # Looked for after the others: another process may be making the index.
-    if (folder / CATALOG).is_file():
-        check_side_files(folder)
-    elif found:
-        shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        if create:
-            cure = "Choose a new or an empty folder"
-        else:
-            cure = "Give the folder of an index"
-        raise IndexFormatError(f"{folder} is not an index: it holds {shown}. {cure}.")
-    elif not create:
-        raise no_index(folder)
-
-
-@contextmanager
-def looking_into(folder: Path) -> Iterator[None]:
-    """Raise a `StorageError` where the system fails to make a folder, or to look into it or its files."""
-    try:
-        yield
-    except LatelierError:  # some are OSErrors
-        raise
-    except OSError as error:
-        if error.filename:
-            cause = f"{error.strerror or error} for {error.filename}"
-        else:
-            cause = f"{error.strerror or error}"
-        if isinstance(error, PermissionError):
-            hint = "; let this user read the folder and all that is in it"
-        else:
-            hint = ""
-        raise StorageError(f"could not look into the folder {folder} or make it: {cause}{hint}.") from error
-
-
-def make_catalog(path: Path) -> None:
-    """Make an empty catalog and its folders, unless there is a catalog already."""
-    if path.is_file() and path.stat().st_size:
-        return
-    # Each folder that is made is an entry of the one above it, which has to be synced.
-    made = [folder for folder in path.parent.parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with using(), translate_errors(str(path.parent)):
-        connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
-        try:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            mode = _begin_log(connection)
-        finally:
-            connection.close()
-    if mode != "wal":
-        raise StorageError(f"{path.parent} cannot hold SQLite's write-ahead log; choose a folder on a local disk.")
-    for folder in dict.fromkeys([path.parent, path.parent.parent, *(each.parent for each in made)]):
-        with suppress(PermissionError):  # one that may be written but not read cannot be synced
-            sync_folder(folder)
-
-
-def _begin_log(connection: sqlite3.Connection) -> str:
-    """Switch a new catalog to the write-ahead log; SQLite does not wait here for another process that does the same."""
-    end = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
-# Errors.
-
-
-def no_index(folder: Path) -> IndexFormatError:
-    """Return the error for a folder in which there is no index."""
-    return IndexFormatError(f"there is no index in {folder}.", advice="make-index")
 
 
 def closed_error(folder: Path | str) -> InvalidArgumentError:
@@ -194,112 +71,6 @@ def translate_errors(where: str) -> Iterator[None]:
         raise StorageError(
             f"SQLite failed on the catalog of the index in {where}: {reason}. Earlier commits are not affected."
         ) from error
-
-
-# Forks.
-#
-# SQLite records, per process, the locks on each open file. A forked child inherits these records, but not the locks: a
-# new connection of the child to the same file would not be protected, and the parent would delete the log that the
-# child uses. So idle connections are closed before a fork, and both processes open new ones. A connection that a
-# transaction uses at the fork is inherited all the same. The child never uses it, and leaks it on purpose: closing it
-# would roll back, in memory that both processes share, what the parent is writing. Its catalog is refused in the child.
-# And what a thread of the parent has locked inside SQLite stays locked in the child: if a fork has waited in vain for
-# the transactions of other threads to end, no index can be used there.
-
-
-class _Process:
-    """What a fork has to know of this process."""
-
-    def __init__(self, unusable: str = "") -> None:
-        self.id = os.getpid()
-        self.unusable = unusable
-        self.changed = threading.Condition()  # reentrant, since the garbage collector may close an index meanwhile
-        self.inside: Counter[int] = Counter()  # number of `using` contexts that each thread is inside
-        self.forking: int | None = None  # the thread that is about to fork
-
-    def others(self) -> set[int]:
-        """Return the other threads that may be inside SQLite."""
-        return set(self.inside) - {threading.get_ident()}
-
-
-_process = _Process()
-_pools: WeakSet[FilePool | MemoryPool] = WeakSet()
-
-
-class Lock:
-    """A lock that is free in a forked child, even if a thread of the parent holds it: ``with lock.current:``."""
-
-    def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
-        self._make = make
-        self._by_process = {os.getpid(): make()}
-
-    @property
-    def current(self) -> Any:
-        """The lock of this process."""
-        return self._by_process.get(os.getpid()) or self._by_process.setdefault(os.getpid(), self._make())
-
-
-@contextmanager
-def using() -> Iterator[None]:
-    """Surround a use of SQLite: it waits for a running fork to end, and forks wait for it.
-
-    Raises `StorageError` in a forked child in which SQLite could hang.
-    """
-    if _process.id != os.getpid():
-        _after_fork_in_child()  # C code has forked without calling Python's hooks
-    # another thread may leave, which closes a generator
-    process = _process
-    thread = threading.get_ident()
-    if process.unusable:
-        raise StorageError(process.unusable)
-    with process.changed:
-        while process.forking not in (None, thread) and thread not in process.inside:
-            process.changed.wait()
-        process.inside[thread] += 1
-    try:
-        yield
-    finally:
-        if process.id == os.getpid():  # in a child that was forked meanwhile, nobody would release the lock
-            with process.changed:
-                process.inside -= Counter([thread])
-                process.changed.notify_all()
-
-
-def _before_fork() -> None:
-    pause_compilation()
-    process = _process
-    process.changed.acquire()  # held until the fork is over, so that no transaction begins meanwhile
-    process.changed.wait_for(lambda: process.forking is None)
-    process.forking = threading.get_ident()
-    process.changed.wait_for(lambda: not process.others(), FORK_SECONDS)
-    for pool in list(_pools):
-        pool.close_idle()
-
-
-def _after_fork_in_parent() -> None:
-    resume_compilation()
-    _process.forking = None
-    _process.changed.notify_all()
-    _process.changed.release()
-
-
-def _after_fork_in_child() -> None:
-    global _process
-    resume_compilation()
-    message = (
-        "this process was forked while another thread of its parent was using an index, so it cannot use any index. "
-        "Fork while no other thread adds or searches, or use multiprocessing.get_context('spawn')."
-    )
-    _process = _Process(_process.unusable or (message if _process.others() else ""))
-    for pool in list(_pools):
-        pool.leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-
-
-# Connections.
 
 
 _TABLES = {"document", "content", "json_each"}
@@ -414,7 +185,7 @@ class MemoryPool:
         self._writer = Lock()
         self._closed = False
         self._close = weakref.finalize(self, _close_all, [self._connection])
-        _pools.add(self)
+        close_at_forks(self)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -496,7 +267,7 @@ class FilePool:
         self._writer = Lock()
         self._closed = False
         weakref.finalize(self, _close_all, self._idle)
-        _pools.add(self)
+        close_at_forks(self)
 
     @contextmanager
     def reading(self, begin: str = "BEGIN") -> Iterator[Connection]:
@@ -572,7 +343,7 @@ class FilePool:
         if connection.process != os.getpid():
             return
         # Without SQLite's shared-memory file a connection does not see later commits of others, so it is used once.
-        if self._closed or connection.single_use or _process.forking is not None:
+        if self._closed or connection.single_use or is_forking():
             connection.close()
         else:
             self._idle.append(connection)

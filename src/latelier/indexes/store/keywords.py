@@ -26,7 +26,7 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import plain_str
-from latelier.indexes.store import connections
+from latelier.indexes.store import forks
 from latelier.indexes.store.integrity import damaged
 from latelier.utils.checks import check_choice
 
@@ -65,7 +65,7 @@ _NOT_MADE = "error creating shadow table"
 @cache
 def has_fts5() -> bool:
     """Whether this Python's SQLite has FTS5, and with it all tokenizers (SQLite 3.34)."""
-    with connections.using(), closing(sqlite3.connect(":memory:")) as connection:
+    with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
         try:
             connection.execute("CREATE VIRTUAL TABLE keyword USING fts5(text, tokenize='trigram')")
         except sqlite3.OperationalError:

@@ -17,8 +17,10 @@ from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.filters import fold_name, new_fields
+from latelier.indexes.fields import fold_name, new_fields
 from latelier.indexes.results import (
     INT64,
     FieldValues,
@@ -222,6 +224,15 @@ class DocumentColumns(Sequence[StoredDocument]):
         self.texts += more.texts
         self.metadata += more.metadata
         self.fields += more.fields
+
+
+class DocumentBatch(NamedTuple):
+    """Documents that are stored together, and their token arrays, which have one row per token."""
+
+    documents: DocumentColumns
+    lengths: np.ndarray
+    dim: int
+    arrays: dict[str, np.ndarray]
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:

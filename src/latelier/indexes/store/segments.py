@@ -38,12 +38,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.filters import SelectionCache
 from latelier.indexes.results import Id
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, Files, SegmentRow
-from latelier.indexes.store.connections import Connection, looking_into
+from latelier.indexes.store.connections import Connection
+from latelier.indexes.store.folder import looking_into
 from latelier.indexes.store.integrity import check_description, check_segment, damaged, is_segment_name, own_file
+from latelier.indexes.store.selections import SelectionCache
 from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
 from latelier.utils.files import new_folder, sync_folder
 

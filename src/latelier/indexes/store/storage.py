@@ -22,23 +22,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.filters import matching_rows, read_filter, selection_key
+from latelier.indexes.filter_sql import matching_rows
+from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Damage, Id, VerifyReport, check_known
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow, UserSettings
-from latelier.indexes.store.connections import (
-    Connection,
-    ConnectionPool,
-    FilePool,
-    Lock,
-    MemoryPool,
-    check_index_folder,
-    looking_into,
-    make_catalog,
-    no_index,
-)
+from latelier.indexes.store.connections import Connection, ConnectionPool, FilePool, MemoryPool
+from latelier.indexes.store.folder import check_index_folder, looking_into, make_catalog, no_index
+from latelier.indexes.store.forks import Lock
 from latelier.indexes.store.integrity import CATALOG, COLUMNS, row_checksum
 from latelier.indexes.store.keywords import check_keywords, is_merged, keyword_damage, make_keywords, rank_by_keywords
 from latelier.indexes.store.rows import (
@@ -60,6 +53,7 @@ from latelier.indexes.store.segments import (
     Snapshot,
     load_snapshot,
 )
+from latelier.indexes.store.selections import selection_key
 from latelier.indexes.store.transaction import Transaction
 
 T = TypeVar("T")

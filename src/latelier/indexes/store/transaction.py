@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.packing import DocumentBatch
 from latelier.indexes.results import Id, check_known, duplicate_ids
 from latelier.indexes.store import catalog, rows
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
@@ -30,6 +29,7 @@ from latelier.indexes.store.keywords import (
     merge_keywords,
     stored_tokenizer,
 )
+from latelier.indexes.store.rows import DocumentBatch
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Scratch, Segment, SegmentStore
 
 T = TypeVar("T")
