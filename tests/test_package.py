@@ -55,10 +55,11 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it():
         "haystack": "from latelier.integrations import HaystackRetriever",
         "langchain": "from latelier.integrations import LangChainRetriever",
         "llamaindex": "from latelier.integrations import LlamaIndexRetriever",
+        "pyterrier": "from latelier.integrations import PyTerrierRetriever",
     }
     code = f"""
 import sys
-for module in ("ir_measures", "mteb", "haystack", "langchain_core", "llama_index.core"):
+for module in ("ir_measures", "mteb", "haystack", "langchain_core", "llama_index.core", "pyterrier"):
     sys.modules[module] = None
 for use in {list(uses.values())!r}:
     try:

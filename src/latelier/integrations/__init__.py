@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from latelier.integrations.langchain import LangChainReranker, LangChainRetriever
     from latelier.integrations.llamaindex import LlamaIndexReranker, LlamaIndexRetriever
     from latelier.integrations.mteb import MTEBSearch
+    from latelier.integrations.pyterrier import PyTerrierIndexer, PyTerrierReranker, PyTerrierRetriever
 
 __all__ = [
     "HaystackRanker",
@@ -18,6 +19,9 @@ __all__ = [
     "LlamaIndexReranker",
     "LlamaIndexRetriever",
     "MTEBSearch",
+    "PyTerrierIndexer",
+    "PyTerrierReranker",
+    "PyTerrierRetriever",
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -25,4 +29,5 @@ __getattr__, __dir__ = lazy_names(
     langchain=("LangChainReranker", "LangChainRetriever"),
     llamaindex=("LlamaIndexReranker", "LlamaIndexRetriever"),
     mteb=("MTEBSearch",),
+    pyterrier=("PyTerrierIndexer", "PyTerrierReranker", "PyTerrierRetriever"),
 )

@@ -115,6 +115,12 @@ _KEYS = (ID_KEY, SCORE_KEY, START_KEY, END_KEY)
 def find_documents(retriever: Retriever, query: str, **options: Any) -> Sequence[Result]:
     """Search for one query, whose documents have to have ids that differ as str."""
     results = retriever.search(query, **options)
+    check_text_ids(results)
+    return results
+
+
+def check_text_ids(results: Sequence[Result]) -> None:
+    """Check that the ids of results differ as str."""
     seen: dict[str, Any] = {}
     for result in results:
         other = seen.setdefault(str(result.id), result.id)
@@ -123,7 +129,6 @@ def find_documents(retriever: Retriever, query: str, **options: Any) -> Sequence
                 f"the query finds documents with the ids {other!r} and {result.id!r}, which are one id here, where ids "
                 "are str; use other ids."
             )
-    return results
 
 
 def place_metadata(result: Result) -> dict[str, Any]:
