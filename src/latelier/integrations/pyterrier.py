@@ -25,7 +25,7 @@ _DOCNO = "docno"
 _TEXT = "text"
 
 
-class PyTerrierIndexer(pt.Indexer):  # type: ignore[misc]
+class PyTerrierIndexer(pt.Indexer):
     """Adds the documents of PyTerrier's collections to a `latelier.retrieve.Retriever`.
 
     Parameters
@@ -102,7 +102,7 @@ class PyTerrierIndexer(pt.Indexer):  # type: ignore[misc]
             warnings.warn(message, stacklevel=2)
 
 
-class PyTerrierRetriever(OpenedRetriever, pt.Transformer):  # type: ignore[misc]
+class PyTerrierRetriever(OpenedRetriever, pt.Transformer):
     """A `latelier.retrieve.Retriever` as a transformer from queries to results.
 
     Parameters
@@ -175,7 +175,7 @@ class PyTerrierRetriever(OpenedRetriever, pt.Transformer):  # type: ignore[misc]
         return f"PyTerrierRetriever({self.retriever!r}, k={self.k})"
 
 
-class PyTerrierReranker(pt.Transformer):  # type: ignore[misc]
+class PyTerrierReranker(pt.Transformer):
     """Orders the results of any transformer by MaxSim, from their texts.
 
     Parameters
