@@ -7,7 +7,7 @@ enough for tens of thousands of documents.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -118,7 +118,7 @@ class Flat(StoredIndex):
         """See `StoredIndex.search_by_kernels`."""
         self._warm_up.is_over(sys.maxsize, lambda: None)
 
-    def _layout(self, dim: int) -> dict[str, TokenArray]:
+    def _layout(self, dim: int, names: Collection[str]) -> dict[str, TokenArray]:
         return {"vectors": TokenArray(np.dtype(self.dtype), (dim,))}
 
     def _decode(self, part: Part) -> TokenEmbeddings:

@@ -410,7 +410,7 @@ class Sharded(Index):
         budget = parse_bytes("max_memory", max_memory)
         asked = {"shards": shards, "index": index, "nbits": nbits, "dtype": dtype}
         new = _checked_configuration(**asked, nodes=nodes, tokenizer=check_options(keywords, tokenizer))
-        self._storage = Storage(self.path, {"kind": self.kind, **new}, lambda dim: {}, read_only=read_only)
+        self._storage = Storage(self.path, {"kind": self.kind, **new}, lambda dim, names: {}, read_only=read_only)
         self._workers: list[Any] = []
         self._is_closed = False
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -128,6 +128,11 @@ def _plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, 
         fits = not read and tables + working + sum(kept.values()) + size <= budget
         (kept if in_memory or fits else read)[name] = size
     return MemoryReport(budget, tables, working, kept, read)
+
+
+def token_bytes(layout: Mapping[str, TokenArray], tokens: int) -> dict[str, int]:
+    """Return the bytes of each token array."""
+    return {name: tokens * array.dtype.itemsize * math.prod(array.shape) for name, array in layout.items()}
 
 
 # Maximum size of the vectors of a batch in a write without a budget, and of the vectors of a merged segment.
@@ -512,8 +517,8 @@ class StoredIndex(Index):
         """Floating type of the vectors that `encode` gets and `get_embeddings` returns."""
 
     @abstractmethod
-    def _layout(self, dim: int) -> dict[str, TokenArray]:
-        """Return the dtype and the shape per token of each array that `encode` returns."""
+    def _layout(self, dim: int, names: Collection[str]) -> dict[str, TokenArray]:
+        """Return the dtype and the shape per token of each token array of a segment with arrays of these `names`."""
 
     @abstractmethod
     def encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
@@ -545,9 +550,7 @@ class StoredIndex(Index):
 
     def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
         """Return the bytes that so many documents take in memory, and those of each array, most read ones first."""
-        layout = self._layout(dim).items()
-        arrays = {name: tokens * array.dtype.itemsize * math.prod(array.shape) for name, array in layout}
-        return self._document_bytes * documents, arrays
+        return self._document_bytes * documents, token_bytes(self._layout(dim, ()), tokens)
 
     def after_write(self) -> None:
         """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""

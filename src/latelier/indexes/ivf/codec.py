@@ -92,15 +92,22 @@ def write_axis(axis: np.ndarray) -> str:
     return axis.astype("<f4").tobytes().hex()
 
 
+# The integers of a codebook are multiples of this, -7 to 7 times, which are stored in 4 bits each.
+_LEVEL = 10
+_LEVELS = 7
+
+
 def write_codebook(codebook: np.ndarray) -> str:
     """Return a codebook as it is stored."""
-    return base64.b64encode(codebook.tobytes()).decode()
+    pairs = (codebook // _LEVEL + _LEVELS).astype("uint8").reshape(-1, 2)
+    return base64.b64encode((pairs[:, 0] | pairs[:, 1] << 4).tobytes()).decode()
 
 
 def read_codebook(stored: Any, dim: int) -> np.ndarray:
     """Return a stored codebook; raise `CorruptedIndexError` if it is none."""
     try:
-        codebook = np.frombuffer(base64.b64decode(stored, validate=True), "int8").reshape(CELL_COUNT, dim)
+        pairs = np.frombuffer(base64.b64decode(stored, validate=True), "uint8").reshape(-1, 1) >> [0, 4] & 15
+        codebook = (pairs.reshape(CELL_COUNT, dim).astype("int8") - _LEVELS) * np.int8(_LEVEL)
     except (TypeError, ValueError) as error:
         damage = f"the stored codebook of dim {dim} is damaged; restore a copy of the index."
         raise CorruptedIndexError(damage) from error
@@ -178,9 +185,9 @@ def _train_cells(rows: np.ndarray, dim: int) -> np.ndarray:
             if first < last:
                 some = order[first:last]
                 spherical_kmeans(isa, rows[some], scales[some], _FINE_ITERATIONS, own[: last - first])
-    codebook = np.rint(_CELL_SIZE * np.sqrt(dim) * cells.reshape(CELL_COUNT, dim)).clip(-127, 127).astype("int8")
-    codebook[0] = 0
-    return codebook
+    levels = np.rint(_CELL_SIZE / _LEVEL * np.sqrt(dim) * cells.reshape(CELL_COUNT, dim)).clip(-_LEVELS, _LEVELS)
+    levels[0] = 0
+    return (_LEVEL * levels).astype("int8")
 
 
 @lru_cache(8)
@@ -222,11 +229,6 @@ class Codec:
     def has_cells(self) -> bool:
         """Whether tokens are coded as what a cell leaves of them."""
         return self.bits not in PLAIN_BITS
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the axis is chosen, and the codebook, if there is to be one."""
-        return self.axis is not None and (self.codebook is not None or not self.has_cells)
 
     @property
     def cells(self) -> Cells:

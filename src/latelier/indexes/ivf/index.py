@@ -12,7 +12,7 @@ after the tokens have grown by a constant factor, so the cost per added document
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -24,6 +24,7 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
 from latelier.indexes.base import PathLike
 from latelier.indexes.ivf.codec import (
+    CELLS,
     CODEBOOK_TOKENS,
     Codec,
     DocumentTable,
@@ -34,14 +35,15 @@ from latelier.indexes.ivf.codec import (
     write_axis,
     write_codebook,
 )
-from latelier.indexes.ivf.layout import BITS, CELLS, GROUP, PLAIN_BITS, byte_width, coarse_count, list_count
+from latelier.indexes.ivf.layout import BITS, GROUP, PLAIN_BITS, START_BITS, byte_width, coarse_count, list_count
+from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
-from latelier.indexes.stored import StoredIndex
+from latelier.indexes.stored import StoredIndex, token_bytes
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.maxsim import TopK
 from latelier.utils.misc import warn_caller
@@ -102,8 +104,8 @@ class IVF(StoredIndex):
     nbits
         Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 152, 72, 42
         or 26 bytes on disk, everything included. With 2 and 1, a codebook is chosen at the first write with which there
-        are 32,768 tokens, from a sample of all that it is given, or of the first ones if they come from an iterator;
-        documents that are there before stay without, and lose more.
+        are 32,768 tokens, from a sample of all that it is given, or of the first ones if they come from an iterator.
+        Until then documents are stored in 4 bits; with the codebook, they are coded again.
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
@@ -227,7 +229,7 @@ class IVF(StoredIndex):
             if len(ids) <= k or self.nbits == BITS[0]:
                 return report
             vectors = self.get_embeddings(asked).vectors
-            other = self._codec(self.dim or 0).turned()
+            other = self._codec_of(self._storage.snapshot().parts()[0].segment).turned()
             for query in self.get_embeddings(asked):
                 found = [hit.id for hit in self.search(query[:_CHECKED_TOKENS], _CHECKED_HITS * k)[0]]
                 best = self.get_embeddings(found)
@@ -242,8 +244,8 @@ class IVF(StoredIndex):
             return report
         mean = (vectors / np.maximum(lengths, 1e-30)).mean(axis=0)
         advice = (
-            f"codes of {self.nbits} bits keep about {share:.2f} of the best {k} of these tokens, whose mean cosine is "
-            f"{float(mean @ mean):.2f}: an index with nbits={2 * self.nbits} keeps more"
+            f"codes of {other.bits} bits keep about {share:.2f} of the best {k} of these tokens, whose mean cosine is "
+            f"{float(mean @ mean):.2f}: an index with nbits={2 * other.bits} keeps more"
         )
         return replace(report, advice="; ".join(filter(None, [report.advice, advice])))
 
@@ -256,14 +258,17 @@ class IVF(StoredIndex):
     def _gpu_dtype(self) -> str:
         return "float16"  # its rounding error is smaller than that of the codes
 
-    def _layout(self, dim: int) -> dict[str, TokenArray]:
+    def _layout(self, dim: int, names: Collection[str]) -> dict[str, TokenArray]:
+        if self.nbits not in PLAIN_BITS and CELLS not in names:
+            return Codec(START_BITS, dim).layout
         return Codec(self.nbits, dim).layout
 
     def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
         """See `StoredIndex._sizes`; inverted lists that maintenance may make count as much as they can take."""
         tables, arrays = super()._sizes(documents, tokens, dim)
         if self.nbits not in PLAIN_BITS and tokens >= CODEBOOK_TOKENS:
-            tables += 3 * CELLS * byte_width(dim)  # cells, packed cells and masks
+            arrays = token_bytes(self._layout(dim, (CELLS,)), tokens)
+            tables += 3 * CELL_COUNT * byte_width(dim)  # cells, packed cells and masks
         if tokens < self._thresholds.train_tokens or documents < self._thresholds.train_documents:
             return tables, arrays
         coarse = coarse_count(list_count(tokens))
@@ -276,25 +281,36 @@ class IVF(StoredIndex):
         return self._codec(embeddings.dim).encode(embeddings, into)
 
     def _codec(self, dim: int) -> Codec:
-        """Return the codec of the documents of a dim, with the axis and the codebook that the index stores for it."""
-        codec = self._codecs.get(dim) or Codec(self.nbits, dim)
+        """Return the codec of new documents of a dim, with the axis and the codebook that the index stores for it."""
+        codec = self._codecs.get(dim) or Codec(self.nbits if self.nbits in PLAIN_BITS else START_BITS, dim)
         setting = self._storage.setting
         if codec.axis is None and (stored := setting(f"axis_{dim}")) is not None:
             codec = replace(codec, axis=read_axis(stored, dim))
-        if not codec.is_complete and (stored := setting(f"codebook_{dim}")) is not None:
-            codec = replace(codec, codebook=read_codebook(stored, dim))
+        if codec.bits != self.nbits and (stored := setting(f"codebook_{dim}")) is not None:
+            codec = replace(codec, bits=self.nbits, codebook=read_codebook(stored, dim))
         self._codecs = {dim: codec}
         return codec
 
+    def _codec_of(self, segment: Segment) -> Codec:
+        """Return the codec of a segment: a snapshot that a thread holds may be older than the codebook."""
+        codec = self._codec(segment.dim)
+        if codec.has_cells and CELLS not in segment.arrays:
+            return replace(codec, bits=START_BITS, codebook=None)
+        return codec
+
+    def _is_final(self, codec: Codec) -> bool:
+        """Whether all that codes depend on is chosen."""
+        return codec.axis is not None and codec.bits == self.nbits
+
     def prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
         """See `StoredIndex.prepare`: what is chosen gets a commit of its own, so that all writers encode with it."""
-        if before.documents and self._codec(before.dim or 0).is_complete:
+        if before.documents and self._is_final(self._codec(before.dim or 0)):
             return
         first = peek(0 if self.nbits in PLAIN_BITS else CODEBOOK_TOKENS)
         if first is None or not first.num_tokens or (before.documents and first.dim != before.dim):
             return  # nothing to choose from, or the write will fail
         codec = self._codec(first.dim)
-        if codec.axis is None or (not codec.is_complete and _is_enough(before, first)):
+        if codec.axis is None or (codec.bits != self.nbits and _is_enough(before, first)):
             with self._storage.transaction() as transaction:
                 self._choose(transaction, first)
 
@@ -310,10 +326,11 @@ class IVF(StoredIndex):
             codec = other._codec(other.dim)
         axis = codec.axis
         codebook = codec.codebook
+        if axis is None or self._storage.setting(f"axis_{codec.dim}") is not None:
+            return
         with self._storage.transaction() as transaction:
-            if axis is not None:
-                transaction.set_missing(f"axis_{codec.dim}", lambda: write_axis(axis))
-            if codebook is not None and self.nbits not in PLAIN_BITS:
+            transaction.set_missing(f"axis_{codec.dim}", lambda: write_axis(axis))
+            if codebook is not None and self.nbits not in PLAIN_BITS and not self._storage.snapshot().documents:
                 transaction.set_missing(f"codebook_{codec.dim}", lambda: write_codebook(codebook))
 
     def _choose(self, transaction: Transaction, first: TokenEmbeddings) -> Codec:
@@ -321,25 +338,37 @@ class IVF(StoredIndex):
         codec = self._codec(first.dim)
         before = self._storage.snapshot()
         dim = first.dim
-        if codec.is_complete:
+        if self._is_final(codec) or before.dim not in (None, dim):  # the insert of another dim will fail
             return codec
         stored = transaction.set_missing(f"axis_{dim}", lambda: write_axis(choose_axis(first.vectors)))
         codec = replace(codec, axis=read_axis(stored, dim))
-        if codec.is_complete or not _is_enough(before, first):
+        if codec.bits == self.nbits or not _is_enough(before, first):
             return codec
+        try:
+            segments = transaction.segments()
+        except CorruptedIndexError:
+            return codec  # until it is repaired: all segments of an index are coded alike
 
         def choose() -> str:
             step = 1 + before.tokens // CODEBOOK_TOKENS
-            parts = [codec.decode(Part(part.segment, part.positions[::step])) for part in before.parts()]
+            parts = [codec.decode(Part(part.segment, part.positions[::step])) for _, part in segments]
             return write_codebook(codec.choose_codebook(TokenEmbeddings.concatenate([*parts, first]).vectors))
 
-        return replace(codec, codebook=read_codebook(transaction.set_missing(f"codebook_{dim}", choose), dim))
+        codebook = read_codebook(transaction.set_missing(f"codebook_{dim}", choose), dim)
+        final = replace(codec, bits=self.nbits, codebook=codebook)
+        for row, part in segments:
+            if CELLS not in part.segment.arrays:  # another writer may have chosen the codebook meanwhile
+                segment, positions = part
+                arrays = final.encode(codec.decode(part))
+                ids = segment.ids(positions)
+                transaction.replace([row], Segment.build(segment.row_ids[positions], ids, part.lengths, arrays))
+        return final
 
     def _are_finite(self, arrays: dict[str, np.ndarray]) -> bool:
         return are_finite(arrays)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
-        return self._codec(part.segment.dim).decode(part)
+        return self._codec_of(part.segment).decode(part)
 
     def _describe(self) -> str:
         return f"{self.nbits}-bit"
@@ -352,8 +381,9 @@ class IVF(StoredIndex):
         from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, search_query
 
         scope = self._scope(snapshot, parts)
-        parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=self.nbits)
-        (rests, leads) = scope.table.codec.rotate(queries.vectors)
+        codec = scope.table.codec
+        parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=codec.bits)
+        (rests, leads) = codec.rotate(queries.vectors)
         offsets = queries.offsets
 
         def search(first: int, last: int) -> None:
@@ -389,8 +419,9 @@ class IVF(StoredIndex):
         number = self._storage.find([id])[1][0]
         ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
         k = min(k, snapshot.documents)
-        parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens, bits=self.nbits)
-        rotated = RotatedQuery(*scope.table.codec.rotate(np.asarray(query[0])))
+        codec = scope.table.codec
+        parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens, bits=codec.bits)
+        rotated = RotatedQuery(*codec.rotate(np.asarray(query[0])))
         return find_loss(scope, rotated, k, parameters, ordinal)
 
     def _load(self, snapshot: Snapshot) -> tuple[DocumentTable, InvertedLists | None]:
@@ -399,7 +430,8 @@ class IVF(StoredIndex):
         if loaded is not None and loaded.snapshot is snapshot:
             return loaded.table, loaded.lists
         plan = self._planned(snapshot)
-        codec = self._codec(snapshot.dim or 0)
+        parts = snapshot.parts()
+        codec = self._codec_of(parts[0].segment)
         damage = None
         with self._loading.current:
             loaded = self._loaded
@@ -415,7 +447,7 @@ class IVF(StoredIndex):
                     listed = lists.numbers
                 window = plan.working // _WINDOW_SHARE // thread_count()
                 read = [name for name in codec.layout if name in plan.read]
-                table = DocumentTable(snapshot.parts(), codec, listed, read=read, window=window)
+                table = DocumentTable(parts, codec, listed, read=read, window=window)
                 loaded = self._loaded = _Loaded(snapshot, table, lists)
         if damage is not None and not self._has_warned:
             self._has_warned = True

@@ -11,6 +11,8 @@ BITS = (8, 4, 2, 1)
 # With these, a token is coded by itself; with fewer, as what one of 4,096 cells leaves of it: one of 64 under each of
 # 64 coarse ones. The cell is stored in 16 bits, of which the lowest four are the number of a size.
 PLAIN_BITS = (8, 4)
+# Those of an index of fewer, until it has so many tokens that it chooses its cells.
+START_BITS = 4
 COARSE_CELLS = 64
 FINE_CELLS = 64
 SIZE_BITS = 4

@@ -29,7 +29,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -194,8 +194,8 @@ class TokenArray(NamedTuple):
     shape: tuple[int, ...]
 
 
-# Returns the token arrays of an index by name, for vectors of a given dim.
-Layout: TypeAlias = "Callable[[int], dict[str, TokenArray]]"
+# Returns the token arrays of an index by name, for vectors of a given dim, in a segment that has arrays of some names.
+Layout: TypeAlias = "Callable[[int, Collection[str]], dict[str, TokenArray]]"
 
 
 class Segment:
@@ -230,6 +230,8 @@ class Segment:
         `scratch`: where the arrays are made; None: in memory.
         """
         scratch = scratch or Scratch()
+        if any(part.segment.arrays.keys() != parts[0].segment.arrays.keys() for part in parts):
+            raise damaged("its segments are not coded alike")
         row_ids = []
         lengths = []
         sizes = []
@@ -405,7 +407,7 @@ class FileStore:
         if _DOCUMENTS in arrays:
             arrays[_DOCUMENTS] = np.array(arrays[_DOCUMENTS])  # a copy of the map, which cannot change with the file
         with _naming(self.folder / row.name):
-            check_segment(arrays, row, self._layout(dim))
+            check_segment(arrays, row, self._layout(dim, arrays))
         return Segment(arrays, dim)
 
     def open_arrays(self, name: str, files: Files) -> Arrays:

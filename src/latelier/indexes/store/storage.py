@@ -424,7 +424,7 @@ def without_texts() -> LatelierError:
 
 def stored_settings(path: Path) -> dict[str, Any]:
     """Return the configuration of the index in a folder; raise `IndexFormatError` if it holds none."""
-    storage = Storage(path, {}, lambda dim: {}, read_only=True)
+    storage = Storage(path, {}, lambda dim, names: {}, read_only=True)
     storage.close()
     return storage.configuration
 

@@ -123,6 +123,17 @@ class Transaction:
             connection = self._start()
             self._remove({n for prefix in prefixes for n in rows.find_prefixed(connection, prefix).values()})
 
+    def segments(self) -> list[tuple[SegmentRow, Part]]:
+        """Return all segments with their live documents; raise `CorruptedIndexError` if one is damaged."""
+        connection = self._start()
+        found = []
+        for row in self._rows:
+            segment = self._store.open(row, self._settings["dim"])
+            for file, reason in self._store.find_damage(row.name, row.files):
+                raise CorruptedIndexError(f"{file} is damaged: {reason}")
+            found.append((row, segment.live(catalog.tombstones(connection, row))))
+        return found
+
     def replace(self, replaced: Sequence[SegmentRow], merged: Segment) -> None:
         """Replace segments with one segment that holds their live documents."""
         self._start()
