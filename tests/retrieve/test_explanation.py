@@ -9,7 +9,7 @@ import pytest
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError, UnknownIdError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
-from latelier.retrieve.explanation import TokenizedText, explain_alignment
+from latelier.retrieve.explaining import TokenizedText, explain_alignment
 from latelier.scores.maxsim import Alignment
 
 

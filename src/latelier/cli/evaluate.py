@@ -26,7 +26,8 @@ from latelier.cli.options import (
 )
 from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import LatelierError
-from latelier.evaluation.files import OnProblem, check_run_file
+from latelier.evaluation.checks import OnProblem
+from latelier.evaluation.files import check_run_file
 from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.checks import short
 from latelier.utils.files import parse_json

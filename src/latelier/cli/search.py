@@ -57,7 +57,7 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve.explanation import explain_documents
+    from latelier.retrieve.explaining import explain_documents
     from latelier.retrieve.model import checked_queries
 
     text = " ".join(words)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.files import Qrels, Run
+from latelier.evaluation.checks import Qrels, Run
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
 from latelier.utils.checks import check_count
 from latelier.utils.misc import Markup, escape, fragment, table

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from latelier.errors import StorageError
-from latelier.evaluation.files import Collection
+from latelier.evaluation.collection import Collection
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate
 from latelier.indexes import Flat, Index
 from latelier.retrieve.model import QueryModel

@@ -1,165 +1,24 @@
-"""Collections in BEIR's layout; runs and qrels in TREC's format, BEIR's and as JSON Lines.
+"""Files of runs and of relevance judgements (qrels): TREC's format, BEIR's, those of other tools, and JSON Lines.
 
-A run is a plain dict, ``run[query id][document id] = score``; qrels have the same form with integers. The format of a
-file is that of its first line, so names do not matter and pipes can be read. ir_measures' own readers name neither the
-file nor the line of a fault, and need its extra; so these are our own.
+The format of a file is that of its first line, so names do not matter and pipes can be read. ir_measures' own readers
+name neither the file nor the line of a fault, and need its extra; so these are our own.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.utils.checks import check_choice, describe, short
+from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_scores, relevance_fault
+from latelier.utils.checks import describe, short
 from latelier.utils.files import as_path, is_file, is_folder, open_binary, parse_json, text_lines, write_lines
-from latelier.utils.misc import warn_caller
-
-Run: TypeAlias = Mapping[str, Mapping[str, float]]
-"""Query id to document id to score."""
-
-
-Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
-"""Query id to document id to relevance."""
-
-
-OnProblem = Literal["error", "warn"]
-
-
-@dataclass(frozen=True, repr=False)
-class Collection:
-    """A test collection: documents, queries, and which documents are relevant to which query.
-
-    Parameters
-    ----------
-    documents
-        Document id to ``{"title": ..., "text": ...}``; the title may be empty.
-    queries
-        Query id to text.
-    qrels
-        Query id to document id to relevance: 0 is not relevant, higher is more relevant.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If they have another form, an id is not a str, or a relevance is not an integer or beyond a million.
-
-    Examples
-    --------
-    >>> collection = Collection(
-    ...     documents={"d1": {"title": "Paris", "text": "Capital of France."}},
-    ...     queries={"q1": "capital of france"},
-    ...     qrels={"q1": {"d1": 1}},
-    ... )
-    >>> collection
-    Collection(1 document, 1 query, 1 qrel)
-    >>> collection.texts()
-    {'d1': 'Paris Capital of France.'}
-    """
-
-    documents: dict[str, dict[str, str]]
-    queries: dict[str, str]
-    qrels: dict[str, dict[str, int]]
-
-    def __post_init__(self) -> None:
-        # Here, as evaluation would find it only after all documents are encoded.
-        for name, ids, what in (("documents", self.documents, "document id"), ("queries", self.queries, "query id")):
-            check_str_ids(what, ids, name)
-        check_evaluated(self.qrels, "qrels")
-        check_relevance(self.qrels)
-
-    def texts(self) -> dict[str, str]:
-        """Return document id to the text to index: title and text joined by a space, as in BEIR's published figures."""
-        return {id_: f"{document['title']} {document['text']}".strip() for id_, document in self.documents.items()}
-
-    def __repr__(self) -> str:
-        qrels = sum(len(judged) for judged in self.qrels.values())
-        counts = (
-            f"{len(self.documents):,} document{'' if len(self.documents) == 1 else 's'}",
-            f"{len(self.queries):,} quer{'y' if len(self.queries) == 1 else 'ies'}",
-            f"{qrels:,} qrel{'' if qrels == 1 else 's'}",
-        )
-        return f"Collection({', '.join(counts)})"
-
-
-def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem = "error") -> Collection:
-    r"""Read ``corpus.jsonl``, ``queries.jsonl`` and the qrels of a split, each plain or with ``.gz``.
-
-    Parameters
-    ----------
-    folder
-        The folder that holds them, in the layout of BEIR, MTEB or LIMIT.
-    split
-        Which qrels: ``"test"``, ``"dev"``, ``"train"``, ... of ``qrels/<split>.tsv``, ``qrels/<split>.jsonl``,
-        ``<split>.jsonl`` or ``qrels.jsonl`` (of ``"test"``), in any form that `read_qrels` reads. ``queries`` holds the
-        queries with a qrel in this split.
-    on_problem
-        What to do with faulty lines: empty texts, unknown ids in the qrels, duplicates, malformed JSON, missing
-        fields, a relevance that is not an integer or beyond a million. ``"error"`` raises an error that lists them;
-        ``"warn"`` skips them (of duplicates, the first is kept) and issues one warning.
-
-    Returns
-    -------
-    Collection
-        Titles and texts; other fields of the corpus are dropped. Ids written as JSON integers become strings.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a file or the split is missing, or for faulty lines; the message names files, lines and splits.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> (folder / "qrels").mkdir()
-    >>> for name, text in {
-    ...     "corpus.jsonl": '{"_id": "d1", "title": "Paris", "text": "Big."}',
-    ...     "queries.jsonl": '{"_id": "q1", "text": "capital of france"}',
-    ...     "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq1\td1\t1",
-    ... }.items():
-    ...     _ = (folder / name).write_text(text)
-    >>> load_beir(folder)
-    Collection(1 document, 1 query, 1 qrel)
-    """
-    folder = as_path(folder, "folder")
-    corpus = _find(folder, "corpus.jsonl")
-    queries = _find(folder, "queries.jsonl")
-    split_qrels = find_split(folder, split)
-    problems = Problems(on_problem)
-    documents = {
-        id_: {"title": record.get("title") or "", "text": record["text"] or ""}
-        for id_, record in _records(corpus, ("text", "title"), problems)
-    }
-    texts = {id_: record["text"] for id_, record in _records(queries, ("text",), problems)}
-    qrels = _qrels(split_qrels, documents, texts, problems)
-    problems.settle(str(folder))
-    return Collection(documents, {id_: text for id_, text in texts.items() if id_ in qrels}, qrels)
-
-
-def _find(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if is_file(candidate):
-            return candidate
-    if is_folder(folder):
-        present = ", ".join(sorted(path.name for path in folder.iterdir()))
-    else:
-        present = ""
-    if is_folder(folder):
-        found = f"it holds: {present or 'nothing'}"
-    else:
-        found = "it is not a folder"
-    raise InvalidArgumentError(
-        f"{folder} has no {name} or {name}.gz ({found}); expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
-    )
 
 
 def find_split(folder: Path, split: str) -> Path:
@@ -178,69 +37,6 @@ def find_split(folder: Path, split: str) -> Path:
     raise InvalidArgumentError(
         f"{folder} has no relevance judgements for split={split!r}; splits available: {available}."
     )
-
-
-def _records(path: Path, fields: tuple[str, ...], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the id and the record of each valid line of a JSONL file."""
-    seen: dict[str, int] = {}
-    for number, line in numbered_lines(path):
-        try:
-            record = parse_json(line)
-        except InvalidArgumentError as error:
-            problems.add(path.name, number, str(error).removesuffix("."))
-            continue
-        fault = _fault(record, fields)
-        if fault is None:
-            id_ = str(record["_id"])
-            if id_ not in seen:
-                seen[id_] = number
-                yield id_, record
-                continue
-            fault = f"duplicate _id {id_!r}, first on line {seen[id_]}"
-        problems.add(path.name, number, fault)
-
-
-def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
-    """Return what is wrong with a record, None if it is valid."""
-    if not isinstance(record, dict):
-        return f"expected a JSON object, received {type(record).__name__}"
-    if "_id" not in record and "id" in record:  # as MTEB writes it
-        record["_id"] = record.pop("id")
-    for name in ("_id", "text"):
-        if name not in record:
-            return f"no {name!r} field; its fields are {', '.join(map(repr, record)) or 'none'}"
-    if isinstance(record["_id"], bool) or not isinstance(record["_id"], (str, int)) or record["_id"] == "":
-        return f"_id is {record['_id']!r}; expected a string"
-    for name in fields:
-        if not isinstance(record.get(name) or "", str):
-            return f"{name} is {type(record[name]).__name__}; expected a string"
-    if not any((record.get(name) or "").strip() for name in fields):
-        return f"{' and '.join(fields)} {'are' if len(fields) > 1 else 'is'} empty (_id {record['_id']!r})"
-    return None
-
-
-def _qrels(
-    path: Path, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
-) -> dict[str, dict[str, int]]:
-    qrels: dict[str, dict[str, int]] = {}
-    if path.parent.name == "qrels":
-        name = str(path.relative_to(path.parent.parent))
-    else:
-        name = path.name
-    for number, entry in _qrels_entries(path):
-        if isinstance(entry, str):
-            problems.add(name, number, entry)
-            continue
-        query, document, relevance = entry
-        if query not in queries:
-            problems.add(name, number, f"unknown query id {query!r}")
-        elif document not in documents:
-            problems.add(name, number, f"unknown document id {document!r}")
-        elif document in qrels.get(query, ()):
-            problems.add(name, number, f"duplicate qrel of document {document!r} for query {query!r}")
-        else:
-            qrels.setdefault(query, {})[document] = relevance
-    return qrels
 
 
 def ranking(scores: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -339,7 +135,7 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
     if is_folder(path):
         path = find_split(path, split)
     qrels: dict[str, dict[str, int]] = {}
-    for number, entry in _qrels_entries(path):
+    for number, entry in qrels_entries(path):
         if isinstance(entry, str):
             raise InvalidArgumentError(f"{path}:{number}: {entry}.")
         query, document, relevance = entry
@@ -370,7 +166,7 @@ _RUN_FORMS = (
 )
 
 
-def _qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]]:
+def qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]]:
     """Yield line number, and query id, document id and relevance, or what is wrong with the line."""
     first, lines = _lines(path)
     entries = _json_entries(lines, str(path), _RELEVANCE) if _is_json(first) else _column_entries(first, lines)
@@ -653,114 +449,3 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.rstrip("\r\n")
     except StorageError as error:
         raise InvalidArgumentError(str(error)) from error
-
-
-_LISTED = 10
-
-
-class Problems:
-    """The faulty lines found so far; `settle` raises one error or issues one warning about them."""
-
-    def __init__(self, on_problem: OnProblem) -> None:
-        check_choice("on_problem", on_problem, get_args(OnProblem))
-        self.on_problem = on_problem
-        self.total = 0
-        self._first: list[str] = []
-
-    def add(self, file: str, line: int, what: str) -> None:
-        """Record one faulty line."""
-        self.total += 1
-        if len(self._first) < _LISTED:
-            self._first.append(f"  {file}:{line}: {what}")
-
-    def settle(self, source: str) -> None:
-        """Raise or warn if any line was recorded; the message begins with ``source``."""
-        if not self.total:
-            return
-        hidden = self.total - len(self._first)
-        places = "\n".join([*self._first, *([f"  and {hidden:,} more"] if hidden else [])])
-        found = f"{source} has {self.total:,} problem{'s' if self.total > 1 else ''}"
-        if self.on_problem == "warn":
-            warn_caller(f"{found}; these lines are skipped:\n{places}")
-            return
-        raise InvalidArgumentError(f"{found}:\n{places}\n", advice="skip-faulty")
-
-
-_TABLE = "{query id: {document id: number}}"
-
-
-def check_table(table: object, name: str) -> None:
-    """Check that a run or qrels are ``{query id: {document id: number}}``."""
-    if not isinstance(table, Mapping):
-        raise InvalidArgumentError(f"received {describe(table)} as {name}; expected {_TABLE}.")
-    for query, row in table.items():
-        if not isinstance(row, Mapping):
-            raise InvalidArgumentError(
-                f"received {describe(row)} as query {short(query)} of the {name}; expected {_TABLE}."
-            )
-        for document, value in row.items():
-            try:
-                float("a text" if isinstance(value, (str, bytes)) else value)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidArgumentError(
-                    f"query {short(query)} of the {name}: document {short(document)} has {describe(value)}, which is "
-                    "not a number."
-                ) from error
-
-
-def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None:
-    """Check what `check_table` checks, and that all ids are str."""
-    check_table(table, name)
-    check_str_ids("query id", table, name)
-    for row in table.values():
-        check_str_ids("document id", row, name)
-
-
-def check_str_ids(what: str, ids: Iterable[object], name: str) -> None:
-    """Check that ids are str: the tools of evaluation take no others, and 1 and ``"1"`` would not match."""
-    for id_ in ids:
-        if not isinstance(id_, str):
-            raise InvalidArgumentError(
-                f"received {describe(id_)} as a {what} of the {name}; evaluation takes ids as str: give str(id). "
-                "Retriever.run returns such ids."
-            )
-
-
-def check_scores(run: Run, label: str) -> None:
-    """Check that the documents of a run can be ranked."""
-    for query, scores in run.items():
-        for document, score in scores.items():
-            if math.isnan(score):
-                raise InvalidArgumentError(
-                    f"document {document!r} of query {query!r} in {label} has score NaN, which cannot be ranked."
-                )
-
-
-def check_relevance(qrels: Qrels) -> None:
-    """Check that each relevance is an integer, of whatever type, and not too large: see `relevance_fault`."""
-    for query, judged in qrels.items():
-        for document, relevance in judged.items():
-            if fault := relevance_fault(float(relevance)):
-                raise InvalidArgumentError(
-                    f"the relevance of document {document!r} for query {query!r} {fault}: received "
-                    f"{describe(relevance)}; give grades such as 0, 1 and 2."
-                )
-
-
-# trec_eval allocates arrays as long as the largest relevance, and holds it in a C integer: larger ones take gigabytes,
-# are cut off, or end the process.
-_LARGEST_RELEVANCE = 1_000_000
-
-
-def relevance_fault(relevance: float) -> str | None:
-    """Return what is wrong with a relevance; None if it is an integer from minus a million to a million.
-
-    A fraction would be cut off without a word, and a very large integer too, or take all memory.
-    """
-    if -_LARGEST_RELEVANCE <= relevance <= _LARGEST_RELEVANCE:
-        if float(relevance).is_integer():
-            return None
-        return "is not an integer"
-    if relevance != relevance or abs(relevance) == math.inf:
-        return "is not an integer"
-    return f"is not from {-_LARGEST_RELEVANCE:,} to {_LARGEST_RELEVANCE:,}"

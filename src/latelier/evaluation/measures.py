@@ -16,14 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.files import (
-    Qrels,
-    Run,
-    check_evaluated,
-    check_relevance,
-    check_scores,
-    ranking,
-)
+from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_scores
+from latelier.evaluation.files import ranking
 from latelier.utils.checks import describe
 from latelier.utils.misc import bar, fragment, needs_extra, table, warn_caller
 

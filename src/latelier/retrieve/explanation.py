@@ -1,23 +1,19 @@
-"""Explanation: the terms of a score, one per query token, added up by words; how it is made and shown."""
+"""An explanation: the terms of a score, one per query token, added up by words, and how it is shown."""
 
 from __future__ import annotations
 
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import Id, Index
-from latelier.indexes.results import as_ids
-from latelier.retrieve.model import QueryModel, checked_queries
-from latelier.retrieve.page_map import STYLE, PageMap, WordMap, draw_page, is_picture, page_html, page_tokens
-from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
-from latelier.scores.maxsim import Alignment, align
+from latelier.indexes import Id
+from latelier.retrieve.page_map import STYLE, PageMap, WordMap, draw_page, page_html
 from latelier.utils.checks import cut, printable, short
 from latelier.utils.files import as_path, write_bytes
 from latelier.utils.misc import Markup, bar, escape, fragment, needs_extra, table
@@ -664,193 +660,3 @@ def _figure_class() -> type[Figure]:
 
 def _label(text: str) -> str:
     return cut(printable(text), _LONGEST_LABEL)
-
-
-# Of the strongest word: weaker ones are mostly articles and prepositions.
-_LEAST_MARKED = 0.4
-
-
-def marked_snippets(
-    model: QueryModel, index: Index, query: str, results: Sequence[Result], *, whole: bool = False
-) -> dict[Id, Markup]:
-    """Return the snippet of each result's text as HTML, with the words that matched marked."""
-
-    def shown(part: str) -> str:
-        return escape(re.sub(r"\s+", " ", part))
-
-    snippets = {}
-    for each in explain_results(model, index, query, results, whole=whole).values():
-        begin, end = each.snippet()
-        least = _LEAST_MARKED * max((span.contribution for span in each.spans), default=0.0)
-        pieces = ["… " if begin else ""]
-        at = begin
-        for span in each.spans:
-            if begin <= span.start and span.end <= end and span.contribution >= least:
-                pieces += [shown(each.text[at : span.start]), f"<mark>{shown(each.text[span.start : span.end])}</mark>"]
-                at = span.end
-        snippets[each.id] = Markup("".join([*pieces, shown(each.text[at:end]), " …" if end < len(each.text) else ""]))
-    return snippets
-
-
-def explain_results(
-    model: QueryModel, index: Index, query: str, results: Sequence[Result], *, whole: bool = False
-) -> dict[Id, Explanation]:
-    """Explain the scores of the results that are texts, by id, in the passages that were found."""
-    known = [result for result in results if result.text is not None and not is_picture(result.metadata)]
-    ids = [result.id for result in known]
-    starts = [result.start for result in known]
-    return dict(zip(ids, explain_documents(model, index, query, ids, starts=starts, whole=whole), strict=True))
-
-
-def explain_documents(
-    model: QueryModel,
-    index: Index,
-    query: str,
-    ids: Sequence[Id],
-    *,
-    starts: Sequence[int | None] | None = None,
-    whole: bool = False,
-) -> list[Explanation]:
-    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best."""
-    model = model.reading(query, whole=whole)
-    wanted = as_ids(ids)
-    vectors = model.encode_queries(checked_queries([query], "query"))[0]
-    asked = TokenizedText.of(model, query, is_query=True)
-    with index.snapshot():
-        stored = StoredDocuments(index)
-        places = [None] * len(wanted) if starts is None else starts
-        parts = [best_part(stored, vectors, id, start) for id, start in zip(wanted, places, strict=True)]
-        documents = index.get_embeddings(parts)
-        records = index.get(parts)
-    explanations = []
-    for id, document, record in zip(wanted, documents, records, strict=True):
-        if is_picture(record.metadata):
-            explanations.append(
-                _explain_page(model, id, record.text or "", record.metadata, asked, align(vectors, document))
-            )
-            continue
-        if record.text is None:
-            raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
-        found = TokenizedText.of(model, record.text, is_query=False)
-        if len(found.tokens) != len(document):
-            raise LatelierError(
-                f"document {id!r} has {len(document)} rows, but its text has {len(found.tokens)} tokens for this "
-                "model; documents with pooled tokens cannot be explained."
-            )
-        explanations.append(
-            explain_alignment(id, align(vectors, document), asked, found, model.special_tokens, model.join)
-        )
-    return explanations
-
-
-def _explain_page(
-    model: QueryModel, id: Id, caption: str, metadata: Mapping[str, Any], query: TokenizedText, alignment: Alignment
-) -> Explanation:
-    """Explain the score of a document that was encoded as a picture; each of its vectors is a word of its own."""
-    names, page = page_tokens(model, metadata, alignment.matrix.shape[1])
-    document = TokenizedText(caption, names, [None] * len(names))
-    explanation = explain_alignment(id, alignment, query, document, model.special_tokens, model.join)
-    words = tuple(Word(name, (i,), None) for i, name in enumerate(names))
-    return replace(explanation, document_words=words, page=page)
-
-
-def best_part(stored: StoredDocuments, query: Any, id: Id, start: int | None = None) -> Id:
-    """Return the id of a document's passage from `start`, or of its best one; an unknown id as it is."""
-    parts = stored.parts(id)
-    for part in parts if start is not None else ():
-        passage = decode_passage_id(part)
-        if passage is not None and passage.start == start:
-            return part
-    if len(parts) <= 1:
-        if parts:
-            return parts[0]
-        return id
-    scores = [float(align(query, document).similarities.sum()) for document in stored.index.get_embeddings(parts)]
-    return parts[int(np.argmax(scores))]
-
-
-class TokenizedText(NamedTuple):
-    """A text, its tokens that have a vector, and the characters that each stands for; None: for no character."""
-
-    text: str
-    tokens: Sequence[str]
-    ranges: Sequence[tuple[int, int] | None]
-
-    @classmethod
-    def of(cls, model: QueryModel, text: str, *, is_query: bool) -> TokenizedText:
-        """Tokenize a text as the model encodes it."""
-        return cls(text, model.tokens(text, is_query=is_query), model.token_ranges(text, is_query=is_query))
-
-
-def explain_alignment(
-    id: Id,
-    alignment: Alignment,
-    query: TokenizedText,
-    document: TokenizedText,
-    special: Collection[str],
-    join: Callable[[list[str]], str],
-) -> Explanation:
-    """Build the explanation of an alignment; `special` and `join` are those of the tokenizer."""
-    matches = tuple(
-        TokenMatch(token, document.tokens[position], int(position), float(similarity))
-        for token, position, similarity in zip(query.tokens, alignment.positions, alignment.similarities, strict=True)
-    )
-    marks_begin = any(token.startswith(_BEGINS) for text in (query, document) for token in text.tokens)
-    return Explanation(
-        id,
-        query.text,
-        document.text,
-        matches,
-        tuple(document.tokens),
-        tuple(query.ranges),
-        tuple(document.ranges),
-        alignment.matrix,
-        group_words(query, special, marks_begin, join),
-        group_words(document, special, marks_begin, join),
-        frozenset(special),
-    )
-
-
-# GPT's and SentencePiece's tokenizers mark the first token of a word, BERT's mark the others.
-_BEGINS = ("Ġ", "▁")
-# Letters of scripts that are written without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han. Their
-# tokens are shown one by one, as a sentence of them would be one word.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
-
-
-def group_words(
-    text: TokenizedText, special: Collection[str], marks_begin: bool, join: Callable[[list[str]], str]
-) -> tuple[Word, ...]:
-    """Join tokens into words; `marks_begin`: the tokenizer marks the first token of a word, not all others."""
-    groups: list[list[int]] = []
-    for position, token in enumerate(text.tokens):
-        if marks_begin:
-            continues = not token.startswith(_BEGINS)
-        else:
-            continues = token.startswith("##")
-        follows_word = bool(groups) and token not in special and text.tokens[position - 1] not in special
-        if continues and follows_word and not _is_unspaced(text, position):
-            groups[-1].append(position)
-        else:
-            groups.append([position])
-    words = []
-    for group in groups:
-        tokens = [text.tokens[i] for i in group]
-        ranges = [each for each in (text.ranges[i] for i in group) if each is not None]
-        if tokens[0] in special:
-            name = tokens[0]
-        else:
-            name = join(tokens).strip().removeprefix("##") or "␣"
-        words.append(Word(name, tuple(group), (ranges[0][0], ranges[-1][1]) if ranges else None))
-    return tuple(words)
-
-
-def _is_unspaced(text: TokenizedText, position: int) -> bool:
-    """Whether a token and the one before it are separate characters of a script without spaces."""
-    before = text.ranges[position - 1]
-    here = text.ranges[position]
-    if before is None or here is None or here[0] < before[1]:  # bytes of one character overlap
-        return False
-    return any(_UNSPACED.match(text.text[start:end]) for start, end in (before, here))

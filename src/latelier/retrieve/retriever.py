@@ -25,7 +25,8 @@ from latelier.indexes.base import PathLike
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.packing import prepare_queries
 from latelier.indexes.results import CUT, as_id, stored_cut
-from latelier.retrieve.explanation import Explanation, explain_documents, marked_snippets
+from latelier.retrieve.explaining import explain_documents, marked_snippets
+from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.folders import DocumentFolder, Synchronisation, Synchronised, read_documents
 from latelier.retrieve.images import Picture
 from latelier.retrieve.indexing import (

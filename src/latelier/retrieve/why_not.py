@@ -20,7 +20,7 @@ from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import as_id
 from latelier.indexes.store.keywords import query_words
 from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
-from latelier.retrieve.explanation import best_part
+from latelier.retrieve.explaining import best_part
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.checks import check_count, short

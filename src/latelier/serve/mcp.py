@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
 from latelier.retrieve import Explanation, Result, Retriever, Span
-from latelier.retrieve.explanation import explain_results
+from latelier.retrieve.explaining import explain_results
 from latelier.retrieve.images import refuse_named
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token

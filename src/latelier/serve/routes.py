@@ -28,7 +28,7 @@ from latelier.errors import (
 )
 from latelier.indexes import FieldValues, Id
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.explanation import explain_documents, explain_results
+from latelier.retrieve.explaining import explain_documents, explain_results
 from latelier.retrieve.images import refuse_named
 from latelier.retrieve.page_map import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
