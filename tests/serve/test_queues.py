@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from latelier.retrieve.retriever import Search
 from latelier.serve import Limits, queues
 from latelier.serve.errors import QueueFullError, RequestTimeoutError, StoppingError
 from latelier.serve.queues import Batcher, Metrics, Service, begin_request
+from latelier.serve.searches import Search
 
 
 def doubled(items):

@@ -192,7 +192,7 @@ def index(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.retrieve import Retriever
-    from latelier.retrieve.model import open_with_model
+    from latelier.retrieve.model import DeferredModel, find_index, model_to_write
 
     if source == "-":
         refuse_unused(context, ("glob", "watch"), "has no effect on standard input, only on a folder")
@@ -216,18 +216,27 @@ def index(
 
     def open_or_make() -> Retriever:
         typer.echo("Opening the index and its model ...", err=True)
-        return Retriever(
-            *open_with_model(
-                target,
+        index = find_index(target, max_memory=max_memory)
+        if index is not None:
+            check_existing(index, target, kind=None if kind == "auto" else kind, shards=shards)
+        try:
+            opened = model_to_write(
+                index,
                 model,
                 device=device,
-                trust_remote_code=trust_remote_code,
                 computing={name: value for name, value in computing.items() if value is not None},
-                max_memory=max_memory,
-                make=partial(make_index, target, new, shards, max_memory=max_memory, **stored),
-                check=partial(check_existing, folder=target, kind=None if kind == "auto" else kind, shards=shards),
+                trust_remote_code=trust_remote_code,
             )
-        )
+            if index is not None and model is None:  # the model is loaded if there is something to write
+                return Retriever(DeferredModel(lambda: opened), index)
+            opened.prepare()
+            if index is None:
+                index = make_index(target, new, shards, max_memory=max_memory, **stored)
+            return Retriever(opened, index)
+        except BaseException:
+            if index is not None:
+                index.close()
+            raise
 
     with discarded_if_unused(target, open_or_make) as retriever:
         report = _synchronise(retriever, documents, remove=remove, **options)

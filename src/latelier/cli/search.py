@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latelier.cli.locations import open_index, open_retriever
+from latelier.cli.locations import open_retriever
 from latelier.cli.options import (
     DeviceOption,
     IdArgument,
@@ -25,11 +25,10 @@ from latelier.cli.options import (
     takes_search_options,
 )
 from latelier.cli.output import print_json, printable, quiet_loading, result_lines, results_json
-from latelier.retrieve.passages import StoredDocuments
-from latelier.utils.checks import check_count
 
 if TYPE_CHECKING:
-    from latelier.retrieve import Explanation
+    from latelier.indexes import Id
+    from latelier.retrieve import Explanation, Results, Retriever
 
 
 @takes_search_options()
@@ -57,37 +56,25 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve.explaining import explain_documents
-    from latelier.retrieve.model import checked_queries
-
     text = " ".join(words)
     quiet_loading()
-    if search.get("mode") == "keywords" and not explain:  # needs no model, which takes most of the time of others
+    needs_model = explain or search.get("mode") != "keywords"
+    if not needs_model:
         cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
         refuse_unused(context, ("model", "backend", "device"), cure)
-        with open_index(index, max_memory=max_memory) as opened, opened.snapshot():
-            stored = StoredDocuments(opened)
-            chosen = opened.checked_options(search)
-            count = check_count("k", k)
-            [results] = stored.results(stored.find(None, checked_queries(text), count, chosen))
-            explanations: dict[Any, Any] = {}
-    else:
-        with open_retriever(
-            index,
-            model=model,
-            device=device,
-            backend=backend,
-            trust_remote_code=trust_remote_code,
-            max_memory=max_memory,
-        ) as retriever:
-            results = retriever.search(text, k, **search)
-            explanations = {}
-            if explain:
-                ids = [result.id for result in results]
-                starts = [result.start for result in results]
-                whole = bool(search.get("whole_query"))
-                parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts, whole=whole)
-                explanations = dict(zip(ids, parts, strict=True))
+    with open_retriever(
+        index,
+        model=model,
+        device=device,
+        backend=backend,
+        trust_remote_code=trust_remote_code,
+        max_memory=max_memory,
+        load_model=needs_model,
+    ) as retriever:
+        results = retriever.search(text, k, **search)
+        explanations: dict[Id, Explanation] = {}
+        if explain:
+            explanations = _explained(retriever, text, results, whole=bool(search.get("whole_query")))
     if json_output:
         print_json({"query": text, "results": results_json(results, explanations)})
     elif results:
@@ -96,6 +83,15 @@ def search(
         typer.echo("no document found.", err=True)
     if results.unread:
         typer.echo(f"the last {results.unread:,} tokens of the query were not read; see --whole-query.", err=True)
+
+
+def _explained(retriever: Retriever, text: str, results: Results, *, whole: bool) -> dict[Id, Explanation]:
+    from latelier.retrieve.explaining import explain_documents
+
+    ids = [result.id for result in results]
+    starts = [result.start for result in results]
+    parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts, whole=whole)
+    return dict(zip(ids, parts, strict=True))
 
 
 def explain(

@@ -195,7 +195,7 @@ class RetrievalEvaluator(BaseEvaluator):
             run = search_index(index, queries, partial(model.encode_query, **options), self.k, self.search_options)
             seconds = round(time.perf_counter() - begin, 3)
             chosen = index.checked_options(self.search_options)
-            given = QueryModel(None, {}, lambda: model)
+            given = None if chosen.mode == "keywords" else QueryModel.of(model)
             settings = search_settings(given, index, list(queries.values()), self.k, chosen)
             self.run = SearchRun(run, settings | {"seconds": seconds})
         ignored = self.ignore_identical_ids

@@ -13,7 +13,7 @@ from latelier.indexes import Hit, Id
 from latelier.indexes.options import SearchOptions
 from latelier.retrieve import Retriever
 from latelier.retrieve.model import checked_queries
-from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.passages import EncodedQueries, StoredDocuments
 from latelier.utils.checks import check_choice, check_count
 
 Merge: TypeAlias = Literal["last", "best_score", "reciprocal_rank"]
@@ -231,7 +231,8 @@ class MultiStepRetriever:
         with index.snapshot():
             stored = StoredDocuments(index)
             for step in range(max_steps + 1):
-                for row, found in zip(active, stored.find(state.queries(), [], k, SearchOptions()), strict=True):
+                asked = EncodedQueries([], state.queries())
+                for row, found in zip(active, stored.find(asked, k, SearchOptions()), strict=True):
                     parts[row] |= {stored.document(hit.id): hit.id for hit in found}
                     hits[row].append([Hit(stored.document(hit.id), hit.score) for hit in found])
                 unread = [_best_unread(merge_hits(hits[row], k, merge), steps[row]) for row in active]

@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError, StorageError
 from latelier.kernels.threads import allowed_threads, for_each, limited_threads
 from latelier.utils import batch_by_tokens, tokens_per_batch
@@ -429,6 +430,9 @@ class ExportedEncoder:
     ['[CLS]', 'a', 'pear', '[SEP]']
     """
 
+    encodes_in_parallel = True
+    has_offsets = True
+
     def __init__(self, folder: str | os.PathLike[str], *, threads: int | None = None) -> None:
         self.folder = as_path(folder, "the folder of an export")
         self._threads = check_count("threads", threads, optional=True) or sys.maxsize
@@ -502,6 +506,10 @@ class ExportedEncoder:
         """
         return self._encode(texts, "document")
 
+    def encode(self, texts: Sequence[str], task: str) -> TokenEmbeddings:
+        """Return the token vectors of queries or documents (`task`), one behind the other."""
+        return TokenEmbeddings.from_list(self._encode(texts, task))
+
     def tokens(self, text: str, is_query: bool = True) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for, as `ColBERT.tokens` does."""
         task = "query" if is_query else "document"
@@ -535,13 +543,19 @@ class ExportedEncoder:
             found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
         return [encoding.offsets for encoding in found]
 
-    def overhead(self, task: str) -> int:
-        """Return the number of tokens of an empty text of a task: special tokens and markers."""
-        return len(self._tokenizer("untruncated").encode(self._tasks[task].prompt).ids)
+    def limits(self, task: str) -> tuple[int, int | None]:
+        """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""
+        settings = self._tasks[task]
+        return len(self._tokenizer("untruncated").encode(settings.prompt).ids), settings.max_length
 
-    def settings(self, task: str) -> tuple[str, Any]:
+    def prompt_and_expansion(self, task: str) -> tuple[str, Any]:
         """Return the prompt of a task and its query expansion, for reports."""
         return self._tasks[task].prompt, self._tasks[task].expansion
+
+    @property
+    def origin(self) -> dict[str, str | None]:
+        """The dtype; a name and a revision, which the export does not state."""
+        return {"model": None, "revision": None, "dtype": self.compute_dtype}
 
     @property
     def special_tokens(self) -> list[str]:

@@ -91,7 +91,9 @@ def explain_documents(
                 "model; documents with pooled tokens cannot be explained."
             )
         explanations.append(
-            explain_alignment(id, align(vectors, document), asked, found, model.special_tokens, model.join)
+            explain_alignment(
+                id, align(vectors, document), asked, found, model.encoder.special_tokens, model.encoder.join
+            )
         )
     return explanations
 
@@ -102,7 +104,7 @@ def _explain_page(
     """Explain the score of a document that was encoded as a picture; each of its vectors is a word of its own."""
     names, page = page_tokens(model, metadata, alignment.matrix.shape[1])
     document = TokenizedText(caption, names, [None] * len(names))
-    explanation = explain_alignment(id, alignment, query, document, model.special_tokens, model.join)
+    explanation = explain_alignment(id, alignment, query, document, model.encoder.special_tokens, model.encoder.join)
     words = tuple(Word(name, (i,), None) for i, name in enumerate(names))
     return replace(explanation, document_words=words, page=page)
 

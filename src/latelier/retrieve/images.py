@@ -121,7 +121,7 @@ def with_pictures(documents: Iterable[InputDocument], model: Any) -> Iterator[In
                 picture = Picture.of(image, document.metadata.get("page"))
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(f"documents[{position}]: {error.fact}") from error
-            picture = picture._replace(text=document.with_title() if model.reads_text_beside else "")
+            picture = picture._replace(text=document.with_title() if model.loading.reads_text_beside else "")
             yield document._replace(metadata={**document.metadata, **picture.metadata}, image=picture)
         elif document.text and isinstance(image, str):  # such as an address in a table
             yield document._replace(metadata={**document.metadata, "image": image}, image=None)

@@ -51,7 +51,7 @@ def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: 
     if working is None:
         return batch_size, chunk_size
     length = model.limits("document")[1] or (1024 if model.reads_pictures else 512)
-    encoder: Any = getattr(model.loaded[0], "model", None) if model.can_load else None
+    encoder: Any = getattr(model.loaded[0], "model", None) if model.model is not None else None
     hidden = getattr(getattr(encoder, "config", None), "hidden_size", 768)
     activations = 4 * length * (16 * hidden + hidden // 32 * length)
     batch_size = min(batch_size, max(1, working // 2 // activations))

@@ -11,9 +11,7 @@ import hashlib
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -33,11 +31,11 @@ from latelier.models.exported import (
     is_own,
     is_whole,
     token_starts,
-    tokenizer_lock,
-    tokenizer_offsets,
 )
 from latelier.models.location import DEFAULT_MODEL
 from latelier.models.untrusted import load, load_untrusted
+from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
+from latelier.retrieve.passages import EncodedQueries
 from latelier.retrieve.remote import RemoteEncoder, is_address
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_unicode, cut, describe, is_count, short
@@ -45,63 +43,21 @@ from latelier.utils.files import cache_folder, is_folder
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT
-    from latelier.models.encoding import Job
-    from latelier.models.tokenization import PictureTokens
     from latelier.retrieve.images import Picture
 
 
-def open_with_model(
-    place: PathLike | Index,
-    model: PathLike | None = None,
-    *,
-    device: str | None = None,
-    backend: str = "auto",
-    computing: Mapping[str, Any] | None = None,
-    read_only: bool = False,
-    max_memory: int | str | None = None,
-    trust_remote_code: bool = False,
-    make: Callable[[], Index] | None = None,
-    check: Callable[[Index], None] | None = None,
-) -> tuple[QueryModel, Index]:
-    """Open an index with the model that filled it, or with the one that the user names, see `Retriever.open`.
+class DeferredModel(NamedTuple):
+    """A model that a retriever opens when it is first needed."""
 
-    `check` may refuse an index before a model is loaded; `make` makes one where there is none, after that.
-    """
-    check_choice("backend", backend, ["auto", "onnx", "torch"])
-    if model is not None and backend != "auto" and is_exported(model) != (backend == "onnx"):
-        kind = "" if is_exported(model) else "not "
-        raise InvalidArgumentError(
-            f"received backend={backend!r} for {short(str(model))}, which is {kind}the folder of an exported encoder "
-            "(Retriever.export_encoder() returns one); omit one of them."
-        )
-    if trust_remote_code and model is None:
-        raise InvalidArgumentError(
-            "only a model that you name is trusted, not one that an index names.", advice="give-model"
-        )
-    if trust_remote_code:
-        trust = {"trust_remote_code": True}
-    else:
-        trust = {}
+    open: Callable[[], QueryModel]
+
+
+def open_index(place: PathLike | Index, *, read_only: bool = False, max_memory: int | str | None = None) -> Index:
+    """Return an open index, or the one in a folder."""
     index = find_index(place, read_only=read_only, max_memory=max_memory)
-    if index is None and make is None:
-        index = indexes.open(place, read_only=read_only)  # type: ignore[arg-type]  # raises: there is no index
-    try:
-        if index is not None and check is not None:
-            check(index)
-        if index is not None and (make is None or index.dim is not None or ModelIdentity.stored_in(index)):
-            query_model = _stored_model(index, model, device, backend, computing or {}, trust)
-        else:
-            query_model = given_model(model, device, computing, trust)
-        query_model.is_deferred = index is not None and make is not None and model is None
-        query_model.prepare()
-        if index is None:
-            return query_model, make()  # type: ignore[misc]  # without it, `open` has raised
-        query_model.check(index)
-        return query_model, index
-    except BaseException:
-        if index is not None and index is not place:
-            index.close()
-        raise
+    if index is None:
+        return indexes.open(place, read_only=read_only)  # type: ignore[arg-type]  # raises: there is no index
+    return index
 
 
 def find_index(
@@ -141,19 +97,20 @@ def given_model(
         if not isinstance(model, ColBERT):
             raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
         _refuse_options(device, options, "a loaded model")
-        return QueryModel(None, {}, lambda: model)
+        return QueryModel.of(model)
     name = os.fspath(DEFAULT_MODEL if model is None else model)
     if is_address(name):
         _refuse_options(device, options, "a model on a server")
-        return QueryModel(None, {}, None, RemoteEncoder(name))
+        return QueryModel(None, {}, RemoteEncoder(name))
     if is_folder(Path(name)):  # as an absolute path, so that the index can be opened from any working directory
         name = str(Path(name).resolve())
     if not is_exported(name):
         computation = Computation.of(options or {})
         loaded = load(name, device=device, **computation.loading_options, **(trust or {}))
-        return QueryModel(name, computation.identity_options, lambda: loaded, None, computation.compute_dtype)
+        encoder = LoadedEncoder(lambda: loaded, computation.compute_dtype)
+        return QueryModel(name, computation.identity_options, encoder, encoder)
     _refuse_options(None if device == "cpu" else device, options, "an exported encoder, which runs on the CPU,")
-    return QueryModel(name, {}, None, ExportedEncoder(name))
+    return QueryModel(name, {}, ExportedEncoder(name))
 
 
 def _refuse_options(device: str | None, options: Mapping[str, Any] | None, kind: str) -> None:
@@ -161,15 +118,33 @@ def _refuse_options(device: str | None, options: Mapping[str, Any] | None, kind:
         raise InvalidArgumentError(f"{kind} takes no device and no options; omit device and model_options.")
 
 
-def _stored_model(
+def model_to_write(
+    index: Index | None,
+    model: PathLike | None,
+    *,
+    device: str | None,
+    computing: Mapping[str, Any],
+    trust_remote_code: bool,
+) -> QueryModel:
+    """Return the model for an index that gets documents: the one that filled it, or for a new one any."""
+    if index is not None and (index.dim is not None or ModelIdentity.stored_in(index)):
+        return open_model(index, model, device=device, computing=computing, trust_remote_code=trust_remote_code)
+    return given_model(model, device, computing, _trust(model, trust_remote_code))
+
+
+def open_model(
     index: Index,
     model: PathLike | None,
-    device: str | None,
-    backend: str,
-    computing: Mapping[str, Any],
-    trust: Mapping[str, Any],
+    *,
+    device: str | None = None,
+    backend: str = "auto",
+    computing: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> QueryModel:
     """Return the model that an index names, or the one that the user names, loaded with the options that it stores."""
+    trust = _trust(model, trust_remote_code)
+    _check_backend(backend, model)
+    computing = computing or {}
     try:
         stored = ModelIdentity.stored_in(index)
     except IndexFormatError:
@@ -177,44 +152,77 @@ def _stored_model(
             raise
         stored = None
     options = dict(stored.options) if stored else {}
+    _check_dtype(index, options, computing)
+    if model is None:
+        return _named_model(index, stored, device, backend, computing)
+    if is_exported(model) or is_address(os.fspath(model)):
+        return given_model(model, device, computing, trust)
+    return given_model(model, device, {**options, **computing}, trust)
+
+
+def _trust(model: PathLike | None, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the options to load a model with that no index stores."""
+    if not trust_remote_code:
+        return {}
+    if model is None:
+        raise InvalidArgumentError(
+            "only a model that you name is trusted, not one that an index names.", advice="give-model"
+        )
+    return {"trust_remote_code": True}
+
+
+def _check_backend(backend: str, model: PathLike | None) -> None:
+    check_choice("backend", backend, ["auto", "onnx", "torch"])
+    if model is not None and backend != "auto" and is_exported(model) != (backend == "onnx"):
+        kind = "" if is_exported(model) else "not "
+        raise InvalidArgumentError(
+            f"received backend={backend!r} for {short(str(model))}, which is {kind}the folder of an exported encoder "
+            "(Retriever.export_encoder() returns one); omit one of them."
+        )
+
+
+def _check_dtype(index: Index, options: Mapping[str, Any], computing: Mapping[str, Any]) -> None:
     asked = computing.get("compute_dtype", "auto")
     is_int8 = options.get("compute_dtype") == "int8"
-    if index.dim is not None and asked != "auto" and (asked == "int8") != is_int8:
-        if is_int8:
-            filled = "in int8"
-        else:
-            filled = "in another dtype than int8"
-        raise InvalidArgumentError(
-            f"received compute_dtype={asked!r}, but the index was filled {filled}; omit it, or make a new index."
-        )
-    if model is not None:
-        is_loaded = not (is_exported(model) or is_address(os.fspath(model)))
-        return given_model(model, device, {**options, **computing} if is_loaded else computing, trust)
+    if index.dim is None or asked == "auto" or (asked == "int8") == is_int8:
+        return
+    if is_int8:
+        filled = "in int8"
+    else:
+        filled = "in another dtype than int8"
+    raise InvalidArgumentError(
+        f"received compute_dtype={asked!r}, but the index was filled {filled}; omit it, or make a new index."
+    )
+
+
+def _named_model(
+    index: Index, stored: ModelIdentity | None, device: str | None, backend: str, computing: Mapping[str, Any]
+) -> QueryModel:
+    """Return the model that an index names; its exported encoder stands in for it where there is one."""
     if stored is None or stored.name is None or stored.unstored:
         reason = "does not name its model: it is empty, or filled with embeddings or with a model given as an object"
         if stored is not None and stored.name is not None:
             unstored = ", ".join(map(short, stored.unstored))
             reason = f"was filled by {short(stored.name)} with options that are not stored: {unstored}"
         raise InvalidArgumentError(f"{index!r} {reason}.", advice="give-model")
-    on_cpu = device in (None, "cpu")
     name = stored.name
+    on_cpu = device in (None, "cpu")
+    encoder = None
     if backend != "torch" and on_cpu:
         encoder = _exported_encoder(stored)
-    else:
-        encoder = None
     if backend == "onnx" and encoder is None:
         if on_cpu:
             where = "on the CPU of this machine"
         else:
             where = f"for device={device!r}, only for the CPU"
         raise InvalidArgumentError(f"there is no exported encoder of {short(name)} {where}.", advice="export-encoder")
-    if not on_cpu or backend == "torch":  # which do not compute in int8
-        options.pop("compute_dtype", None)
-    computation = Computation.of({**options, **computing})
+    options = {**stored.options, **computing}
+    if not on_cpu or backend == "torch":  # which do not compute in int8, unless the user asks for it
+        options = {**stored.options, "compute_dtype": None, **computing}
+    computation = Computation.of(options)
     loading = computation.loading_options
-    return QueryModel(
-        name, stored.options, lambda: load_untrusted(name, device, **loading), encoder, computation.compute_dtype
-    )
+    model = LoadedEncoder(lambda: load_untrusted(name, device, **loading), computation.compute_dtype)
+    return QueryModel(name, stored.options, encoder or model, model)
 
 
 class Computation(NamedTuple):
@@ -247,9 +255,6 @@ _SENTENCE = "Late interaction compares every word of a question with every word 
 # Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
 # other models give about 0.
 _LEAST_COSINE = 0.97
-# Pictures encoded before their vectors are pooled and rounded: about a thousand vectors each.
-_PICTURES = 64
-_NO_LIMIT = 1 << 30  # tokenizers that state no limit have a larger number
 _LONGEST_NAME = 4096  # characters, the longest path
 _MOST_DIMENSIONS = 65_536
 _FOREIGN = "the index describes its model in a form that this library does not write"
@@ -413,46 +418,47 @@ def _exported_encoder(identity: ModelIdentity) -> ExportedEncoder | None:
 
 
 class QueryModel:
-    """A model, loaded when it is first needed, its exported encoder, which needs no torch, or both."""
+    """What a retriever encodes with: queries by `encoder`; documents by `model`, if it has one, else by `encoder` too.
+
+    The two are one loaded model, or the exported encoder of the cache stands in for a model that is loaded when
+    documents are added. An exported encoder that the user gives, and that of a server, have no model.
+    """
 
     def __init__(
         self,
         name: str | None,
         options: Mapping[str, Any],
-        load: Callable[[], ColBERT] | None,
-        encoder: ExportedEncoder | RemoteEncoder | None = None,
-        compute_dtype: str = "auto",
+        encoder: Encoder,
+        model: LoadedEncoder | None = None,
     ) -> None:
         self.name = name
         self.options = dict(options)
         self.encoder = encoder
-        self.compute_dtype = compute_dtype
-        self._load = load
-        self._lock = threading.Lock()
-        # By default, sentence-transformers shows a bar if the program logs at the level INFO.
-        self._encoding: dict[str, Any] = {"compute_dtype": compute_dtype, "show_progress_bar": False}
-        self._loaded: ColBERT | None = None
+        self.model = model
         self._identity: ModelIdentity | None = None
         self._longer: QueryModel | None = None
-        self.is_deferred = False  # whether it is loaded and checked only if there is something to write
+
+    @classmethod
+    def of(cls, model: ColBERT, compute_dtype: str = "auto") -> QueryModel:
+        """Return a model that is given as an object."""
+        encoder = LoadedEncoder(lambda: model, compute_dtype)
+        return cls(None, {}, encoder, encoder)
 
     @property
-    def loaded(self) -> ColBERT:
-        """The model itself, loaded on first use."""
-        if self._load is None:
+    def loading(self) -> LoadedEncoder:
+        """The model, or an error if there is only an encoder."""
+        if self.model is None:
             if self.name is None:
                 given = "a server only encodes"
             else:
                 given = f"{short(self.name)} is an exported encoder"
             raise InvalidArgumentError(f"{given}, without the model that this needs; give the model.")
-        with self._lock:
-            self._loaded = self._loaded or self._load()
-        return self._loaded
+        return self.model
 
     @property
-    def can_load(self) -> bool:
-        """Whether there is a model, not only an exported encoder."""
-        return self._load is not None
+    def loaded(self) -> ColBERT:
+        """The model itself, loaded on first use."""
+        return self.loading.loaded
 
     @property
     def identity(self) -> ModelIdentity:
@@ -460,22 +466,27 @@ class QueryModel:
         if self._identity is None:
             kept = {name: value for name, value in self.options.items() if _is_storable(name, value)}
             stored = {name: int(value) if is_count(value) else value for name, value in kept.items()}  # of numpy
-            whole: Any = self._encode_whole([_SENTENCE])
-            if not len(whole[0]):  # of documents, the model keeps the vectors of patches alone
-                whole = self.loaded.encode_query([_SENTENCE], **self._encoding)
-            vectors = TokenEmbeddings.from_list(whole).to("numpy").to("float32")[0]
+            encoder = self.model or self.encoder
+            vectors = encoder.encode([_SENTENCE], "document").to("float32")[0]
+            if not len(vectors):  # of documents, the model keeps the vectors of patches alone
+                vectors = encoder.encode([_SENTENCE], "query").to("float32")[0]
             fingerprint = [round(float(value), 4) for value in np.mean(vectors, axis=0)]
             self._identity = ModelIdentity(self.name, stored, fingerprint, sorted(set(self.options) - set(stored)))
         return self._identity
 
+    @property
+    def has_stand_in(self) -> bool:
+        """Whether an encoder of the cache, found by the weights that the index stores, encodes queries."""
+        return self.model is not None and self.encoder is not self.model
+
     def prepare(self) -> None:
-        """Load the model and compute its fingerprint, unless it is deferred or an exported encoder stands in for it."""
-        if self.encoder is None and not self.is_deferred:
+        """Load the model and compute its fingerprint, unless an encoder stands in for it."""
+        if not self.has_stand_in:
             _ = self.identity
 
     def check(self, index: Index) -> None:
-        """Check the weights; an exported encoder of the cache is found by those that the index stores."""
-        if (self.encoder is None and not self.is_deferred) or self._load is None:
+        """Check that its weights are those that filled the index, unless an encoder stands in for it."""
+        if not self.has_stand_in:
             self.identity.check(index)
 
     def export(self, index: Index) -> Path:
@@ -494,49 +505,34 @@ class QueryModel:
     @property
     def dim(self) -> int:
         """Dimension of the token vectors."""
-        if self.encoder is None:
-            return self.loaded.embedding_size
         return self.encoder.embedding_size
 
     @property
     def is_mean(self) -> bool:
         """Whether the model's scores are means over the vectors of the query (``meanmaxsim``), not their sums."""
-        return (self.encoder or self.loaded).similarity_fn_name == "meanmaxsim"
-
-    @property
-    def longest_query(self) -> int | None:
-        """The most tokens of a query that the model can read; None if only its server knows."""
-        if isinstance(self.encoder, RemoteEncoder):
-            return None
-        if self.encoder is not None:
-            return self.encoder.longest_query
-        from latelier.models.construction import longest_query
-
-        return longest_query(self.loaded)
+        return self.encoder.similarity_fn_name == "meanmaxsim"
 
     def reading(self, query: str, *, whole: bool) -> QueryModel:
         """Return the model that reads a query; with `whole`, one of the same weights if this one would cut it."""
-        if whole and self.longest_query is None:
+        if not whole:
+            return self
+        longest = self.encoder.longest_query
+        if longest is None:
             raise InvalidArgumentError("received whole_query=True, but the server that encodes cuts queries by itself.")
-        if not whole or not self.unread([query], "query")[0]:
+        if not self.unread([query], "query")[0]:
             return self
         if self._longer is None:
-            self._longer = self._with_longer_queries()
+            if self.model is not None and self.encoder is self.model:
+                model = self.model.with_longer_queries()
+                self._longer = QueryModel(self.name, self.options, model, model)
+            else:
+                self._longer = QueryModel(self.name, self.options, self.encoder.with_longer_queries())
         if tokens := self._longer.unread([query], "query")[0]:
             raise InvalidArgumentError(
                 f"received whole_query=True for a query that is {tokens:,} tokens longer than the model can read at "
-                f"all, {self.longest_query:,} tokens: {short(query)}; shorten it, or leave whole_query out."
+                f"all, {longest:,} tokens: {short(query)}; shorten it, or leave whole_query out."
             )
         return self._longer
-
-    def _with_longer_queries(self) -> QueryModel:
-        if self.encoder is not None:
-            encoder: Any = self.encoder
-            return QueryModel(self.name, self.options, None, encoder.with_longer_queries(), self.compute_dtype)
-        from latelier.models.encoding import with_longer_queries
-
-        loaded: Any = with_longer_queries(self.loaded)
-        return QueryModel(self.name, self.options, lambda: loaded, None, self.compute_dtype)
 
     def encode_queries(self, texts: Sequence[str], *, whole: bool = False) -> TokenEmbeddings:
         """Return the token vectors of some queries, as numpy arrays; divided by their number if scores are means."""
@@ -546,39 +542,30 @@ class QueryModel:
                 groups.setdefault(self.reading(text, whole=True), []).append(i)
             parts = [model.encode_queries([texts[i] for i in rows]) for model, rows in groups.items()]
             return TokenEmbeddings.concatenate(parts)[np.argsort(list(chain(*groups.values())))]
-        if self.encoder is not None:
-            vectors = TokenEmbeddings.from_list(self.encoder.encode_queries(texts))
-        else:
-            packed: Any = self.loaded.encode_query(list(texts), packed=True, **self._encoding)
-            vectors = packed.to("numpy")
+        vectors = self.encoder.encode(texts, "query")
         if not self.is_mean:
             return vectors
         counts = np.repeat(vectors.lengths, vectors.lengths)[:, None]
         return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
 
+    def encode_for_search(self, texts: list[str], *, whole: bool, with_own: bool) -> EncodedQueries:
+        """Return queries for a search by vectors; `with_own`: with the vectors that a mean score is the mean of."""
+        vectors = self.encode_queries(texts, whole=whole)
+        own = None
+        if with_own:
+            own = self.own_vectors(texts, vectors, whole=whole)
+        return EncodedQueries(texts, vectors, own)
+
     def encode_picture(self, picture: Picture) -> TokenEmbeddings:
         """Return the vectors of a picture that is a query, as numpy arrays."""
-        if not self.reads_pictures:
+        if self.model is None or not self.model.reads_pictures:
             raise InvalidArgumentError("the query is a picture, and this model reads texts only; give a text.")
-        from latelier.models.encoding import Job
-
-        job = Job("query", compute_dtype=self.compute_dtype, truncate_dim=self.loaded.truncate_dim)
-        return self._encode_pictures([picture], job).to("numpy")
+        return self.model.encode_picture(picture)
 
     @property
     def reads_pictures(self) -> bool:
         """Whether documents may be pictures."""
-        return self.can_load and "image" in self.loaded.modalities
-
-    @property
-    def reads_text_beside(self) -> bool:
-        """Whether the model reads a text beside a picture; ColPali, ColQwen2 and others read one or the other."""
-        return self.reads_pictures and not self._is_of_pages and self.loaded.supports(("image", "text"))
-
-    @property
-    def _is_of_pages(self) -> bool:
-        """Whether the model takes any text for a query."""
-        return self.can_load and getattr(self.loaded[0], "transformer_task", "") == "retrieval"
+        return self.model is not None and self.model.reads_pictures
 
     def own_vectors(self, texts: Sequence[str], queries: TokenEmbeddings, *, whole: bool = False) -> TokenEmbeddings:
         """Return the vectors of tokens that stand for characters of the texts, or of all if none does."""
@@ -606,69 +593,22 @@ class QueryModel:
         precision: str | None = None,
     ) -> TokenEmbeddings:
         """Return the token vectors of some texts and pictures; arguments are those of `Retriever.add`."""
+        if self.model is None:
+            texts = [document for document in documents if isinstance(document, str)]
+            return reduced(self.encoder.encode(texts, "document"), pool_factor, precision)
+        return self.model.encode_documents(
+            documents, batch_size=batch_size, pool_factor=pool_factor, precision=precision
+        )
 
-        def reduced(vectors: TokenEmbeddings) -> TokenEmbeddings:
-            if pool_factor != 1:
-                from latelier.models.pooling import pool_tokens
-
-                vectors = pool_tokens(vectors, pool_factor)
-            if precision is None:
-                return vectors
-            return vectors.to(precision)
-
-        texts: list[str] = []
-        pictures: list[Picture] = []
-        for each in documents:
-            texts.append(each) if isinstance(each, str) else pictures.append(each)
-        if self._load is None:
-            return reduced(TokenEmbeddings.from_list(self._encode_whole(texts)))
-        from latelier.models.encoding import Job, packed_windows
-
-        dtype = self.compute_dtype
-        dim = self.loaded.truncate_dim
-        job = Job("document", batch_size=batch_size, compute_dtype=dtype, truncate_dim=dim)
-        windows = packed_windows(self.loaded, texts, job, precision if pool_factor == 1 else None)
-        encoded = list(map(reduced, windows))
-        for first in range(0, len(pictures), _PICTURES):
-            encoded.append(reduced(self._encode_pictures(pictures[first : first + _PICTURES], job)))
-        joined = TokenEmbeddings.concatenate(encoded)
-        if not (texts and pictures):
-            return joined
-        order = np.argsort([not isinstance(each, str) for each in documents], kind="stable")
-        return joined[np.argsort(order).tolist()]
-
-    def _encode_pictures(self, pictures: Sequence[Picture], job: Job) -> TokenEmbeddings:
-        from latelier.models.encoding import encode_pictures
-
-        model = self.loaded
-        job = replace(job, prompt=model.prompts.get(job.task), device=model.device, save_to_cpu=True)
-        return encode_pictures(model, lambda i: pictures[i].load(), [each.pixels for each in pictures], job)
-
-    def _encode_whole(self, texts: Sequence[str]) -> list[Any]:
-        """Return the token vectors of documents as the model makes them."""
-        if self.encoder is not None and self._load is None:
-            return self.encoder.encode_documents(texts)
-        task = "query" if self._is_of_pages else "document"
-        return list(self.loaded.encode(list(texts), task=task, **self._encoding))
-
-    def limits(self, task: str) -> tuple[int, int | None]:
+    def limits(self, task: Task) -> tuple[int, int | None]:
         """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""
-        if self.encoder is not None:
-            longest = {"query": self.encoder.max_length_query, "document": self.encoder.max_length_document}
-            return self.encoder.overhead(task), longest[task]
-        from latelier.models.construction import max_length
+        return self.encoder.limits(task)
 
-        model: Any = self.loaded
-        with tokenizer_lock(model.tokenizer):
-            empty = model.tokenizer(model.prompts.get(task) or "", truncation=False, verbose=False)
-        limit = max_length(model, task)
-        return len(empty["input_ids"]), limit if limit < _NO_LIMIT else None
-
-    def unread(self, texts: Sequence[str], task: str) -> list[int]:
+    def unread(self, texts: Sequence[str], task: Task) -> list[int]:
         """Return how many tokens at the end of each text the model does not read; 0 where it cannot tell."""
         unread = [0] * len(texts)
         (overhead, limit) = self.limits(task)
-        if limit is None or not (self.encoder or getattr(self.loaded.tokenizer, "is_fast", False)):
+        if limit is None or not self.encoder.has_offsets:
             return unread
         # A token has more than two bytes on average: shorter texts need not be tokenised to know that they are read.
         most = 2 * (limit - overhead)
@@ -681,68 +621,30 @@ class QueryModel:
     @property
     def settings(self) -> dict[str, Any]:
         """What its vectors depend on, as JSON values, for reports."""
-        revision: Any = self.options.get("revision")
-        dtype: Any = self.compute_dtype
-        name: Any = self.name
-        if self.encoder is None:
-            from latelier.models.construction import encoder_module
-
-            model: Any = self.loaded
-            module = encoder_module(model)
-            config = getattr(module, "config", None)
-            name = name or getattr(config, "name_or_path", None)
-            revision = revision or getattr(config, "_commit_hash", None)
-            dtype = str(model.dtype).removeprefix("torch.") + ("" if dtype == "auto" else f", computed in {dtype}")
-            tasks = {task: (model.prompts.get(task), module.query_expansion) for task in ("query", "document")}
-        else:
-            dtype = self.encoder.compute_dtype
-            tasks = {task: self.encoder.settings(task) for task in ("query", "document")}
-        found = {"model": name, "revision": revision, "dtype": dtype}
-        for task, (prompt, _) in tasks.items():
-            found |= {f"{task}_length": self.limits(task)[1], f"{task}_prompt": prompt or ""}
-        expansion = tasks["query"][1]
-        return {**found, "expansion": dict(expansion) if expansion else None}
+        origin = self.encoder.origin
+        settings: dict[str, Any] = {
+            "model": self.name or origin["model"],
+            "revision": self.options.get("revision") or origin["revision"],
+            "dtype": origin["dtype"],
+        }
+        tasks: tuple[Task, ...] = ("query", "document")
+        for task in tasks:
+            settings[f"{task}_length"] = self.limits(task)[1]
+            settings[f"{task}_prompt"] = self.encoder.prompt_and_expansion(task)[0] or ""
+        expansion = self.encoder.prompt_and_expansion("query")[1]
+        return {**settings, "expansion": dict(expansion) if expansion else None}
 
     def token_starts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the first character of each token of each text."""
-        if self.encoder is not None:
-            offsets = self.encoder.text_offsets
-        else:
-            offsets = tokenizer_offsets(self.loaded.tokenizer)
-        return token_starts(offsets, texts)
+        return token_starts(self.encoder.text_offsets, texts)
 
     def tokens(self, text: str, *, is_query: bool) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for."""
-        return (self.encoder or self.loaded).tokens(text, is_query=is_query)
+        return self.encoder.tokens(text, is_query=is_query)
 
     def token_ranges(self, text: str, *, is_query: bool) -> list[tuple[int, int] | None]:
         """Return the range of the text's characters that each of these tokens stands for; None: no character."""
-        if self.encoder is not None:
-            return self.encoder.token_ranges(text, is_query=is_query)
-        from latelier.models.tokenization import scored_ranges
-
-        return scored_ranges(self.loaded, self.loaded.tokenize([text], is_query=is_query), text)
-
-    def picture_tokens(self, width: int, height: int) -> PictureTokens:
-        """Return the tokens of a picture of this size that have a vector, and the grid of its patches."""
-        from latelier.models.tokenization import picture_tokens
-
-        return picture_tokens(self.loaded, width, height)
-
-    @property
-    def special_tokens(self) -> list[str]:
-        """Special tokens of the tokenizer, such as ``[CLS]``."""
-        if self.encoder is not None:
-            return self.encoder.special_tokens
-        tokenizer: Any = self.loaded.tokenizer
-        return list(tokenizer.all_special_tokens)
-
-    def join(self, tokens: list[str]) -> str:
-        """Return the text that tokens form."""
-        if self.encoder is not None:
-            return self.encoder.join(tokens)
-        tokenizer: Any = self.loaded.tokenizer
-        return str(tokenizer.convert_tokens_to_string(tokens))
+        return self.encoder.token_ranges(text, is_query=is_query)
 
 
 def checked_queries(texts: Any, name: str = "queries") -> list[str]:

@@ -91,7 +91,7 @@ def page_tokens(model: QueryModel, metadata: Mapping[str, Any], count: int) -> t
     reason = ""
     try:
         check_size(width, height)  # an index may come from anybody
-        found = model.picture_tokens(width, height)
+        found = model.loading.picture_tokens(width, height)
         reason = found.reason
         if len(found.tokens) == count:
             tokens = [_name(model, token) for token in found.tokens]
@@ -107,9 +107,9 @@ def page_tokens(model: QueryModel, metadata: Mapping[str, Any], count: int) -> t
 
 def _name(model: QueryModel, token: str) -> str:
     """Return the name of a token: one of the prompt that stands around each picture, unless it is a patch."""
-    if token in model.special_tokens:
+    if token in model.encoder.special_tokens:
         return token
-    return f"prompt: {model.join([token]).strip() or '␣'}"
+    return f"prompt: {model.encoder.join([token]).strip() or '␣'}"
 
 
 def page_jpeg(metadata: Mapping[str, Any], longest: int = LONGEST_SIDE) -> bytes:

@@ -10,8 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -367,6 +366,53 @@ class Results(list[Result]):
 _PASSAGES = 4
 
 
+@dataclass(frozen=True)
+class EncodedQueries:
+    """The queries of a search.
+
+    Attributes
+    ----------
+    texts
+        Text of each query; empty for queries that are pictures or vectors.
+    vectors
+        Token vectors of each query; None for keywords.
+    own
+        Of these, the vectors of the text's own tokens, for `Result.mean_score`; None: no mean is wanted.
+    """
+
+    texts: list[str]
+    vectors: TokenEmbeddings | None = None
+    own: TokenEmbeddings | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts) if self.vectors is None else len(self.vectors)
+
+    @property
+    def needed_vectors(self) -> TokenEmbeddings:
+        """The vectors, for what is not done without."""
+        return cast("TokenEmbeddings", self.vectors)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[EncodedQueries]) -> EncodedQueries:
+        """Return the queries of parts that all have vectors, and all or none of which have own ones."""
+        texts = [text for part in parts for text in part.texts]
+        vectors = [part.vectors for part in parts if part.vectors is not None]
+        own = [part.own for part in parts if part.own is not None]
+        return cls(
+            texts,
+            vectors=TokenEmbeddings.concatenate(vectors) if vectors else None,
+            own=TokenEmbeddings.concatenate(own) if own else None,
+        )
+
+    def rows(self, rows: list[int]) -> EncodedQueries:
+        """Return some of the queries."""
+        return EncodedQueries(
+            texts=[self.texts[row] for row in rows] if self.texts else [],
+            vectors=None if self.vectors is None else self.vectors[rows],
+            own=None if self.own is None else self.own[rows],
+        )
+
+
 class StoredDocuments:
     """The documents of an index by the user's ids; an id that is not that of a passage is a whole document."""
 
@@ -432,50 +478,38 @@ class StoredDocuments:
         whole = [id for id in wanted if self._is_whole(id)]
         self.index.remove(whole, prefixes=map(passage_prefix, wanted))
 
-    def find(
-        self,
-        vectors: Any,
-        texts: Sequence[str],
-        k: int,
-        options: SearchOptions,
-        own: TokenEmbeddings | None = None,
-    ) -> list[list[Found]]:
-        """Return the best documents' hits; `vectors`: None for keywords; `own`: of the texts' own tokens, for means."""
-        least = None if own is None else options.min_mean_score
-        if least is not None:
+    def find(self, queries: EncodedQueries, k: int, options: SearchOptions) -> list[list[Found]]:
+        """Return the hits of the best documents of each query."""
+        least = None
+        if queries.own is not None:
+            least = options.min_mean_score
             options = replace(options, min_mean_score=None)
         if self.has_passages:
-            hits = self.find_by_passages(vectors, texts, k, options)[0]
+            hits = self.find_by_passages(queries, k, options)[0]
         else:
-            hits = self.index.find(vectors, k, [] if options.mode == "vectors" else list(texts), options)
-        means: Any = repeat(repeat(None)) if own is None else self.index.mean_scores(own, hits)
+            hits = self._find(queries, k, options)
+        if queries.own is None:
+            return [[Found(*hit, None) for hit in row] for row in hits]
         found = []
-        for row, own_means in zip(hits, means, strict=False):
-            pairs = zip(row, own_means, strict=False)
+        for row, means in zip(hits, self.index.mean_scores(queries.own, hits), strict=True):
+            pairs = zip(row, means, strict=True)
             found.append([Found(*hit, mean) for hit, mean in pairs if least is None or mean >= least])
         return found
 
-    def find_by_passages(
-        self, vectors: Any, texts: Sequence[str], k: int, options: SearchOptions
-    ) -> tuple[list[list[Hit]], int]:
+    def _find(self, queries: EncodedQueries, k: int, options: SearchOptions) -> list[list[Hit]]:
+        texts = [] if options.mode == "vectors" else queries.texts
+        return self.index.find(queries.vectors, k, texts, options)
+
+    def find_by_passages(self, queries: EncodedQueries, k: int, options: SearchOptions) -> tuple[list[list[Hit]], int]:
         """Return the best documents' hits, and how many passages had to be searched for `k` documents."""
-        waiting = list(range(len(texts) if vectors is None else len(vectors)))
+        waiting = list(range(len(queries)))
         best: list[list[Hit]] = [[] for _ in waiting]
         most = max(k, len(self.index))
         limit = min(_PASSAGES * k, most)
         while True:
-            asked = vectors
-            if asked is not None:
-                if isinstance(vectors, TokenEmbeddings):
-                    asked = vectors[waiting]
-                else:
-                    asked = [vectors[row] for row in waiting]
-            if options.mode == "vectors":
-                words = []
-            else:
-                words = [texts[row] for row in waiting]
             unfinished = []
-            for row, hits in zip(waiting, self.index.find(asked, limit, words, options), strict=True):
+            asked = queries if len(waiting) == len(queries) else queries.rows(waiting)
+            for row, hits in zip(waiting, self._find(asked, limit, options), strict=True):
                 documents: dict[tuple[type, Id], Hit] = {}
                 for hit in hits:
                     document = self.document(hit.id)

@@ -8,16 +8,18 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.utils.checks import cut, short
+
+if TYPE_CHECKING:
+    from latelier.retrieve.encoders import Task
 
 _TOKEN = "LATELIER_READ_TOKEN"
 _TEXTS = 64  # in a request: its answer is then a few megabytes
@@ -33,9 +35,11 @@ class RemoteEncoder:
     """The encoder of a server, of its first index or of the one that the address names; it has no tokenizer."""
 
     similarity_fn_name = "maxsim"  # of a model whose scores are means, the server sends divided queries
-    max_length_query = max_length_document = None
-    compute_dtype = None
+    encodes_in_parallel = True
+    longest_query = None
+    has_offsets = False
     special_tokens: list[str] = []  # noqa: RUF012 (never changed)
+    origin: dict[str, str | None] = {"model": None, "revision": None, "dtype": None}  # noqa: RUF012 (never changed)
 
     def __init__(self, address: str) -> None:
         parts = urlsplit(address)
@@ -53,24 +57,33 @@ class RemoteEncoder:
     def embedding_size(self) -> int:
         """Dimension of the token vectors."""
         with self._lock:
-            self._dim = self._dim or self.encode_queries(["?"])[0].shape[1]
+            self._dim = self._dim or self.encode(["?"], "query").dim
         return self._dim
 
-    def encode_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return one ``(tokens, dim)`` float32 array per query."""
-        return self._encode(texts, "query")
+    def encode(self, texts: Sequence[str], task: Task) -> TokenEmbeddings:
+        """Return the token vectors of texts, as numpy arrays of float32."""
+        encoded: list[TokenEmbeddings] = []
+        for first in range(0, len(texts), _TEXTS):
+            part = list(texts[first : first + _TEXTS])
+            answer = self._post({"texts": part, "input_type": task, "model": self._index or None})
+            try:
+                arrays = load(answer)
+                encoded.append(TokenEmbeddings(arrays["vectors"], arrays["offsets"]))
+            except (SafetensorError, KeyError) as error:
+                raise EmbeddingsError(f"{self._url} answered with something else than vectors: {error}.") from error
+        return TokenEmbeddings.concatenate(encoded)
 
-    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return one ``(tokens, dim)`` float32 array per document."""
-        return self._encode(texts, "document")
+    def limits(self, task: Task) -> tuple[int, None]:
+        """Return no limit: the server keeps its lengths for itself."""
+        return 0, None
 
-    def overhead(self, task: str) -> int:
-        """Return 0: the server keeps its lengths for itself."""
-        return 0
+    def prompt_and_expansion(self, task: Task) -> tuple[None, None]:
+        """Return neither, which are the server's."""
+        return None, None
 
-    def settings(self, task: str) -> tuple[str, Any]:
-        """Return no prompt and no query expansion, which are the server's."""
-        return "", None
+    def with_longer_queries(self) -> RemoteEncoder:
+        """Return the encoder itself: its server cuts queries."""
+        return self
 
     def tokens(self, *_: Any, **__: Any) -> Any:
         """Raise an error, as all that needs the tokenizer does."""
@@ -79,19 +92,6 @@ class RemoteEncoder:
         )
 
     token_ranges = text_offsets = join = tokens
-
-    def _encode(self, texts: Sequence[str], input_type: str) -> list[np.ndarray]:
-        encoded: list[np.ndarray] = []
-        for first in range(0, len(texts), _TEXTS):
-            part = list(texts[first : first + _TEXTS])
-            answer = self._post({"texts": part, "input_type": input_type, "model": self._index or None})
-            try:
-                arrays = load(answer)
-                matrices = TokenEmbeddings(arrays["vectors"], arrays["offsets"])
-            except (SafetensorError, KeyError) as error:
-                raise EmbeddingsError(f"{self._url} answered with something else than vectors: {error}.") from error
-            encoded += list(matrices)
-        return encoded
 
     def _post(self, body: dict[str, Any]) -> bytes:
         headers = {"content-type": "application/json", "accept": "application/octet-stream"}

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, groupby, islice, repeat
-from operator import itemgetter
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
 from latelier.arrays import DTYPES
-from latelier.embeddings import TokenEmbeddings
-from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
 from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
-from latelier.indexes.packing import prepare_queries
 from latelier.indexes.results import CUT, as_id, stored_cut
 from latelier.retrieve.explaining import explain_documents, marked_snippets
 from latelier.retrieve.explanation import Explanation
@@ -40,12 +37,20 @@ from latelier.retrieve.indexing import (
     read_chunks,
     store,
 )
-from latelier.retrieve.model import QueryModel, checked_queries, find_index, given_model, open_with_model
-from latelier.retrieve.passages import DocumentSettings, Found, Passages, Results, StoredDocuments
+from latelier.retrieve.model import (
+    DeferredModel,
+    QueryModel,
+    checked_queries,
+    find_index,
+    given_model,
+    open_index,
+    open_model,
+)
+from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
 from latelier.retrieve.records import FileDocuments
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, check_number
-from latelier.utils.misc import NotCopied, progress_bar, warn_caller
+from latelier.utils.misc import Markup, NotCopied, progress_bar, warn_caller
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -143,21 +148,27 @@ class Retriever(NotCopied):
 
     def __init__(
         self,
-        model: ColBERT | PathLike | QueryModel | None = None,
+        model: ColBERT | PathLike | QueryModel | DeferredModel | None = None,
         index: Index | PathLike | None = None,
         *,
         device: str | None = None,
         model_options: Mapping[str, Any] | None = None,
         max_memory: int | str | None = None,
     ) -> None:
-        self._model = given_model(model, device, model_options)
-        self._model.prepare()
+        self._lock = threading.Lock()
+        self._model: QueryModel | None = None
+        if isinstance(model, DeferredModel):
+            self._open_model = model.open
+        else:
+            self._model = given_model(model, device, model_options)
+            self._model.prepare()
         opened = find_index(index, max_memory=max_memory)
         folder: Any = index
         dtype: Any = None if index is None else "float16"  # on disk, size matters more than the fifth digit
         self.index = Flat(folder, dtype=dtype, max_memory=max_memory) if opened is None else opened
         try:
-            self._model.check(self.index)
+            if self._model is not None:
+                self._model.check(self.index)
         except LatelierError:
             if self.index is not index:
                 self.index.close()
@@ -174,6 +185,7 @@ class Retriever(NotCopied):
         max_memory: int | str | None = None,
         backend: Literal["auto", "onnx", "torch"] = "auto",
         trust_remote_code: bool = False,
+        load_model: bool = True,
     ) -> Retriever:
         """Open a folder that a retriever has filled, with the model that filled it.
 
@@ -198,6 +210,9 @@ class Retriever(NotCopied):
             installed. The model is then loaded when documents are added.
         trust_remote_code
             Run the code that comes with `model`; never that of a model which only the index names.
+        load_model
+            False: open the model, and raise the errors of opening it, when it is first needed. A search by keywords
+            and reading documents do not need it.
 
         Returns
         -------
@@ -225,28 +240,40 @@ class Retriever(NotCopied):
         ...     retriever.search("fruit")[0].id
         'a'
         """
-        options: dict[str, Any] = {"device": device, "backend": backend, "trust_remote_code": trust_remote_code}
-        return cls(*open_with_model(path, model, read_only=read_only, max_memory=max_memory, **options))
+        index = open_index(path, read_only=read_only, max_memory=max_memory)
+        opening = partial(open_model, index, model, device=device, backend=backend, trust_remote_code=trust_remote_code)
+        try:
+            return cls(opening() if load_model else DeferredModel(opening), index)
+        except BaseException:
+            if index is not path:
+                index.close()
+            raise
 
     @property
     def model(self) -> ColBERT:
         """The model; after `open` with an exported encoder it is loaded when it is first used."""
-        return self._model.loaded
+        return self.query_model.loaded
 
     @property
     def query_model(self) -> QueryModel:
         """The model, or its exported encoder, as the functions of `latelier.retrieve` take it."""
-        return self._model
+        with self._lock:
+            if self._model is None:
+                model = self._open_model()
+                model.prepare()
+                model.check(self.index)
+                self._model = model
+            return self._model
 
     @property
     def model_name(self) -> str | None:
         """Name or folder of the model; None if it was given as an object."""
-        return self._model.name
+        return self.query_model.name
 
     @property
     def model_options(self) -> dict[str, Any]:
         """The options that the model is loaded with."""
-        return self._model.options
+        return self.query_model.options
 
     def export_encoder(self) -> Path:
         """Export the model's encoder to the cache folder, so that `open` needs neither torch nor the model to search.
@@ -263,7 +290,7 @@ class Retriever(NotCopied):
         MissingExtraError
             If a package that exporting needs is missing.
         """
-        return self._model.export(self.index)
+        return self.query_model.export(self.index)
 
     def add(
         self,
@@ -443,7 +470,7 @@ class Retriever(NotCopied):
         check_count("batch_size", batch_size)
         check_count("chunk_size", chunk_size, optional=True)
         check_choice("precision", precision, DTYPES, optional=True)
-        model = self._model
+        model = self.query_model
         index = self.index
         model.identity.check(index)
         batch_size, size = bounded_sizes(index, model, batch_size, chunk_size or _CHUNK_SIZE)
@@ -563,16 +590,40 @@ class Retriever(NotCopied):
         """
         is_picture = hasattr(texts, "getbands")  # of PIL
         queries = [] if is_picture else checked_queries(texts)
-        given = self._model.encode_picture(Picture.of(texts)) if is_picture else queries
-        [results] = search_batch(self, [Search(given, k, options)])
-        whole = bool(options.get("whole_query"))
-        if isinstance(results, LatelierError):
-            raise results
-        for query, found in zip(queries, results, strict=not is_picture):
-            found.marked = partial(marked_snippets, self._model, self.index, query, whole=whole)
+        k = check_count("k", k)
+        chosen = self.index.checked_options(options)
+        if not (queries or is_picture):
+            return []
+        if is_picture:
+            check_texts(None, chosen.mode)
+            encoded = self._encode_picture(Picture.of(texts), chosen)
+        else:
+            encoded = self._encode(queries, chosen)
+        with self.index.snapshot():
+            stored = StoredDocuments(self.index)
+            results = stored.results(stored.find(encoded, k, chosen))
+        if encoded.vectors is not None and not chosen.whole_query:
+            for result, tokens in zip(results, self.query_model.unread(queries, "query"), strict=False):
+                result.unread = tokens
+        for result, query in zip(results, queries, strict=False):
+            result.marked = partial(self._marked, query, chosen.whole_query)
         if isinstance(texts, str) or is_picture:
             return results[0]
         return results
+
+    def _encode(self, texts: list[str], options: SearchOptions) -> EncodedQueries:
+        """Return queries as a search with these options takes them; for keywords the model is left unopened."""
+        if options.mode == "keywords":
+            return EncodedQueries(texts)
+        has_least = options.min_mean_score is not None
+        return self.query_model.encode_for_search(texts, whole=options.whole_query, with_own=has_least)
+
+    def _encode_picture(self, picture: Picture, options: SearchOptions) -> EncodedQueries:
+        vectors = self.query_model.encode_picture(picture)
+        return EncodedQueries([], vectors, None if options.min_mean_score is None else vectors)
+
+    def _marked(self, query: str, whole: bool, results: Sequence[Result]) -> Mapping[Id, Markup]:
+        return marked_snippets(self.query_model, self.index, query, results, whole=whole)
 
     def run(
         self,
@@ -618,23 +669,21 @@ class Retriever(NotCopied):
         k = check_count("k", k)
         if not texts:
             return SearchRun({}, {})
-        whole = chosen.whole_query
-        own = None
-        if chosen.mode == "keywords":
-            vectors = None
-        else:
-            vectors = self._model.encode_queries(texts, whole=whole)
-        if vectors is not None and chosen.min_mean_score is not None:
-            own = self._model.own_vectors(texts, vectors, whole=whole)
+        encoded = self._encode(texts, chosen)
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
-            found = stored.find(vectors, texts, k, chosen, own)
+            found = stored.find(encoded, k, chosen)
         run = {
             query: {str(stored.document(hit.id)): hit.score for hit in hits}
             for query, hits in zip(queries, found, strict=True)
         }
         seconds = {"seconds": round(time.perf_counter() - begin, 3)}
-        return SearchRun(run, search_settings(self._model, self.index, texts, k, chosen) | seconds)
+        return SearchRun(run, self._settings(texts, k, chosen) | seconds)
+
+    def _settings(self, texts: Sequence[str], k: int, options: SearchOptions) -> dict[str, Any]:
+        """Return what the results of queries depend on, as JSON values; nothing of the model for keywords alone."""
+        model = None if options.mode == "keywords" else self.query_model
+        return search_settings(model, self.index, texts, k, options)
 
     def explain(self, query: str, id: Id, *, whole_query: bool = False) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.
@@ -661,7 +710,7 @@ class Retriever(NotCopied):
         LatelierError
             If the document was stored without its text, or its tokens were pooled.
         """
-        return explain_documents(self._model, self.index, query, [as_id(id)], whole=whole_query)[0]
+        return explain_documents(self.query_model, self.index, query, [as_id(id)], whole=whole_query)[0]
 
     def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> Ranked:
         """Order texts, which need not be in the index, by their score for a query.
@@ -693,7 +742,7 @@ class Retriever(NotCopied):
         >>> [hit.id for hit in retriever.rerank("fruit", texts)]
         [1, 0]
         """
-        return rank_texts(self._model, query, texts, k)
+        return rank_texts(self.query_model, query, texts, k)
 
     def why_not(self, query: str, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and which changes would find it.
@@ -718,7 +767,7 @@ class Retriever(NotCopied):
         >>> report.causes[0].kind, str(report.changes[0])
         ('scored_lower', 'search with k=2')
         """
-        return explain_miss(self._model, self.index, query, id, k, **options)
+        return explain_miss(self.query_model, self.index, query, id, k, **options)
 
     def estimate_threshold(self, share: float = 0.05, *, queries: int = 200) -> Threshold:
         """Estimate from the documents a `min_mean_score` that leaves out irrelevant ones.
@@ -765,9 +814,8 @@ class Retriever(NotCopied):
             chance = random.Random(0)
             starts = [chance.randint(0, max(0, len(each) - _WORDS)) for each in words.values()]
             pieces = [" ".join(each[start:][:_WORDS]) for each, start in zip(words.values(), starts, strict=True)]
-            vectors = self._model.encode_queries(pieces)
-            own = self._model.own_vectors(pieces, vectors)
-            found = stored.find(vectors, pieces, 2, SearchOptions(), own)
+            options = SearchOptions(min_mean_score=-math.inf)  # with means
+            found = stored.find(self._encode(pieces, options), 2, options)
         best = []
         for id, hits in zip(words, found, strict=True):
             others = [hit.mean_score for hit in hits if stored.document(hit.id) != id]
@@ -787,8 +835,10 @@ class Retriever(NotCopied):
         return len(StoredDocuments(self.index))
 
     def __repr__(self) -> str:
-        if self.model_name:
-            model = repr(self.model_name)
+        if self._model is None:
+            model = "a model not opened yet"
+        elif self._model.name:
+            model = repr(self._model.name)
         else:
             model = f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
@@ -831,9 +881,9 @@ class SearchRun(dict[str, dict[str, float]]):
 
 
 def search_settings(
-    model: QueryModel, index: Index, texts: Sequence[str], k: int, options: SearchOptions
+    model: QueryModel | None, index: Index, texts: Sequence[str], k: int, options: SearchOptions
 ) -> dict[str, Any]:
-    """Return what the results of queries depend on, as JSON values; nothing of the model for keywords alone."""
+    """Return what the results of queries depend on, as JSON values; `model`: None if it is not used."""
     documents = DocumentSettings.stored_in(index)
     default = SearchOptions()
     given = {name: value for name, value in vars(options).items() if value != getattr(default, name)}
@@ -843,7 +893,7 @@ def search_settings(
         given["passages"] = documents.describe_passages()
     count = len(StoredDocuments(index))
     return {
-        **({} if options.mode == "keywords" else model.settings),
+        **({} if model is None else model.settings),
         "index": type(index).__name__,
         "bits": getattr(index, "nbits", None) or {"float32": 32, "float16": 16}.get(getattr(index, "dtype", "")),
         "pool_factor": documents.pool_factor,
@@ -853,145 +903,7 @@ def search_settings(
         "queries": len(texts),
         "documents": count,
         "queries_cut": 0.0
-        if options.mode == "keywords" or options.whole_query
+        if model is None or options.whole_query
         else round(sum(map(bool, model.unread(texts, "query"))) / len(texts), 4),
         "documents_cut": round(min(stored_cut(index.settings) / max(count, 1), 1.0), 4),
     }
-
-
-class Search(NamedTuple):
-    """One of several searches: texts, checked, or matrices ``(tokens, dim)``, and the options of `Retriever.search`."""
-
-    queries: Sequence[Any]
-    k: int
-    options: Mapping[str, Any]
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether the queries are texts."""
-        return bool(self.queries) and isinstance(self.queries[0], str)
-
-    def reads_texts(self, options: SearchOptions) -> bool:
-        """Whether the model encodes the queries."""
-        return self.has_texts and options.mode != "keywords"
-
-
-def search_batch(
-    retriever: Retriever,
-    searches: Sequence[Search],
-    stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-) -> list[list[Results] | LatelierError]:
-    """Return the results of searches with different options, each what it gets alone, or the error that it raises.
-
-    All texts are encoded in one call, and searches with equal options are one call of the index. `stage` is called with
-    ``"encode"``, ``"search"`` and ``"read"``, for a context that measures that stage.
-    """
-    index = retriever.index
-    model = retriever.query_model
-    answers: list[Any] = []
-    asked: dict[int, tuple[Search, SearchOptions]] = {}
-    groups: dict[str, dict[int, Search]] = {}
-    for i, search in enumerate(searches):
-        options = _checked(retriever, search)
-        answers.append(options if isinstance(options, LatelierError) else [])
-        if isinstance(options, SearchOptions) and search.queries:
-            asked[i] = search, options
-            # As a text: 1, 1.0 and True are equal, but may select other documents.
-            groups.setdefault(repr((search.has_texts, search.k, options)), {})[i] = search
-    encoded = _encode(model, list(asked.values()), stage)
-    rows: list[list[Found]] = []
-    places: dict[int, slice] = {}  # among these rows, of each search
-    with index.snapshot():
-        stored = StoredDocuments(index)
-        with stage("search"):
-            for group in groups.values():
-                found = _find(stored, list(group.values()), asked[next(iter(group))][1], encoded)
-                for i, hits in zip(group, found, strict=True):
-                    if isinstance(hits, LatelierError):
-                        answers[i] = hits
-                    else:
-                        places[i] = slice(len(rows), len(rows) + len(hits))
-                        rows += hits
-        with stage("read"):
-            results = stored.results(rows)
-    for i, place in places.items():
-        answers[i] = results[place]
-        search, options = asked[i]
-        if search.reads_texts(options) and not options.whole_query:
-            for tokens, each in zip(model.unread(search.queries, "query"), answers[i], strict=True):
-                each.unread = tokens
-    return answers
-
-
-class _Encoded(NamedTuple):
-    """Texts as vectors, and the row of each and of whether it is read whole; `own`: for means, see `own_vectors`."""
-
-    rows: dict[tuple[bool, str], int]
-    vectors: TokenEmbeddings
-    own: TokenEmbeddings | None
-
-
-def _encode(
-    model: QueryModel,
-    asked: Sequence[tuple[Search, SearchOptions]],
-    stage: Callable[[str], AbstractContextManager[Any]],
-) -> _Encoded | None:
-    texts: set[tuple[bool, str]] = set()
-    has_means = False
-    for search, options in asked:
-        if search.reads_texts(options):
-            texts.update(zip(repeat(options.whole_query), search.queries))
-            has_means |= options.min_mean_score is not None
-    if not texts:
-        return None
-    rows = dict(zip(sorted(texts), count()))
-    vectors = []
-    own = []
-    with stage("encode"):
-        for whole, group in groupby(rows, key=itemgetter(0)):
-            queries = [text for _, text in group]
-            vectors.append(model.encode_queries(queries, whole=whole))
-            if has_means:
-                own.append(model.own_vectors(queries, vectors[-1], whole=whole))
-    return _Encoded(rows, TokenEmbeddings.concatenate(vectors), TokenEmbeddings.concatenate(own) if own else None)
-
-
-def _checked(retriever: Retriever, search: Search) -> SearchOptions | LatelierError:
-    try:
-        check_count("k", search.k)
-        options = retriever.index.checked_options(search.options)
-        check_texts(list(search.queries) if search.has_texts else None, options.mode)
-        if options.whole_query and search.reads_texts(options):
-            for text in search.queries:
-                retriever.query_model.reading(text, whole=True)
-        return options
-    except LatelierError as error:
-        return error
-
-
-def _find(
-    stored: StoredDocuments, searches: list[Search], options: Any, encoded: Any
-) -> list[list[list[Found]] | LatelierError]:
-    """Answer searches with equal options; a fault in the vectors of one is not that of another."""
-    queries = [query for search in searches for query in search.queries]
-    vectors: Any = None
-    means: Any = None
-    try:
-        if searches[0].reads_texts(options):
-            rows = [encoded.rows[options.whole_query, text] for text in queries]
-            vectors = encoded.vectors[rows]
-            if options.min_mean_score is None:
-                means = None
-            else:
-                means = encoded.own[rows]
-        elif not searches[0].has_texts:
-            vectors = prepare_queries(queries, stored.index.dim)
-            means = None if options.min_mean_score is None else vectors
-        hits = iter(stored.find(vectors, queries, searches[0].k, options, means))
-        return [list(islice(hits, len(search.queries))) for search in searches]
-    except EmbeddingsError as error:
-        if len(searches) == 1:
-            return [error]
-        return [_find(stored, [search], options, encoded)[0] for search in searches]
-    except LatelierError as error:
-        return [error for _ in searches]

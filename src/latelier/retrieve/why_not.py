@@ -22,7 +22,7 @@ from latelier.indexes.store.keywords import query_words
 from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
 from latelier.retrieve.explaining import best_part
 from latelier.retrieve.model import QueryModel, checked_queries
-from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.passages import EncodedQueries, StoredDocuments
 from latelier.utils.checks import check_count, short
 
 if TYPE_CHECKING:
@@ -37,24 +37,23 @@ def explain_miss(
     k = check_count("k", k)
     id = as_id(id)
     model = model.reading(query, whole=chosen.whole_query)
-    vectors = model.encode_queries(checked_queries([query], "query"))
-    if chosen.min_mean_score is None:
-        own = None
-    else:
-        own = model.own_vectors([query], vectors)
+    has_least = chosen.min_mean_score is not None
+    queries = model.encode_for_search(checked_queries([query], "query"), whole=False, with_own=has_least)
 
     def is_found() -> bool:
         stored = StoredDocuments(index)
-        return id in [stored.document(hit.id) for hit in stored.find(vectors, [query], k, chosen, own)[0]]
+        return id in [stored.document(hit.id) for hit in stored.find(queries, k, chosen)[0]]
 
     with index.snapshot():
-        return beside_thresholds(chosen, partial(_explain, model, index, query, vectors, id, k), is_found)
+        return beside_thresholds(chosen, partial(_explain, model, index, replace(queries, own=None), id, k), is_found)
 
 
 def _explain(
-    model: QueryModel, index: Index, query: str, vectors: TokenEmbeddings, id: Id, k: int, chosen: SearchOptions
+    model: QueryModel, index: Index, queries: EncodedQueries, id: Id, k: int, chosen: SearchOptions
 ) -> WhyNotReport:
-    asked = _Asked(StoredDocuments(index), query, vectors)
+    [query] = queries.texts
+    vectors = queries.needed_vectors
+    asked = _Asked(StoredDocuments(index), queries)
     if chosen.mode == "vectors" and not asked.stored.has_passages:
         report = _with_tokens(why_not_by_vectors(index, vectors, id, k, chosen), model, query)
         is_low = not report.is_found and report.exact_rank is not None
@@ -63,7 +62,7 @@ def _explain(
         return report
 
     def search(k: int = k, **changes: Any) -> list[Hit]:
-        [hits] = asked.stored.find(vectors, [query], k, replace(chosen, **changes))
+        [hits] = asked.stored.find(queries, k, replace(chosen, **changes))
         return [Hit(asked.stored.document(hit.id), hit.score) for hit in hits]
 
     tester = Tester(search, id, k, chosen)
@@ -75,17 +74,26 @@ def _explain(
 
 
 class _Asked(NamedTuple):
-    """The documents that are searched, and the one query as a text and as vectors."""
+    """The documents that are searched, and the one query, with its vectors in every mode."""
 
     stored: StoredDocuments
-    query: str
-    vectors: TokenEmbeddings
+    queries: EncodedQueries
+
+    @property
+    def query(self) -> str:
+        """Its text."""
+        return self.queries.texts[0]
+
+    @property
+    def vectors(self) -> TokenEmbeddings:
+        """Its vectors."""
+        return self.queries.needed_vectors
 
     def hits_searched(self, tester: Tester) -> int:
         """Return how many hits of the index the search asks for: passages, if there are any."""
         if not self.stored.has_passages:
             return tester.k
-        return self.stored.find_by_passages(self.vectors, [self.query], tester.k, tester.options)[1]
+        return self.stored.find_by_passages(self.queries, tester.k, tester.options)[1]
 
 
 def _with_tokens(report: WhyNotReport, model: QueryModel, query: str) -> WhyNotReport:
@@ -298,7 +306,7 @@ def _truncation_changes(
     """Return the changes with which the document scores higher than the last hit: a maximum length, or passages."""
     changes = []
     least = -np.inf if last_score is None else last_score
-    if model.can_load:
+    if model.model is not None:
         from latelier.models.encoding import document_length, encode_up_to
 
         length = document_length(model.loaded, text)

@@ -86,7 +86,8 @@ class EncodingWorkers(Closing):
         check_count("workers", workers)
         self._ray = connect_to_ray("Encoding on many workers", workers * num_cpus)
         own = given_model(model, "cpu" if isinstance(model, (str, os.PathLike, type(None))) else None, model_options)
-        if own.compute_dtype == "int8":
+        compute_dtype = own.loading.compute_dtype
+        if compute_dtype == "int8":
             raise InvalidArgumentError(
                 "received compute_dtype='int8' with workers, which encode by torch; omit one of them."
             )
@@ -95,9 +96,7 @@ class EncodingWorkers(Closing):
         process = self._ray.remote(_Worker).options(**resources, max_restarts=-1, max_task_retries=_RETRIES)
         # Ray drops what no reference is left to, and a worker that is started again reads the model again.
         self._model = self._ray.put(_as_bytes(own, self._ray.cloudpickle))
-        self._workers = [
-            process.remote(self._model, num_cpus, bool(num_gpus), own.compute_dtype) for _ in range(workers)
-        ]
+        self._workers = [process.remote(self._model, num_cpus, bool(num_gpus), compute_dtype) for _ in range(workers)]
         self._open: list[list[Any]] = [[] for _ in self._workers]  # results under way, for each worker
         try:
             self._wait(resources, timeout)
@@ -236,7 +235,7 @@ def open_workers(workers: EncodingWorkers | int, model: QueryModel) -> Iterator[
         yield workers
         return
     check_count("workers", workers)
-    on_gpu = model.can_load and model.loaded.device.type == "cuda"
+    on_gpu = model.model is not None and model.loaded.device.type == "cuda"
     with EncodingWorkers(model, workers, num_gpus=1 if on_gpu else 0) as started:
         yield started
 
@@ -250,7 +249,7 @@ class _Worker:
         torch.set_num_threads(threads)
         loaded = torch.load(io.BytesIO(model), map_location="cpu", weights_only=False)
         placed = loaded.to("cuda" if on_gpu else "cpu")
-        self._model = QueryModel(None, {}, lambda: placed, compute_dtype=compute_dtype)
+        self._model = QueryModel.of(placed, compute_dtype)
 
     def process_id(self) -> int:
         """Return the id of the process, once the model is loaded."""

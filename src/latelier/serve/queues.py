@@ -20,8 +20,8 @@ from latelier.errors import CorruptedIndexError, LatelierError, StorageError
 from latelier.indexes import Hit
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Results, Retriever
-from latelier.retrieve.retriever import Search, search_batch
 from latelier.serve.errors import FailedError, QueueFullError, RequestTimeoutError, StoppingError, TooLargeError
+from latelier.serve.searches import Search, search_batch
 from latelier.utils.checks import check_count, cut
 
 
@@ -116,7 +116,7 @@ class Service:
         self._stack = AsyncExitStack()
         # A batch on one core takes less processor time than on several, since no thread waits for another. A model in
         # torch encodes in all threads: a second batch is there so that a long question delays no search.
-        if retriever.query_model.encoder is not None:
+        if retriever.query_model.encoder.encodes_in_parallel:
             threads = thread_count()
         else:
             threads = 1

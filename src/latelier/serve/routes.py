@@ -33,10 +33,10 @@ from latelier.retrieve.images import refuse_named
 from latelier.retrieve.page_map import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
 from latelier.retrieve.records import HEADINGS
-from latelier.retrieve.retriever import Search
 from latelier.serve import schemas
 from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
 from latelier.serve.queues import Limits, Service
+from latelier.serve.searches import Search
 from latelier.serve.security import Reading, Writing
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import short
@@ -407,7 +407,7 @@ def _describe(service: Service, *, is_whole: bool = False) -> Callable[[Retrieve
             model=retriever.model_name,
             fields=index.fields,
             query_length=retriever.query_model.limits("query")[1],
-            longest_query=retriever.query_model.longest_query,
+            longest_query=retriever.query_model.encoder.longest_query,
             **details,
         )
 

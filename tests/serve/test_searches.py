@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError
+from latelier.models import load
 from latelier.retrieve import Retriever
-from latelier.retrieve.retriever import Search, search_batch
+from latelier.serve.searches import Search, search_batch
 
 SEARCHES = [
     Search(["healthy fruit", "moon"], 2, {}),
@@ -24,6 +25,26 @@ FAULTY = [
     Search(["moon"], 2, {"mode": "nothing"}),
     Search(["moon"], 2, {"effort": 2.0}),
 ]
+
+
+RECORDS = [
+    {"id": "fruit", "text": "Bananas are healthy.", "year": 2019},
+    {"id": "moon", "text": "The moon is far away from the earth.", "year": 2021},
+    {"id": "berlin", "text": "It is the capital of Germany.", "year": 2023},
+    {"id": "sum", "text": "Addition of two integers returns their sum.", "year": 2024},
+]
+
+
+@pytest.fixture(scope="module")
+def model(shallow):
+    return load(shallow, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def shared_retriever(model):
+    retriever = Retriever(model)
+    retriever.add(RECORDS)
+    return retriever
 
 
 def alone(retriever, search):
