@@ -368,21 +368,11 @@ _PASSAGES = 4
 
 @dataclass(frozen=True)
 class EncodedQueries:
-    """The queries of a search.
+    """The queries of a search."""
 
-    Attributes
-    ----------
-    texts
-        Text of each query; empty for queries that are pictures or vectors.
-    vectors
-        Token vectors of each query; None for keywords.
-    own
-        Of these, the vectors of the text's own tokens, for `Result.mean_score`; None: no mean is wanted.
-    """
-
-    texts: list[str]
-    vectors: TokenEmbeddings | None = None
-    own: TokenEmbeddings | None = None
+    texts: list[str]  # of each query; empty for queries that are pictures or vectors
+    vectors: TokenEmbeddings | None = None  # of the tokens of each query; None for keywords
+    own: TokenEmbeddings | None = None  # of the text's own tokens, for `Result.mean_score`; None: no mean is wanted
 
     def __len__(self) -> int:
         return len(self.texts) if self.vectors is None else len(self.vectors)
