@@ -191,8 +191,7 @@ def index(
       latelier index papers.csv --index ./papers --id doi --text abstract,body --metadata year
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve import Retriever
-    from latelier.retrieve.model import DeferredModel, find_index, model_to_write
+    from latelier.retrieve.model import find_index
 
     if source == "-":
         refuse_unused(context, ("glob", "watch"), "has no effect on standard input, only on a folder")
@@ -219,24 +218,14 @@ def index(
         index = find_index(target, max_memory=max_memory)
         if index is not None:
             check_existing(index, target, kind=None if kind == "auto" else kind, shards=shards)
-        try:
-            opened = model_to_write(
-                index,
-                model,
-                device=device,
-                computing={name: value for name, value in computing.items() if value is not None},
-                trust_remote_code=trust_remote_code,
-            )
-            if index is not None and model is None:  # the model is loaded if there is something to write
-                return Retriever(DeferredModel(lambda: opened), index)
-            opened.prepare()
-            if index is None:
-                index = make_index(target, new, shards, max_memory=max_memory, **stored)
-            return Retriever(opened, index)
-        except BaseException:
-            if index is not None:
-                index.close()
-            raise
+        return _retriever(
+            index,
+            partial(make_index, target, new, shards, max_memory=max_memory, **stored),
+            model,
+            device=device,
+            computing={name: value for name, value in computing.items() if value is not None},
+            trust_remote_code=trust_remote_code,
+        )
 
     with discarded_if_unused(target, open_or_make) as retriever:
         report = _synchronise(retriever, documents, remove=remove, **options)
@@ -249,6 +238,25 @@ def index(
         _report(retriever, target, report, as_json=json_output)
         for _ in changes:
             keep_current(retriever, read, remove=remove, **options)
+
+
+def _retriever(index: Index | None, make: Callable[[], Index], model: str | None, **options: Any) -> Retriever:
+    """Return a retriever that fills an index; one is made if there is none and the model can be loaded."""
+    from latelier.retrieve import Retriever
+    from latelier.retrieve.model import DeferredModel, model_to_write
+
+    try:
+        opened = model_to_write(index, model, **options)
+        if index is not None and model is None:  # the model is loaded if there is something to write
+            return Retriever(DeferredModel(lambda: opened), index)
+        opened.prepare()
+        if index is None:
+            index = make()
+        return Retriever(opened, index)
+    except BaseException:
+        if index is not None:
+            index.close()
+        raise
 
 
 def _report(retriever: Retriever, target: Path, report: Synchronised, *, as_json: bool) -> None:
