@@ -355,6 +355,24 @@ class Index(NotCopied, ABC):
         """Dimension of the token vectors; ``None`` while the index is empty."""
 
     @property
+    @abstractmethod
+    def mean_vector(self) -> np.ndarray | None:
+        """Mean of the stored token vectors, ``(dim,)`` float32, without reading them; ``None`` if nothing is stored.
+
+        It is kept with each write, and no longer exact once documents were replaced or removed: those that are left are
+        taken to have the mean of all that there were.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from latelier import indexes
+        >>> index = indexes.Flat()
+        >>> index.add(["a", "b"], [np.eye(2), np.ones((2, 2))])
+        >>> index.mean_vector
+        array([0.75, 0.75], dtype=float32)
+        """
+
+    @property
     def nbits(self) -> int | None:
         """Bits per number of quantised vectors; ``None`` if vectors are stored in floating point.
 

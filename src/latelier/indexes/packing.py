@@ -17,7 +17,7 @@ import numpy as np
 from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.results import Id, is_single_id
+from latelier.indexes.results import Id, TokenMean, is_single_id
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns
 from latelier.kernels.threads import allowed_threads, for_each
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
@@ -225,6 +225,7 @@ class DocumentBatches:
         lengths = [np.zeros(0, "int64")]
         size = 0
         arrays = None
+        mean: Any = None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
             for more, embeddings, more_bytes in self._chunks:
                 name = _name_by(more.ids)
@@ -243,16 +244,18 @@ class DocumentBatches:
                     check_finite(packed, embeddings, name)
                 documents.extend(more)
                 lengths.append(packed.lengths)
+                mean = TokenMean.of(packed.vectors).joined(mean)
                 size += packed.vectors.nbytes + more_bytes
                 progress.update(len(more))
                 if size >= self._batch_bytes:
-                    yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled())
+                    yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled(), mean)
                     documents = DocumentColumns([], [], [], [])
                     lengths = []
                     size = 0
                     arrays = None
+                    mean = None
         if arrays is not None:
-            yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
+            yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled(), mean)
 
     def _given(self) -> Iterator[tuple[DocumentColumns, Any, int]]:
         """Yield some documents at a time, their embeddings, and the size of their ids, texts and metadata."""

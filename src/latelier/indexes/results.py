@@ -227,6 +227,29 @@ class FieldValues:
     greatest: int | float | str | None = None
 
 
+class TokenMean(NamedTuple):
+    """The mean of some token vectors, ``(dim,)`` float64, and how many they are, which may be an estimate."""
+
+    vector: np.ndarray
+    tokens: float
+
+    @classmethod
+    def of(cls, vectors: np.ndarray) -> TokenMean:
+        """Return the mean of vectors ``(tokens, dim)``, at least one."""
+        return cls(np.add.reduce(vectors, axis=0, dtype="float64") / len(vectors), len(vectors))
+
+    def joined(self, other: TokenMean | None) -> TokenMean:
+        """Return the mean of these vectors and of others."""
+        if other is None or not other.tokens:
+            return self
+        tokens = self.tokens + other.tokens
+        return TokenMean(self.vector + (other.vector - self.vector) * (other.tokens / tokens), tokens)
+
+    def spelled(self) -> list[float]:
+        """Return the vector as JSON values, of six digits."""
+        return [float(f"{value:.6g}") for value in self.vector.tolist()]
+
+
 @dataclass(frozen=True)
 class IndexStatistics:
     """What an index holds.

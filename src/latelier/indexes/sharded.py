@@ -44,6 +44,7 @@ from latelier.indexes.results import (
     Id,
     IndexStatistics,
     Record,
+    TokenMean,
     VerifyReport,
     as_ids,
     as_prefixes,
@@ -213,7 +214,8 @@ class ShardWorker:
         transaction = self._begun()
         vectors = _writable(embeddings)
         arrays = self._index.encode_in(transaction, vectors)
-        batch = DocumentBatch(DocumentColumns.of(documents), vectors.lengths, vectors.dim, arrays)
+        mean = TokenMean.of(vectors.vectors)
+        batch = DocumentBatch(DocumentColumns.of(documents), vectors.lengths, vectors.dim, arrays, mean)
         transaction.make_fields(fields)
         self._index.insert(transaction, batch, replace=replace, row_ids=np.array(row_ids))
         self._has_inserted = True
@@ -412,6 +414,7 @@ class Sharded(Index):
         new = _checked_configuration(**asked, nodes=nodes, tokenizer=check_options(keywords, tokenizer))
         self._storage = Storage(self.path, {"kind": self.kind, **new}, lambda dim, names: {}, read_only=read_only)
         self._workers: list[Any] = []
+        self._mean: TokenMean | None = None
         self._is_closed = False
         try:
             stored = self._configuration = _stored_configuration(self._storage.configuration)
@@ -481,6 +484,14 @@ class Sharded(Index):
     def dim(self) -> int | None:
         """See `Index.dim`."""
         return next((dim for dim in self._read("dim") if dim is not None), None)
+
+    @property
+    def mean_vector(self) -> np.ndarray | None:
+        """See `Index.mean_vector`; the shards are asked once, and after each write of this object."""
+        if self._mean is None:
+            for mean in self._read("token_mean"):
+                self._mean = self._mean if mean is None else mean.joined(self._mean)
+        return None if self._mean is None else self._mean.vector.astype("float32")
 
     @property
     def fields(self) -> list[str]:
@@ -571,6 +582,7 @@ class Sharded(Index):
                     self._call("write", "roll_back")
                 raise
             stored, errors = self._gather("write", "commit", dict.fromkeys(range(self.shards), (fields,)))
+            self._mean = None
         if errors:
             error = next(iter(errors.values()))
             raise StorageError(

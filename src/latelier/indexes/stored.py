@@ -30,6 +30,7 @@ from latelier.indexes.results import (
     Id,
     IndexStatistics,
     Record,
+    TokenMean,
     VerifyReport,
     as_ids,
     as_prefixes,
@@ -212,6 +213,16 @@ class StoredIndex(Index):
     def dim(self) -> int | None:
         """See `Index.dim`."""
         return self._storage.snapshot().dim
+
+    @property
+    def token_mean(self) -> TokenMean | None:
+        """The mean of the stored token vectors and their number; None if there is none."""
+        return self._storage.snapshot().mean
+
+    @property
+    def mean_vector(self) -> np.ndarray | None:
+        """See `Index.mean_vector`."""
+        return None if self.token_mean is None else self.token_mean.vector.astype("float32")
 
     @property
     def fields(self) -> list[str]:

@@ -3,7 +3,8 @@
 The points have three named vectors: ``tokens``, the token vectors of a document, compared by MaxSim and without an HNSW
 graph of their own; ``first_stage``, one vector per document, which finds candidates; and ``keywords``, a sparse vector
 of its text. The metadata of the collection holds the rest, each value as JSON text, so that two writers change
-different keys: ``latelier``, the configuration; ``field:...``, the spelling of a field; ``setting:...``.
+different keys: ``latelier``, the configuration; ``mean``, the mean of the token vectors, with their number and that of
+the documents; ``field:...``, the spelling of a field; ``setting:...``.
 
 The payload of a point has these keys:
 
@@ -24,8 +25,8 @@ A sparse vector has one dimension per word: a hash of it, 32 bits. The value of 
 
     (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average length))    with k1 = 1.2, b = 0.75
 
-and 1 in a query. Qdrant multiplies it with ``idf = log(1 + (N - n + 0.5) / (n + 0.5))`` (FTS5 has no 1 there). The
-average length is that of the first write, until the keyword index is made again.
+and 1 in a query. Qdrant multiplies it with ``idf = log(1 + (N - n + 0.5) / (n + 0.5))``. The average length is that of
+the first write, until the keyword index is made again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -57,7 +58,7 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.fields import fold_name, is_nameable, new_fields
-from latelier.indexes.results import INT64, Id, as_key, dump_json, encode_json
+from latelier.indexes.results import INT64, Id, TokenMean, as_key, dump_json, encode_json
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
 from latelier.indexes.store.rows import DocumentBatch, SqlValue, StoredDocument
@@ -73,6 +74,7 @@ FIRST_STAGE = "first_stage"
 KEYWORDS = "keywords"
 _FORMAT = 1
 _MARK = "latelier"
+_MEAN = "mean"
 _FIELD = "field:"
 _SETTING = "setting:"
 # Characters that Qdrant does not allow in the name of a collection.
@@ -101,6 +103,13 @@ class CollectionConfiguration:
             raise ValueError(f"its format is {values['format']}, and this version of latelier knows up to {_FORMAT}")
         first_stage = single_vectors_from_dict(values["first_stage"])
         return cls(values["dtype"], first_stage, values["tokenizer"], values["average_length"])
+
+
+class CollectionMean(NamedTuple):
+    """The mean of the token vectors, and the number of documents at that time, of which some may be removed since."""
+
+    vectors: TokenMean
+    documents: int
 
 
 class QdrantCollection:
@@ -142,6 +151,23 @@ class QdrantCollection:
         if self._dim is None:
             self.read()
         return self._dim
+
+    @property
+    def mean(self) -> CollectionMean | None:
+        """The mean of the token vectors, as read last; None if there was no document."""
+        stored = self._metadata.get(_MEAN) or self.read().get(_MEAN)
+        if stored is None:
+            return None
+        try:
+            vector, tokens, documents = json.loads(stored)
+            return CollectionMean(TokenMean(np.array(vector, dtype="float64"), float(tokens)), int(documents))
+        except (ValueError, TypeError) as error:
+            raise CorruptedIndexError(f"the mean vector of the collection {self.name!r} cannot be read.") from error
+
+    def write_mean(self, mean: CollectionMean) -> None:
+        """Store the mean of the token vectors."""
+        vectors, documents = mean
+        self.merge({_MEAN: json.dumps([vectors.spelled(), round(vectors.tokens), documents])})
 
     def fields(self, known: Iterable[str] | None = None) -> dict[str, str]:
         """Return the spelling of each field by its name as SQL compares names; `known` names that suffice."""

@@ -27,6 +27,7 @@ from latelier.indexes.qdrant.collection import (
     PLACE,
     TOKENS,
     CollectionConfiguration,
+    CollectionMean,
     CollectionSettings,
     Points,
     QdrantCollection,
@@ -46,6 +47,7 @@ from latelier.indexes.results import (
     IndexStatistics,
     Record,
     StageLoss,
+    TokenMean,
     VerifyReport,
     as_ids,
     as_prefixes,
@@ -352,6 +354,12 @@ class Qdrant(Index):
         return None
 
     @property
+    def mean_vector(self) -> np.ndarray | None:
+        """See `Index.mean_vector`; as it was when this object last read or wrote the collection."""
+        mean = self._collection.mean
+        return None if mean is None else mean.vectors.vector.astype("float32")
+
+    @property
     def fields(self) -> list[str]:
         """See `Index.fields`."""
         return sorted(self._collection.fields().values())
@@ -370,7 +378,7 @@ class Qdrant(Index):
         self._points.delete(dict.fromkeys([*known, *prefixed]))
 
     def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
-        """See `Index.find`; docs/qdrant.md says what differs: the idf of BM25, filters and timeouts."""
+        """See `Index.find`; docs/qdrant.md says what differs: words, filters and timeouts."""
         vectors = self._check_queries(queries, texts, options.mode)
         if options.mode != "vectors" and self.tokenizer is None:
             raise LatelierError(
@@ -545,6 +553,7 @@ class Qdrant(Index):
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         seen: set[Id] = set()
         stored = sequence = 0
+        mean: TokenMean | None = None
         try:
             for batch in batches.read(self.dim, lambda part, _: {"vectors": part.vectors}):
                 self._check_batch(batch, seen, replace)
@@ -556,6 +565,7 @@ class Qdrant(Index):
                 for count in self._points.upsert(batch, sequence):
                     stored = stored + count
                     sequence = sequence + count
+                mean = batch.mean.joined(mean)
         except LatelierError as error:
             if not stored:
                 raise
@@ -564,6 +574,17 @@ class Qdrant(Index):
             ) from error
         # The old documents go last: until then, searches find the old ones, the new ones, or both, but never neither.
         self._points.delete({id for prefix in prefixes for id in self._points.ids(prefix)} - seen)
+        if mean is not None:
+            self._write_mean(mean, stored)
+
+    def _write_mean(self, added: TokenMean, documents: int) -> None:
+        """Store the mean of so many new documents and of those that were there before and are still."""
+        before = self._collection.mean
+        count = self._points.count()
+        if before is not None and len(before.vectors.vector) == len(added.vector):
+            share = min(1.0, max(0, count - documents) / max(1, before.documents))
+            added = added.joined(TokenMean(before.vectors.vector, share * before.vectors.tokens))
+        self._collection.write_mean(CollectionMean(added, count))
 
     def _check_batch(self, batch: DocumentBatch, seen: set[Id], replace: bool) -> None:
         for document, length in zip(batch.documents, batch.lengths, strict=True):

@@ -26,6 +26,7 @@ from latelier.indexes.results import (
     FieldValues,
     Id,
     Record,
+    TokenMean,
     ValueCount,
     as_id,
     as_key,
@@ -233,6 +234,7 @@ class DocumentBatch(NamedTuple):
     lengths: np.ndarray
     dim: int
     arrays: dict[str, np.ndarray]
+    mean: TokenMean  # of the vectors
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.results import Id
+from latelier.indexes.results import Id, TokenMean
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, Files, SegmentRow
 from latelier.indexes.store.connections import Connection
@@ -506,15 +506,23 @@ class AnnData(NamedTuple):
 class Snapshot:
     """The segments and ANN data of one commit.
 
-    `dim`: None if there is no document. `segments`: in the order of insertion. `stamp`: the value of `read_stamp` for
-    the commit. `selections`: cache of the documents that filters have selected.
+    `dim`, `mean`: None if there is no document. `segments`: in the order of insertion. `stamp`: the value of
+    `read_stamp` for the commit. `selections`: cache of the documents that filters have selected.
     """
 
-    def __init__(self, stamp: Any, dim: int | None, segments: list[SegmentState], ann_state: AnnData | None) -> None:
+    def __init__(
+        self,
+        stamp: Any,
+        dim: int | None,
+        mean: list[float] | None,
+        segments: list[SegmentState],
+        ann_state: AnnData | None,
+    ) -> None:
         self.stamp = stamp
         self.segments = segments
         self.ann_state = ann_state
         self.dim = dim if segments else None
+        self.mean = TokenMean(np.array(mean), self.tokens) if segments and mean and len(mean) == dim else None
         self.selections = SelectionCache()
         ends = np.array([(state.row.first, state.row.last) for state in segments], dtype="int64").reshape(-1, 2)
         self._firsts, self._lasts = np.ascontiguousarray(ends.T)
@@ -604,7 +612,8 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
     is_same = previous is not None and previous.stamp == stamp
     if previous is not None and is_same and not previous.damaged:
         return previous
-    dim = catalog.read_settings(connection)["dim"]
+    settings = catalog.read_settings(connection)
+    dim = settings["dim"]
     segments = []
     if previous:
         known = {state.row.name: state for state in previous.segments}
@@ -636,7 +645,7 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
             ann_state = AnnData(ann_row, store.open_arrays(*ann_row))
         except CorruptedIndexError as error:
             ann_state = AnnData(ann_row, error)
-    snapshot = Snapshot(stamp, dim, segments, ann_state)
+    snapshot = Snapshot(stamp, dim, settings.get("mean"), segments, ann_state)
     if previous is not None and is_same and previous.damaged == snapshot.damaged:
         return previous
     return snapshot

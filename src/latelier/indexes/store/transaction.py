@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.results import Id, check_known, duplicate_ids
+from latelier.indexes.results import Id, TokenMean, check_known, duplicate_ids
 from latelier.indexes.store import catalog, rows
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
 from latelier.indexes.store.connections import Connection
@@ -102,6 +102,7 @@ class Transaction:
             row_ids = np.arange(following, following + len(ids))
         elif row_ids[0] < following or (np.diff(row_ids) <= 0).any():
             raise damaged(f"its next number is {following}, but the documents to insert have lower row ids")
+        self._settings["mean"] = batch.mean.joined(self._mean(batch.dim)).spelled()
         segment = Segment.build(row_ids, ids, batch.lengths, batch.arrays)
         small = self._take_small_segments(segment.tokens, max_tokens)
         rows.insert_documents(connection, row_ids.tolist(), batch.documents)
@@ -196,14 +197,25 @@ class Transaction:
         if self._started is None:
             connection = self._begin()
             stored = catalog.read_settings(connection)
-            self._settings = {"dim": stored["dim"], "next_number": stored["next_number"]}
-            self._settings["generation"] = stored["generation"]
+            self._settings = {name: stored.get(name) for name in ("dim", "next_number", "generation", "mean")}
             self._first_row_id = stored["next_number"]
             self._rows = catalog.read_segments(connection)
             if self._rows and self._first_row_id <= self._rows[-1].last:
                 raise damaged(f"its next number is {self._first_row_id}, but a document has this row id already")
             self._started = connection
         return self._started
+
+    def _mean(self, dim: int) -> TokenMean | None:
+        """Return the mean of the live documents: that of all that were inserted, weighted by the tokens that are left.
+
+        So an update of a document adds its new vectors and leaves the share of its old ones, which fade out with
+        further ones. None if there is none of this dim.
+        """
+        vector = np.array(self._settings["mean"] or [])
+        if len(vector) != dim:
+            return None
+        live = sum(row.tokens * (1 - row.removed / row.documents) for row in self._rows)
+        return TokenMean(vector, live)
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
         """Drop the last segments, which are merged with `tokens` new tokens; return their live documents."""
