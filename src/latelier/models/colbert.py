@@ -26,13 +26,16 @@ from latelier.models.exported import tokenizer_lock
 from latelier.models.frozen import FrozenCopies
 from latelier.models.layouts import (
     BEHIND_FIRST,
-    Checkpoint,
+    check_settings,
     choose_head,
     complete_settings,
     insert_markers,
     inserted_markers,
+    is_late_interaction,
+    pad_at_the_right,
     prepare,
-    report_unused,
+    read_heads,
+    resolve_markers,
     stanford_skiplist,
     token_head_of_dense,
 )
@@ -40,6 +43,7 @@ from latelier.models.onnx import check_backend, export
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens
+from latelier.models.weights import Checkpoint, check_listed, check_type, refuse_missing, refuse_unused, unmatched
 from latelier.modules import AttentionPooling
 from latelier.scores import colbert_scores, colbert_scores_pairwise
 from latelier.utils import resolve_device
@@ -172,6 +176,8 @@ class ColBERT(MultiVectorEncoder):
         if self.tokenizer is not None and self.tokenizer.pad_token is None:  # any token, as padding is masked
             tokenizer = self.tokenizer
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.mask_token
+        if len(self) and isinstance(self[0], Transformer):
+            pad_at_the_right(self[0])
         if self._construction.inserts_markers or self._legacy.prefixes:
             self.inserted_markers = inserted_markers(self)
         if self._construction.is_fresh:
@@ -673,15 +679,13 @@ class ColBERT(MultiVectorEncoder):
     # What follows overrides how sentence-transformers loads a model and encodes in several processes.
 
     def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        checkpoint = Checkpoint(model_name_or_path, kwargs)
         with damage_errors(model_name_or_path, kwargs):
+            check_settings(checkpoint)
             modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
             loaded: list[Any] = list(modules.values() if isinstance(modules, dict) else modules)
-            check_modules(model_name_or_path, loaded)
-            encoder: Any = loaded[0]
-            if isinstance(encoder, Transformer):
-                width = int(encoder.get_embedding_dimension())
-                heads = Checkpoint(model_name_or_path, kwargs).heads(cast(nn.Module, encoder.model), width)
-                report_unused(heads, loaded, model_name_or_path)
+            check_modules(model_name_or_path, loaded, self._legacy.prefixes.values())
+            check_listed(checkpoint, loaded, is_dense=self._construction.is_fresh)
         return modules, module_kwargs
 
     def _parse_model_config(self, model_config: dict[str, Any]) -> None:
@@ -697,17 +701,23 @@ class ColBERT(MultiVectorEncoder):
 
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         checkpoint = Checkpoint(model_name_or_path, kwargs)
+        check_type(checkpoint)
         prepare(self, checkpoint)
         modules, options = super()._load_default_modules(model_name_or_path, *args, **kwargs)
         first, *others = cast(list[Any], modules)
-        if others[:-2]:
-            heads = checkpoint.heads(cast(Any, first).model, cast(Any, first).get_embedding_dimension())
-        else:
+        if first.transformer_task == "retrieval":  # its head is inside
+            unused, missing = unmatched(checkpoint, "", first.model)
+            refuse_missing(model_name_or_path, missing)
+            refuse_unused(model_name_or_path, unused, "which no module takes")
             heads = []
+        else:
+            heads = read_heads(checkpoint, first.model, first.get_embedding_dimension())
         if heads:
             others[0] = choose_head(heads, model_name_or_path, self._construction.embedding_size).to_dense()
-        elif self._legacy.prefixes:
+        elif self._legacy.prefixes or (first.transformer_task != "retrieval" and is_late_interaction(checkpoint)):
             raise ModelLoadError(model_name_or_path, ValueError("its weights hold no head, such as linear.weight."))
+        if self._legacy.prefixes:
+            resolve_markers(self, model_name_or_path, first.tokenizer, is_stanford=True)
         loaded = [first, *others], options
         return self._construction.complete(model_name_or_path, loaded, False, bool(heads), self.prompts)
 
@@ -729,9 +739,14 @@ class ColBERT(MultiVectorEncoder):
             return trained, loaded[1]
         return self._construction.complete(model_name_or_path, loaded, True, self._legacy.prefixes, self.prompts)
 
-    def _load_config_modules(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        modules, module_kwargs = super()._load_config_modules(*args, **kwargs)
-        self._construction.has_saved_head = any(isinstance(module, Dense) for module in cast(Any, modules).values())
+    def _load_config_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        modules, module_kwargs = super()._load_config_modules(model_name_or_path, *args, **kwargs)
+        loaded = list(cast(Any, modules).values())
+        self._construction.has_saved_head = any(isinstance(module, Dense) for module in loaded)
+        if self._legacy.prefixes and isinstance(loaded[0], Transformer):  # PyLate's
+            if not self._construction.has_saved_head:
+                raise ModelLoadError(model_name_or_path, ValueError("its modules.json lists no head, a Dense."))
+            resolve_markers(self, model_name_or_path, loaded[0].tokenizer, is_stanford=False)
         return modules, module_kwargs
 
     def _inference(self, inputs: list[Any], *, device: Any = None, job: Any = None, **others: Any) -> Any:

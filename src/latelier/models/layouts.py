@@ -7,27 +7,33 @@ is the text's own where a tokenizer adds none before it.
 
 from __future__ import annotations
 
-import json
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.util import load_file_path
 from torch import Tensor, nn
 
+from latelier.errors import ModelLoadError
 from latelier.models.exported import put_behind_first, tokenizer_lock
 from latelier.models.location import HEAD_FILES
+from latelier.models.weights import (
+    Checkpoint,
+    behind_the_vectors,
+    inside_the_encoder,
+    refuse_missing,
+    refuse_unused,
+    unmatched,
+)
 from latelier.utils.misc import warn_caller
 
 _HEAD = re.compile(r"(?:\w+\.)?\w*(?:linear|proj|colbert)\w*(?:\.\w+)?\.weight", re.ASCII | re.IGNORECASE)
-_PLACE = ("token", "cache_folder", "revision", "local_files_only")
+# What a late-interaction checkpoint without a list of modules calls its class or its type: HF_ColBERT, ColBERT.
+_COLBERT = re.compile(r"colbert", re.IGNORECASE)
 # Settings that only PyLate writes; a file with any of them has its markers, unless it names others.
 _OF_PYLATE = ("skiplist_words", "do_query_expansion", "attend_to_expansion_tokens", "query_length", "document_length")
 _PREFIXES = {"query_prefix": "[Q] ", "document_prefix": "[D] "}
@@ -64,56 +70,53 @@ class SavedHead(NamedTuple):
         return token_layer(self.weight.float(), None if self.bias is None else self.bias.float())
 
 
-class Checkpoint:
-    """The files of a model, in a folder or on the hub.
+def read_head(checkpoint: Checkpoint, file: str) -> SavedHead | None:
+    """Return the head in a file of its own, of which nothing but tensors is read."""
+    path = checkpoint.path(file)
+    if path is None:
+        return None
+    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    others = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name not in ("weight", "bias")}
+    refuse_unused(checkpoint.name, others, f"in {file}, which are not those of a linear layer")
+    return SavedHead(file, tensors["weight"], tensors.get("bias"))
 
-    `options`: those of sentence-transformers' loader, of which those that say where the files are are read.
+
+def is_late_interaction(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint without a list of modules says that it has a head for its tokens."""
+    config = checkpoint.read("config.json")
+    named = [*(config.get("architectures") or []), config.get("model_type")]
+    return any(_COLBERT.search(str(each)) for each in named) or checkpoint.path("artifact.metadata") is not None
+
+
+def read_heads(checkpoint: Checkpoint, encoder: Any, width: int) -> list[SavedHead]:
+    """Return the linear layers of token vectors beside an encoder's weights, the largest last.
+
+    `width`: numbers of a token behind the encoder. In a late-interaction checkpoint any name is a head's, and all that
+    is left over is an error; in others a head is known by its name.
     """
-
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self.name = name
-        self._place: Any = {key: options.get(key) for key in _PLACE} | {
-            "local_files_only": bool(options.get("local_files_only"))
-        }
-
-    def path(self, file: str) -> str | None:
-        """Return where a file is, downloaded if need be; None if there is none."""
-        return load_file_path(self.name, file, **self._place)
-
-    def read(self, file: str) -> dict[str, Any]:
-        """Return the settings in a JSON file; none where there is none. A setting that is null is absent."""
-        path = self.path(file)
-        if path is None:
-            content = {}
-        else:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {key: value for key, value in content.items() if value is not None}
-
-    def unpickled(self, file: str) -> SavedHead | None:
-        """Return the head in a file of its own, of which nothing but tensors is read."""
-        path = self.path(file)
-        if path is None:
-            return None
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return SavedHead(file, tensors["weight"], tensors.get("bias"))
-
-    def heads(self, encoder: nn.Module, width: int) -> list[SavedHead]:
-        """Return the linear layers of token vectors beside an encoder's weights, the largest last."""
-        own = {name.partition(".")[2] for name in encoder.state_dict()} | encoder.state_dict().keys()
-        tensors: dict[str, Tensor] = {}
-
-        def named(keys: Iterable[str]) -> list[str]:
-            return [key for key in keys if _HEAD.fullmatch(key) and not {key, key.partition(".")[2]} & own]
-
-        if path := self.path("model.safetensors"):
-            with safe_open(path, framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in named(file.keys())}
-        elif path := self.path("pytorch_model.bin"):
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-            tensors = {key: saved[key] for key in named(saved)}
-        heads = [*map(SavedHead, tensors, tensors.values()), self.unpickled(HEAD_FILES[0])]
-        found = [head for head in heads if head and head.weight.ndim == 2 and head.weight.shape[1] == width]
-        return sorted(found, key=lambda head: len(head.weight))
+    unused, missing = unmatched(checkpoint, "", encoder)
+    refuse_missing(checkpoint.name, missing)
+    others = behind_the_vectors(unused, encoder)
+    is_late = is_late_interaction(checkpoint)
+    weights = [
+        name
+        for name, shape in unused.items()
+        if name not in others and name.endswith(".weight") and len(shape) == 2 and shape[1] == width
+        if is_late or _HEAD.fullmatch(name)
+    ]
+    biases = {name: f"{name.removesuffix('weight')}bias" for name in weights}
+    tensors = checkpoint.tensors({*weights, *biases.values()})
+    heads = [SavedHead(name, tensors[name], tensors.get(biases[name])) for name in weights]
+    alone = read_head(checkpoint, HEAD_FILES[0])
+    if alone is not None:
+        heads.append(alone)
+    left = {name: shape for name, shape in unused.items() if name not in others and name not in tensors}
+    if not (is_late or heads):
+        left = {name: left[name] for name in inside_the_encoder(left, encoder)}
+        if checkpoint.options.get("config_kwargs"):  # with which an encoder has fewer layers on purpose
+            left = {}
+    refuse_unused(checkpoint.name, left, "which no module takes")
+    return sorted(heads, key=lambda head: len(head.weight))
 
 
 def complete_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def prepare(model: Any, checkpoint: Checkpoint) -> None:
     """Give sentence-transformers' loader the settings that it does not read: of "ColBERT", and neural-cherche's."""
     architectures = checkpoint.read("config.json").get("architectures") or []
     if "ColBERT" in architectures and "HF_ColBERT" not in architectures:
-        model._maybe_load_stanford_metadata(checkpoint.name, **checkpoint._place)
+        model._maybe_load_stanford_metadata(checkpoint.name, **checkpoint.place)
     if checkpoint.path(HEAD_FILES[0]) is not None and (settings := checkpoint.read("metadata.json")):
         for task in ("query", "document"):
             marker = _PREFIXES[f"{task}_prefix"]
@@ -142,6 +145,68 @@ def prepare(model: Any, checkpoint: Checkpoint) -> None:
         model._legacy.transformer_config["document_length"] = settings.get("max_length_document", 256)
 
 
+# Files with settings, and those of their settings that are numbers of tokens.
+_SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json", "artifact.metadata", "metadata.json")
+_LENGTHS = (
+    *("query_length", "document_length", "max_seq_length"),
+    *("query_maxlen", "doc_maxlen", "max_length_query", "max_length_document"),
+)
+
+
+def check_settings(checkpoint: Checkpoint) -> None:
+    """Raise an error for lengths that are no whole numbers, and for a skiplist of something else than words."""
+    folders = [str(module.get("path") or "") for module in checkpoint.modules()]
+    files = [*((file, "") for file in _SETTINGS), *(("config.json", folder) for folder in folders if folder)]
+    for file, folder in files:
+        settings = checkpoint.read(file, folder)
+        place = f"{folder}/{file}".lstrip("/")
+        expansion = settings.get("query_expansion") or {}
+        lengths = {key: settings[key] for key in _LENGTHS if key in settings}
+        if isinstance(expansion, dict) and "length" in expansion:
+            lengths["query_expansion"] = expansion["length"]
+        for key, value in lengths.items():
+            if type(value) is not int:
+                raise ModelLoadError(
+                    checkpoint.name,
+                    ValueError(f"{place} has {key} = {value!r:.100}, which is not a whole number."),
+                    cure="Correct the file.",
+                )
+        words = settings.get("skiplist_words", [])
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ModelLoadError(
+                checkpoint.name,
+                ValueError(f"{place} has skiplist_words = {words!r:.100}, which is not a list of words."),
+                cure="Write the words of these ids there: tokenizer.convert_ids_to_tokens(ids).",
+            )
+
+
+def resolve_markers(model: Any, name: str, tokenizer: Any, *, is_stanford: bool) -> None:
+    """See that each marker of a checkpoint is one token, as where it was trained; else it would be spelt out.
+
+    Stanford ColBERT looks the marker's id up, which is that of the unknown token where the vocabulary lacks the marker.
+    PyLate adds such a marker to the vocabulary, with random numbers.
+    """
+    vocabulary = tokenizer.get_vocab()
+    for task, marker in model._legacy.prefixes.items():
+        if not marker.strip() or marker in vocabulary or marker.strip() in vocabulary:
+            continue
+        if not (model.prompts.get(task) or "").startswith(marker):  # the user has given another
+            continue
+        unknown = tokenizer.unk_token
+        if not is_stanford or unknown is None:
+            raise ModelLoadError(
+                name,
+                ValueError(f"its {task} marker {marker.strip()!r:.60} is not in the vocabulary of its tokenizer."),
+                cure="Copy the tokenizer's files that it was trained with; prompts= takes other markers.",
+            )
+        model._legacy.prefixes[task] = f"{unknown} "
+        model.prompts[task] = f"{unknown} "
+        warn_caller(
+            f"the {task} marker {marker.strip()!r} of {name} is not in its vocabulary: the unknown token {unknown!r} "
+            "takes its place, as in ColBERT."
+        )
+
+
 def stanford_skiplist(checkpoint: Checkpoint) -> list[str]:
     """Return the document tokens that a checkpoint of Stanford's does not score: punctuation, unless it says no."""
     if checkpoint.read("artifact.metadata").get("mask_punctuation", True):
@@ -150,22 +215,26 @@ def stanford_skiplist(checkpoint: Checkpoint) -> list[str]:
 
 
 def choose_head(heads: Sequence[SavedHead], name: str, size: int | None) -> SavedHead:
-    """Return the head to use: that of the wanted size, else ``linear.weight``, else the largest; several are named."""
-    fitting = [head for head in heads if len(head.weight) == size] or [
-        head for head in heads if head.name.endswith(("linear.weight", "linear.pt"))
-    ]
-    chosen = (fitting or list(heads))[-1]
+    """Return the head to use, and name the others: that of the wanted size, else the one without a size in its name.
+
+    Layers of which neither is so may follow one another, so that none alone is the head: an error.
+    """
+    fitting = [head for head in heads if len(head.weight) == size]
+    plain = [head for head in heads if not re.search(rf"_{len(head.weight)}(\.weight)?$", head.name)]
+    if len(fitting) == 1:
+        chosen = fitting[0]
+    elif len(plain) > 1:
+        raise ModelLoadError(
+            name,
+            ValueError(f"it has several heads: {', '.join(head.described for head in heads)}."),
+            cure="Choose one by its size, with embedding_size.",
+        )
+    else:
+        chosen = (plain or list(heads))[-1]
     if len(heads) > 1:
         others = ", ".join(head.described for head in heads if head is not chosen)
         warn_caller(f"{name} has several heads: {chosen.described} is used, not {others}; embedding_size chooses one.")
     return chosen
-
-
-def report_unused(heads: Sequence[SavedHead], modules: Sequence[Any], name: str) -> None:
-    """Warn about heads beside the encoder's weights where the model's linear layers are others."""
-    used = [module.linear.weight for module in modules if isinstance(module, Dense)]
-    if heads and not any(head.weight.shape == each.shape for head in heads for each in used):
-        warn_caller(f"{name} has a head that is not used: {', '.join(head.described for head in heads)}.")
 
 
 def token_head_of_dense(checkpoint: Checkpoint, transformer: Transformer) -> list[nn.Module] | None:
@@ -173,13 +242,25 @@ def token_head_of_dense(checkpoint: Checkpoint, transformer: Transformer) -> lis
 
     The first token, whose vector is the dense one, has no vector here.
     """
-    head = checkpoint.unpickled(HEAD_FILES[1])
+    head = read_head(checkpoint, HEAD_FILES[1])
     if head is None:
         return None
     tokenizer: Any = transformer.tokenizer
     first = tokenizer.cls_token or tokenizer.bos_token
     mask = MultiVectorMask(skiplist_words=[first] if first else [], skiplist_tasks=["query", "document"])
     return [transformer, head.to_dense(), mask, Normalize(module_input_name="token_embeddings")]
+
+
+def pad_at_the_right(encoder: Transformer) -> None:
+    """Pad texts at the right whatever the tokenizer's file says, so that they start at position 0 in every batch.
+
+    Rotary positions are relative, and what was trained with query expansion at the left has it there.
+    """
+    tokenizer: Any = encoder.tokenizer
+    parts: Any = encoder.model
+    is_rotary = any("rotary" in name for name, _ in parts.named_modules())
+    if tokenizer is not None and set(encoder.modalities) == {"text"} and not is_rotary:
+        tokenizer.padding_side = "right"
 
 
 def inserted_markers(model: MultiVectorEncoder) -> dict[str, int]:

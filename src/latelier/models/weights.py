@@ -1,0 +1,316 @@
+"""The files of a checkpoint, and the rule that each of its tensors is used, or named.
+
+transformers fills a parameter that no file has with random numbers, leaves out a tensor that no module takes, reports
+both in a table and goes on. Here both are errors between the tokens and their vectors. What other tasks have behind the
+vectors, such as a language model's head, is left to that table.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from safetensors import safe_open
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.util import load_file_path
+from torch import Tensor, nn
+from transformers.utils import is_accelerate_available
+
+from latelier.errors import ModelLoadError
+from latelier.utils.misc import warn_caller
+
+_PLACE = ("token", "cache_folder", "revision", "local_files_only")
+# Options of the loader with which the files are others than those that are compared, or the encoder is another.
+_OTHER_FILES = ("variant", "gguf_file", "state_dict", "quantization_config")
+# Computed, not trained; and the encoder's pooler, which no token vector comes from.
+_COMPUTED = r"(^|\.)position_ids$|rotary_emb\.inv_freq$"
+_POOLER = r"(^|\.)pooler\."
+# Heads of pretraining: they predict words from vectors.
+_PRETRAINING = {"cls", "lm_head", "lm_predictions", "mask_predictions", "generator_predictions"}
+_PRETRAINING |= {"discriminator_predictions", "vocab_transform", "vocab_layer_norm", "vocab_projector"}
+_MOST_NAMED = 5
+
+
+class Checkpoint:
+    """The files of a model, in a folder or on the hub.
+
+    `options`: those of sentence-transformers' loader, of which those that say where the files are are read.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self.name = name
+        self.options = options
+        self.place: Any = {key: options.get(key) for key in _PLACE} | {
+            "local_files_only": bool(options.get("local_files_only"))
+        }
+
+    def path(self, file: str, folder: str = "") -> str | None:
+        """Return where a file is, downloaded if need be; None if there is none."""
+        return load_file_path(self.name, file, subfolder=folder, **self.place)
+
+    def read(self, file: str, folder: str = "") -> dict[str, Any]:
+        """Return the settings in a JSON file; none where there is none. A setting that is null is absent."""
+        path = self.path(file, folder)
+        if path is None:
+            content = {}
+        else:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {key: value for key, value in content.items() if value is not None}
+
+    def modules(self) -> list[dict[str, Any]]:
+        """Return the modules that the checkpoint lists; none where it has no list."""
+        path = self.path("modules.json")
+        if path is None:
+            return []
+        return list(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    def shapes(self, folder: str = "") -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor in the weights of a folder; none where it has none."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for path in self._files_of_weights(folder):
+            if path.endswith(".safetensors"):
+                with safe_open(path, framework="pt") as file:
+                    names = list(file.keys())
+                    shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            else:
+                tensors = torch.load(path, map_location="cpu", weights_only=True)
+                shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        return shapes
+
+    def tensors(self, names: Collection[str], folder: str = "") -> dict[str, Tensor]:
+        """Return the tensors of these names in the weights of a folder."""
+        tensors: dict[str, Tensor] = {}
+        for path in self._files_of_weights(folder):
+            if path.endswith(".safetensors"):
+                with safe_open(path, framework="pt") as file:
+                    tensors |= {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118
+            else:
+                saved = torch.load(path, map_location="cpu", weights_only=True)
+                tensors |= {name: tensor for name, tensor in saved.items() if name in names}
+        return tensors
+
+    def _files_of_weights(self, folder: str) -> list[str]:
+        for file in ("model.safetensors", "pytorch_model.bin"):
+            path = self.path(file, folder)
+            if path is not None:
+                return [path]
+            shards = set(self.read(f"{file}.index.json", folder).get("weight_map", {}).values())
+            if shards:
+                return [path for shard in sorted(shards) if (path := self.path(shard, folder)) is not None]
+        return []
+
+
+class Unmatched(NamedTuple):
+    """What differs between a file and the encoder that it was loaded into.
+
+    `unused`: tensors that the encoder has no place for, by name, with their shapes; `missing`: parameters that no
+    tensor filled.
+    """
+
+    unused: dict[str, tuple[int, ...]]
+    missing: list[str]
+
+
+def unmatched(checkpoint: Checkpoint, folder: str, encoder: Any) -> Unmatched:
+    """Compare the files in a checkpoint's folder with the encoder that was loaded from them."""
+    given = checkpoint.options.get("model_kwargs") or {}
+    is_quantized = getattr(encoder.config, "quantization_config", None) is not None
+    if is_quantized or any(given.get(option) for option in _OTHER_FILES):
+        return Unmatched({}, [])
+    shapes = checkpoint.shapes(folder)
+    if not shapes:
+        return Unmatched({}, [])
+    prefix = f"{encoder.base_model_prefix}."
+    saved = {_present_name(name).removeprefix(prefix) for name in shapes}
+    own = {name.removeprefix(prefix) for name in encoder.state_dict()}
+    unused = [name for name in shapes if _present_name(name).removeprefix(prefix) not in own]
+    parameters = dict(encoder.named_parameters(remove_duplicate=False))
+    filled = {each.data_ptr() for name, each in parameters.items() if name.removeprefix(prefix) in saved}
+    missing = [
+        name
+        for name, each in parameters.items()
+        if name.removeprefix(prefix) not in saved and each.data_ptr() not in filled
+    ]
+    unused = _without(unused, encoder._keys_to_ignore_on_load_unexpected, _COMPUTED)
+    missing = _without(missing, encoder._keys_to_ignore_on_load_missing, _POOLER)
+    if unused and missing:  # transformers renames some tensors while it loads them
+        report = _report_of_transformers(checkpoint, folder, encoder)
+        unused = [name for name in report["unexpected_keys"] if not re.search(_COMPUTED, name)]
+        missing = _without(sorted(report["missing_keys"]), _POOLER)
+    # Of what transformers has renamed, the name in the file is not known.
+    return Unmatched({name: shapes.get(name, ()) for name in sorted(unused)}, missing)
+
+
+def _present_name(name: str) -> str:
+    """Return what transformers calls a parameter that the first BERT had by another name."""
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
+
+
+def _without(names: Sequence[str], *patterns: Any) -> list[str]:
+    """Leave out names that match a regular expression, or one of several, or None."""
+    flat = [each for given in patterns for each in ([given] if isinstance(given, str) else given or [])]
+    return [name for name in names if not any(re.search(pattern, name) for pattern in flat)]
+
+
+def _report_of_transformers(checkpoint: Checkpoint, folder: str, encoder: Any) -> dict[str, Any]:
+    """Load the encoder again, without memory where accelerate is installed, for transformers' list of differences."""
+    options: dict[str, Any] = {key: value for key, value in checkpoint.place.items() if key != "cache_folder"}
+    options |= {"cache_dir": checkpoint.place["cache_folder"], "subfolder": folder}
+    if is_accelerate_available():
+        options["device_map"] = "meta"
+    with _without_reports():
+        _, report = type(encoder).from_pretrained(
+            checkpoint.name, config=encoder.config, output_loading_info=True, **options
+        )
+    return report
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Drop the table that transformers has shown at the first loading."""
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def behind_the_vectors(names: Collection[str], encoder: Any) -> set[str]:
+    """Return those names that are of other tasks: of pretraining, or of the class that config.json names."""
+    tops = set(_PRETRAINING)
+    for architecture in encoder.config.architectures or []:
+        known = getattr(transformers, architecture, None)
+        if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
+            with suppress(Exception), torch.device("meta"):  # an encoder's part of a configuration may lack the rest
+                tops |= {name for name, _ in known(encoder.config).named_children()}
+    tops -= {encoder.base_model_prefix, *(name for name, _ in encoder.named_children())}
+    return {name for name in names if name.partition(".")[0] in tops}
+
+
+def inside_the_encoder(names: Collection[str], encoder: Any) -> list[str]:
+    """Return those names that are of the encoder's own parts, such as a layer that it does not have."""
+    prefix = f"{encoder.base_model_prefix}."
+    own = {name for name, _ in encoder.named_children()}
+    return [name for name in names if name.startswith(prefix) or name.partition(".")[0] in own]
+
+
+def described(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the names of tensors and their shapes, the first few of many."""
+    named = [
+        f"{name} ({' x '.join(map(str, shape))})" if shape else name
+        for name, shape in list(shapes.items())[:_MOST_NAMED]
+    ]
+    more = len(shapes) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def check_type(checkpoint: Checkpoint) -> None:
+    """Raise an error that names the weights if transformers does not know the type of their model."""
+    config = checkpoint.read("config.json")
+    kind = config.get("model_type")
+    if kind is None or kind in transformers.CONFIG_MAPPING or "auto_map" in config:
+        return
+    shapes = checkpoint.shapes()
+    tops: dict[str, list[str]] = {}
+    for name in shapes:
+        tops.setdefault(name.partition(".")[0], []).append(name)
+    held = [
+        f"{top} ({len(names)} tensors)" if len(names) > _MOST_NAMED else described({n: shapes[n] for n in names})
+        for top, names in tops.items()
+    ]
+    raise ModelLoadError(
+        checkpoint.name,
+        ValueError(
+            f"its type {kind!r:.60} is not one of transformers. Its weights hold {', '.join(held) or 'nothing'}."
+        ),
+        cure="Save its encoder alone with save_pretrained, and its head as a Dense module that modules.json lists.",
+    )
+
+
+def refuse_unused(name: str, shapes: Mapping[str, tuple[int, ...]], reason: str) -> None:
+    """Raise an error for tensors between the tokens and their vectors that no module takes; for none, nothing."""
+    if shapes:
+        raise ModelLoadError(
+            name,
+            ValueError(f"its weights hold {described(shapes)}, {reason}, so its vectors would be wrong."),
+            cure="Save the model again with the library that trained it, or list each layer in modules.json.",
+        )
+
+
+def refuse_missing(name: str, missing: Sequence[str]) -> None:
+    """Raise an error for parameters that no tensor filled, which would be random; for none, nothing."""
+    if missing:
+        raise ModelLoadError(
+            name,
+            ValueError(f"its weights lack {described({each: () for each in missing})}, which would be random numbers."),
+            cure="Copy the whole model again, or save it again with the library that trained it.",
+        )
+
+
+def check_listed(checkpoint: Checkpoint, modules: Sequence[nn.Module], *, is_dense: bool) -> None:
+    """Check the weights and the activations of a checkpoint that lists its modules; others pass.
+
+    A tensor beside the encoder's is fine if a linear layer of the list holds the same numbers; another one is only
+    named in a dense model (`is_dense`), which has no vectors of tokens of its own.
+    """
+    listed = checkpoint.modules()
+    folders = {str(entry.get("path") or ""): str(entry.get("type")) for entry in listed}
+    if not listed:
+        return
+    for config in sorted(Path(checkpoint.name).glob("*/config.json")):
+        folder = config.parent.name
+        if folder not in folders and "out_features" in checkpoint.read("config.json", folder):
+            refuse_unused(checkpoint.name, checkpoint.shapes(folder), f"in {folder}, a layer that modules.json lacks")
+    encoder = next((each for each in modules if isinstance(each, Transformer)), None)
+    for folder, kind in folders.items():
+        if kind.endswith(".Transformer") and encoder is not None:
+            _check_encoder(checkpoint, folder, encoder.model, modules, is_dense=is_dense)
+        elif kind.endswith(".Dense"):
+            _check_activation(checkpoint, folder)
+
+
+def _check_encoder(
+    checkpoint: Checkpoint, folder: str, encoder: Any, modules: Sequence[nn.Module], *, is_dense: bool
+) -> None:
+    if not isinstance(encoder, transformers.PreTrainedModel) or getattr(encoder, "_hf_peft_config_loaded", False):
+        return
+    unused, missing = unmatched(checkpoint, folder, encoder)
+    refuse_missing(checkpoint.name, missing)
+    others = set(unused) - behind_the_vectors(unused, encoder)
+    inside = set(inside_the_encoder(others, encoder))
+    if not checkpoint.options.get("config_kwargs"):  # with which an encoder has fewer layers on purpose
+        refuse_unused(checkpoint.name, {each: unused[each] for each in sorted(inside)}, "which the encoder lacks")
+    used = [parameter for each in modules if isinstance(each, Dense) for parameter in each.parameters()]
+    saved = checkpoint.tensors(others - inside, folder)
+    left = {name: unused[name] for name in sorted(saved) if not any(_are_equal(saved[name], each) for each in used)}
+    if is_dense and left:
+        warn_caller(f"{checkpoint.name} has weights that are not used: {described(left)}.")
+    elif left:
+        refuse_unused(checkpoint.name, left, "which modules.json does not list")
+
+
+def _are_equal(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and torch.allclose(left.float(), right.detach().cpu().float(), atol=1e-3)
+
+
+def _check_activation(checkpoint: Checkpoint, folder: str) -> None:
+    """Raise an error for an activation that is not torch's, for which sentence-transformers would take tanh."""
+    named = str(checkpoint.read("config.json", folder).get("activation_function", "torch."))
+    if not named.startswith("torch.") and not checkpoint.options.get("trust_remote_code"):
+        raise ModelLoadError(
+            checkpoint.name,
+            ValueError(f"the layer {folder} has the activation {named!r:.100}, which is code of its own."),
+            cure="To run it: trust_remote_code=True, or --trust-remote-code beside --model.",
+        )
