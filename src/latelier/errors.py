@@ -18,6 +18,7 @@ __all__ = [
     "CorruptedIndexError",
     "DuplicateIdError",
     "EmbeddingsError",
+    "EmptyTextError",
     "FilterTimeoutError",
     "IndexDamageWarning",
     "IndexFormatError",
@@ -119,6 +120,10 @@ class LatelierError(Exception):
 
 class InvalidArgumentError(LatelierError, ValueError):
     """An argument has a value that the function does not accept."""
+
+
+class EmptyTextError(InvalidArgumentError):
+    """A document or a file has no text; of a file of records, or of a folder, it is left out."""
 
 
 class EmbeddingsError(InvalidArgumentError):

@@ -47,7 +47,7 @@ def folder(tmp_path_factory, run, records_file):
     folder = tmp_path_factory.mktemp("indexes") / "records"
     result = run("index", records_file, "--index", folder, "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
-    counts = {"new": 3, "changed": 0, "removed": 0, "unchanged": 0, "skipped": []}
+    counts = {"new": 3, "changed": 0, "renamed": 0, "removed": 0, "unchanged": 0, "kept": 0, "skipped": []}
     size = json.loads(result.stdout)["bytes"]
     assert size > 3 * 384 * 2
     assert json.loads(result.stdout) == {"index": str(folder), "documents": 3, "bytes": size, **counts}

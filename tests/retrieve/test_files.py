@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import warnings
 import zipfile
 
-import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 from test_page_images import pdf_of
 
-from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Passages, Retriever, read_documents
+from latelier.retrieve.folders import linear_regex
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
@@ -266,113 +269,6 @@ def test_records_in_a_folder(tmp_path):
         assert len(list(read_documents(tmp_path))) == 4
 
 
-@pytest.fixture
-def notes(tmp_path):
-    folder = tmp_path / "notes"
-    folder.mkdir()
-    for name in ("pears", "moon", "stone"):
-        (folder / f"{name}.md").write_text(f"About {name}.")
-    return folder
-
-
-def counts(report):
-    return {name: count for name, count in report._asdict().items() if count}
-
-
-def test_a_second_run_reads_and_encodes_what_has_changed(notes, tiny, monkeypatch):
-    retriever = Retriever(tiny, device="cpu")
-    assert counts(retriever.synchronise(notes)) == {"new": 3}
-    past = (notes / "moon.md").stat().st_mtime_ns - 10**11
-    for path in notes.iterdir():
-        os.utime(path, ns=(past, past))  # touched: read again, but not encoded
-    assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
-    reads = []
-    monkeypatch.setattr("latelier.retrieve.folders.read_file", lambda path, *_: reads.append(path) or [])
-    assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
-    assert reads == []
-    monkeypatch.undo()
-    (notes / "moon.md").write_text("About noon.")  # as long as before
-    (notes / "stone.md").unlink()
-    (notes / "new.md").write_text("About plums.")
-    assert counts(retriever.synchronise(notes)) == {"new": 1, "changed": 1, "removed": 1, "unchanged": 1}
-    status = (notes / "moon.md").stat()
-    (notes / "moon.md").write_text("About doom.")
-    os.utime(notes / "moon.md", ns=(status.st_mtime_ns, status.st_mtime_ns))  # in the same instant
-    assert counts(retriever.synchronise(notes)) == {"changed": 1, "unchanged": 2}
-    (notes / "new.md").unlink()
-    assert counts(retriever.synchronise(notes, remove=False)) == {"unchanged": 2}
-    retriever.add(notes)
-    assert len(retriever) == 3
-
-
-def test_moved_folders_other_folders_and_lost_states(notes, tiny, tmp_path):
-    retriever = Retriever(tiny, device="cpu")
-    retriever.synchronise(notes)
-    moved = notes.rename(tmp_path / "moved")
-    assert counts(retriever.synchronise(moved)) == {"unchanged": 3}
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "moon.md").write_text("Another moon.")
-    (other / "sun.md").write_text("The sun.")
-    with pytest.warns(UserWarning, match=r"moon.md: a file of .*moved has its id"):
-        report = retriever.synchronise(other)
-    assert (report.new, [name for name, _ in report.skipped]) == (1, ["moon.md"])
-    del retriever.index.settings["files"]
-    assert counts(retriever.synchronise(moved)) == {"unchanged": 3}
-    for path in moved.iterdir():
-        path.unlink()
-    with pytest.raises(InvalidArgumentError, match="nothing is removed"):
-        retriever.synchronise(moved)
-    assert len(retriever) == 4
-
-
-def test_lines_of_a_text_file_are_not_added_twice(tmp_path, tiny):
-    path = tmp_path / "lines.txt"
-    path.write_text("pears\nmoon\n")
-    retriever = Retriever(tiny, device="cpu")
-    assert counts(retriever.synchronise(path)) == {"new": 2}
-    assert counts(retriever.synchronise(path)) == {"unchanged": 2}
-    path.write_text("moon\nplums\n")
-    assert counts(retriever.synchronise(path)) == {"new": 1, "removed": 1, "unchanged": 1}
-    assert sorted(record.text for record in retriever.index.get(retriever.index.ids())) == ["moon", "plums"]
-
-
-@pytest.mark.parametrize("is_committed", [True, False])
-def test_a_run_interrupted_at_its_commit_goes_on_without_doubles(tiny, tmp_path, is_committed):
-    class Interrupted(indexes.Flat):
-        def update(self, *arguments, **options):
-            if is_committed:
-                super().update(*arguments, **options)
-            else:
-                super().update("first", np.ones((1, 48)), "another's")
-            raise KeyboardInterrupt
-
-    (tmp_path / "lines.txt").write_text("pears are sweet\nplums are blue\n")
-    with Retriever(tiny, Interrupted(tmp_path / "index"), device="cpu") as retriever, pytest.raises(KeyboardInterrupt):
-        retriever.synchronise(tmp_path / "lines.txt")
-    with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
-        report = retriever.synchronise(tmp_path / "lines.txt")
-        assert counts(report) == ({"unchanged": 2} if is_committed else {"new": 2})
-        assert len(retriever) == (2 if is_committed else 3)
-
-
-def test_an_interrupted_run_goes_on(notes, tiny, monkeypatch):
-    retriever = Retriever(tiny, device="cpu")
-    encode = retriever.query_model.encode_documents
-
-    def interrupted(texts, **options):
-        if any("stone" in text for text in texts):
-            raise KeyboardInterrupt
-        return encode(texts, **options)
-
-    monkeypatch.setattr(retriever.query_model, "encode_documents", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        retriever.synchronise(notes, chunk_size=1)
-    assert len(retriever) == 2
-    monkeypatch.undo()
-    assert counts(retriever.synchronise(notes)) == {"new": 1, "unchanged": 2}
-
-
 def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):
     (tmp_path / "long.md").write_text("word " * 3000 + "\n\nquince")
     (tmp_path / "records.jsonl").write_text(json.dumps({"id": "a", "text": "word " * 3000 + "quince"}))
@@ -401,9 +297,9 @@ def test_tables_and_documents_of_frameworks(tiny):
     duckdb = pytest.importorskip("duckdb")
     frame, table = pandas.DataFrame(rows), pyarrow.table(rows)
     dataset = pytest.importorskip("pyarrow.dataset").dataset(table)
-    for given in (frame, frame.set_index("id"), table, table.to_reader(), dataset, duckdb.from_arrow(table)):
+    for each in (frame, frame.set_index("id"), table, table.to_reader(), dataset, duckdb.from_arrow(table)):
         retriever = Retriever(tiny, device="cpu")
-        retriever.add(given)
+        retriever.add(each)
         assert [tuple(record) for record in retriever.index.get(["a", "b"])] == [
             ("a", "pears", {"n": 1.5}),
             ("b", "moon", {}),
@@ -421,3 +317,49 @@ def test_tables_and_documents_of_frameworks(tiny):
     retriever.add(documents)
     found = [tuple(record) for record in retriever.index.get(["a", "b", "c"])]
     assert found == [("a", "pears", {"n": 1}), ("b", "moon", {"n": 2}), ("c", "stone", {"n": 3})]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rule=st.one_of(
+        st.text("ab*?/[!]", min_size=1, max_size=12),
+        st.lists(st.sampled_from(("**", "a*b", "*a*a", "a")), max_size=6).map("/".join),
+    ),
+    paths=st.lists(st.text("ab/", min_size=1, max_size=16), min_size=1),
+)
+def test_linear_rules_match_what_those_of_pathspec_do(rule, paths):
+    try:
+        regex, _ = GitIgnoreSpecPattern.pattern_to_regex(rule)
+    except ValueError:
+        return
+    if regex is not None:
+        plain, linear = re.compile(regex), re.compile(linear_regex(regex))
+        for path in paths:
+            assert bool(plain.match(path)) == bool(linear.match(path))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes and devices")
+def test_ignore_files_cannot_stop_anybody(tmp_path):
+    (tmp_path / ("a" * 200 + ".md")).write_text("one")
+    deep = tmp_path.joinpath(*["a"] * 60)
+    deep.mkdir(parents=True)
+    (deep / "b.md").write_text("two")
+    file = tmp_path / ".gitignore"
+    for rules, message in (
+        ("*a" * 20 + "b\n", None),  # a regular expression of the 20th power
+        ("a*/**/" * 15 + "c\n", None),
+        ("[z-a]\nb.md\n!b.md\n", "'[z-a]'"),
+        ("x" * 2000, "not valid, or too long"),
+        ("x\n" * 20_000, "more than"),
+        ("x" * (1 << 20) + "\n", "more than"),
+    ):
+        file.write_text(rules)
+        documents = read_documents(tmp_path)
+        assert len(documents) == 2
+        assert [message in each.message for each in documents.skipped] == ([] if message is None else [True])
+    file.unlink()
+    os.mkfifo(file)
+    assert read_documents(tmp_path).skipped[0].message == "its rules are not applied: it is not a regular file."
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert len(read_documents(tmp_path)) == 2

@@ -236,13 +236,15 @@ def test_folders_are_kept_up_to_date(pages, tmp_path):
     assert (report.new, retriever.index.ids()) == (3, ["a.png", "b.pdf#1", "b.pdf#3"])
     faults = [("b.pdf", "page 2: it has 3,000 x 3 pixels"), ("c.jpg", "it is damaged")]
     assert [
-        (name, reason[: len(fact)]) for (name, reason), (_, fact) in zip(report.skipped, faults, strict=True)
+        (each.path, each.message[: len(fact)]) for each, (_, fact) in zip(report.skipped, faults, strict=True)
     ] == faults
     page = retriever.index.get(["b.pdf#3"])[0].metadata
     assert (page["path"], page["page"], page["image"]) == ("b.pdf", 3, str(folder / "b.pdf"))
     (folder / "b.pdf").write_bytes(pdf_of((200, 300)))
     (folder / "a.png").unlink()
     GRADIENT.save(folder / "c.jpg")
+    with pytest.warns(UserWarning, match=r"b.pdf: .*kept until the next run"):
+        retriever.synchronise(read_documents(folder, pages="images"))
     retriever.synchronise(read_documents(folder, pages="images"))
     assert retriever.index.ids() == ["b.pdf#1", "c.jpg"]
     retriever.synchronise(read_documents(folder / "b.pdf", pages="images"))

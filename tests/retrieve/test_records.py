@@ -23,7 +23,7 @@ def read(path, format="auto"):
 def read_folder(folder, **options):
     documents = read_documents(folder, **options)
     found = {document.id: document for document in documents}
-    return found, dict(documents.skipped)
+    return found, {each.path: each.message for each in documents.skipped}
 
 
 @pytest.mark.parametrize(

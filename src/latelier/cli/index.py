@@ -10,6 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -107,6 +108,10 @@ PrecisionOption: TypeAlias = Annotated[
 RemoveOption: TypeAlias = Annotated[
     bool, typer.Option("--remove/--no-remove", help="Remove documents of files that the folder does not hold any more.")
 ]
+MovedOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--moved-from", metavar="PATH", help="The folder or file, indexed before, that was moved to SOURCE."),
+]
 WatchOption: TypeAlias = Annotated[
     bool, typer.Option("--watch", help="Go on: bring it up to date whenever the source changes (extra: files).")
 ]
@@ -158,6 +163,7 @@ def index(
     pool_factor: PoolFactorOption = None,
     precision: PrecisionOption = None,
     remove: RemoveOption = True,
+    moved_from: MovedOption = None,
     watch: WatchOption = False,
     encoding: EncodingOption = None,
     delimiter: DelimiterOption = None,
@@ -194,7 +200,7 @@ def index(
     from latelier.retrieve.model import find_index
 
     if source == "-":
-        refuse_unused(context, ("glob", "watch"), "has no effect on standard input, only on a folder")
+        refuse_unused(context, ("glob", "watch", "moved_from"), "has no effect on standard input, only on a folder")
     if passages is None:
         refuse_unused(context, ("overlap",), "has no effect without --passages")
     if (place is None) == (folder is None):
@@ -228,7 +234,7 @@ def index(
         )
 
     with discarded_if_unused(target, open_or_make) as retriever:
-        report = _synchronise(retriever, documents, remove=remove, **options)
+        report = _synchronise(retriever, documents, remove=remove, moved_from=moved_from, **options)
         if not len(retriever):
             name = "standard input" if source == "-" else source
             raise InvalidArgumentError(
@@ -264,7 +270,7 @@ def _report(retriever: Retriever, target: Path, report: Synchronised, *, as_json
     documents = len(retriever)
     size = index.statistics().bytes or 0
     if as_json:
-        skipped = [{"path": path, "reason": reason} for path, reason in report.skipped]
+        skipped = [each._asdict() for each in report.skipped]
         print_json(
             {"index": str(target), "documents": documents, "bytes": size, **report._asdict(), "skipped": skipped}
         )
@@ -285,17 +291,33 @@ def changes_of(source: str) -> Iterator[object]:
     """Return an iterator that goes on whenever a folder or a file, or an index in it, may have changed."""
     with needs_extra("--watch", "files"):
         from watchfiles import watch
-    return watch(Path(source).resolve(), rust_timeout=_LOOK, yield_on_timeout=True)
+
+    options = {"rust_timeout": _LOOK, "yield_on_timeout": True, "ignore_permission_denied": True}
+    return _changes(partial(watch, Path(source).resolve(), **options))
+
+
+def _changes(watch: Callable[[], Iterator[object]]) -> Iterator[object]:
+    """Go on after a failure, such as of a folder that is away, or of more folders than the system can watch."""
+    while True:
+        try:
+            yield from watch()
+            return
+        except Exception as error:  # noqa: BLE001 (it may be gone the next time)
+            typer.echo(f"Warning: looking every {_LOOK // 1000} seconds: {printable(str(error))}", err=True)
+        sleep(_LOOK / 1000)
+        yield None
 
 
 def keep_current(retriever: Retriever, read: Callable[[], FileDocuments], **options: Any) -> None:
     """Synchronise an index once more; a failure, such as of a folder that is being moved, is a warning."""
     try:
         report = _synchronise(retriever, read(), **options)
-        if report.new or report.changed or report.removed:
+        if report.new or report.changed or report.renamed or report.removed:
             typer.echo(f"{len(retriever):,} documents ({report}).", err=True)
     except (LatelierError, typer.BadParameter) as error:
         typer.echo(f"Warning: {printable(str(error))}", err=True)
+    except Exception as error:  # noqa: BLE001 (the next change may be read, and nobody sees what ends a thread)
+        typer.echo(f"Warning: not up to date: {printable(f'{type(error).__name__}: {error}')}", err=True)
 
 
 def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any) -> Synchronised:

@@ -23,7 +23,7 @@ import typer
 
 from latelier.errors import Advice, LatelierError
 from latelier.retrieve.images import place
-from latelier.utils.checks import cut, escape_json, printable
+from latelier.utils.checks import cut, escape_json, is_unicode, printable
 
 if TYPE_CHECKING:
     from latelier.retrieve import Explanation, Result
@@ -37,7 +37,10 @@ def print_json(value: Any) -> None:
     """Print one JSON value on standard output, with control characters escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     plain = encoding.lower().replace("-", "") not in ("utf8", "utf8sig")
-    typer.echo(escape_json(json.dumps(value, ensure_ascii=plain, indent=2)))
+    text = json.dumps(value, ensure_ascii=plain, indent=2)
+    if not is_unicode(text):  # the name of a file that is not UTF-8
+        text = json.dumps(value, indent=2)
+    typer.echo(escape_json(text))
 
 
 def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:

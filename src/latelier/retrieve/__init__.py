@@ -6,10 +6,12 @@ from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
-    from latelier.retrieve.folders import Synchronised, read_documents
+    from latelier.retrieve.folders import read_documents
     from latelier.retrieve.page_map import PageMap
     from latelier.retrieve.passages import Passages, Result, Results
+    from latelier.retrieve.records import Skipped, SkipReason
     from latelier.retrieve.retriever import Retriever, Threshold
+    from latelier.retrieve.synchronisation import Synchronised
     from latelier.retrieve.workers import EncodingWorkers
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "Result",
     "Results",
     "Retriever",
+    "SkipReason",
+    "Skipped",
     "Span",
     "Synchronised",
     "Threshold",
@@ -32,7 +36,9 @@ __getattr__, __dir__ = lazy_names(
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     page_map=("PageMap",),
     passages=("Passages", "Result", "Results"),
-    folders=("Synchronised", "read_documents"),
+    folders=("read_documents",),
+    records=("SkipReason", "Skipped"),
     retriever=("Retriever", "Threshold"),
+    synchronisation=("Synchronised",),
     workers=("EncodingWorkers",),
 )

@@ -10,7 +10,6 @@ import datetime
 import io
 import re
 import zipfile
-import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from html.parser import HTMLParser
@@ -18,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError
 from latelier.retrieve.images import Picture, is_pdf, page_count, page_text
 from latelier.retrieve.reading import in_worker
 from latelier.retrieve.records import HEADINGS, InputDocument, Part
@@ -36,8 +35,6 @@ _CODE_SUFFIXES = """
 """
 _CODE = frozenset(_CODE_SUFFIXES.split())
 _NAMES = frozenset({"readme", "license", "copying", "authors", "changelog", "changes", "news", "todo", "makefile"})
-# What the readers of damaged files raise.
-_FAULTS = (OSError, ValueError, ArithmeticError, LookupError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)
 _MOST_BYTES = 1 << 28  # of a file, and of what is taken of an archive
 
 
@@ -105,7 +102,7 @@ def _documents(path: Path, name: str, encoding: str | None) -> list[InputDocumen
             contents = [Content(_decoded(data, encoding))]
     except LatelierError:
         raise
-    except _FAULTS as error:
+    except Exception as error:  # what readers of damaged files raise has no end
         raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {cut(str(error), 200)}.") from error
     is_markdown = reader is not None or suffix in _MARKDOWN
     documents = []
@@ -113,10 +110,9 @@ def _documents(path: Path, name: str, encoding: str | None) -> list[InputDocumen
         if not (content.text.strip() or content.title):
             if len(contents) > 1:
                 continue
-            is_scan = suffix == ".pdf"
-            raise InvalidArgumentError(
-                "it holds pictures of pages, and no text; recognise it first." if is_scan else "it is empty."
-            )
+            if suffix == ".pdf":
+                raise InvalidArgumentError("it holds pictures of pages, and no text; recognise it first.")
+            raise EmptyTextError("it is empty.")
         if suffix in _MARKDOWN:
             matter, begin = _front_matter(content.text)
         else:

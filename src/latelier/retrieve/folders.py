@@ -1,24 +1,25 @@
-"""Folders: which of their files are read, and how an index is synchronised with them."""
+"""Folders: which of their files are read, and which of their folders could be listed."""
 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
+import itertools
 import mimetypes
 import os
 import re
 import stat
-import time
-from collections.abc import Iterator, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias, get_args
 
-from latelier.errors import InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes import Id, Index
+from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError, StorageError
+from latelier.indexes import Id
 from latelier.indexes.store.integrity import CATALOG
+from latelier.indexes.store.rows import encode_metadata
 from latelier.retrieve.files import is_readable, read_file, read_pictures
 from latelier.retrieve.images import is_picture
-from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.records import (
     RECORD_FORMATS,
     DocumentFields,
@@ -27,12 +28,17 @@ from latelier.retrieve.records import (
     OnProblem,
     Pages,
     Reading,
+    Skipped,
+    SkipReason,
     check_encoding,
     read_records,
 )
-from latelier.utils.checks import check_choice, cut, short
+from latelier.utils.checks import check_choice, check_unicode, cut, is_unicode, short
 from latelier.utils.files import as_path, is_file, is_folder
 from latelier.utils.misc import warn_caller
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "parquet", "txt", "whole"]
 
@@ -141,8 +147,9 @@ def read_document_file(
         source = name or "the file"
     path = Path(file) if isinstance(file, (str, Path)) else None
     if reading.pages == "images" and path is not None and is_picture(path.name):
-        skipped: list[tuple[str, str]] = []
-        documents = read_pictures(path, path.name, lambda reason: skipped.append((source, reason)))
+        skipped: list[Skipped] = []
+        skip = partial(_skip_page, skipped, source)
+        documents = read_pictures(path, path.name, skip)
         return FileDocuments(documents, skipped, path)
     chosen: Any = format if format != "auto" else RECORD_FORMATS.get(_suffix(source), "auto")
     if chosen == "auto" and path is not None and is_file(path) and (is_readable(path) or not _has_records(path)):
@@ -188,7 +195,7 @@ _MOST_IN_LINES = 400
 
 
 class DocumentFolder(FileDocuments):
-    """The files of a folder, listed once; `skipped` holds the path and the reason of each that was skipped so far."""
+    """The files of a folder, listed once; `skipped` names each file and folder that was left out so far."""
 
     def __init__(
         self,
@@ -208,6 +215,8 @@ class DocumentFolder(FileDocuments):
         translated = [fnmatch.translate(_FOLDERS.sub("\0", each)).replace("\0", "(?:.*?/)??") for each in patterns]
         self._patterns = [("/" in each, re.compile(regex)) for each, regex in zip(patterns, translated, strict=True)]
         self.files: list[Path] = []
+        # The folders that were listed without an error, by their paths as in `name`, the folder itself as "".
+        self._folders: dict[str, _ListedFolder] = {}
         self._list()
         self._listed = len(self.skipped)
         self.files.sort(key=lambda path: path.relative_to(folder).parts)
@@ -229,39 +238,101 @@ class DocumentFolder(FileDocuments):
         """Return the path of a file relative to the folder, with slashes: the id of its document."""
         return path.relative_to(self.folder).as_posix()
 
+    def find(self, name: str) -> str | None:
+        """Return None if a file is known not to be there; else its name, or the first folder that was not listed.
+
+        Known: each folder from the root to the one that has no such entry was listed without an error.
+        """
+        folder = ""
+        for part in name.split("/"):
+            listed = self._folders.get(folder)
+            if listed is None:
+                return folder
+            if part not in listed.names:
+                return None
+            folder = f"{folder}/{part}" if folder else part
+        return name
+
+    def mount(self, name: str) -> str:
+        """Return the mount point of the drive on which a file is, or the last folder above it that was listed."""
+        mount = self._folders[""].mount
+        folder = ""
+        for part in name.split("/")[:-1]:
+            folder = f"{folder}/{part}" if folder else part
+            if folder not in self._folders:
+                break
+            mount = self._folders[folder].mount
+        return mount
+
     def read(self, path: Path) -> Iterator[InputDocument]:
         """Yield the documents of a file; one that cannot be read is skipped, as it may be one of thousands."""
-        name, kind = self.name(path), RECORD_FORMATS.get(_suffix(path.name), "txt")
-        records: Any = self._format if self._format not in ("auto", "whole") else kind
+        ids: set[Id | None] = set()
+        twice: list[Id] = []
+        faults: list[str] = []
         try:
-            if self._reading.pages == "images":
-                yield from read_pictures(path, name, lambda reason: self._skip(path, reason))
-                return
-            if self._format == "whole" or records == "txt" or (records == "csv" and not self._has_text(path)):
-                documents = read_file(path, name, self._reading.encoding)
-                text = documents[0].text
-                if not self.glob and _suffix(name) in _SCRIPTS and len(text) > _MOST_IN_LINES * (text.count("\n") + 1):
-                    raise InvalidArgumentError("it is minified or generated; --glob reads it all the same")
-                yield from documents
-                return
-            reading = self._reading._replace(on_problem="skip")
-            found = read_records(path, records, name, reading)
-            # without a warning of its own
-            found.path = None
-            number = -1
-            partitions = dict(part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)  # as Hive names them
-            for number, document in enumerate(found):
-                if self._is_data_set and document.id is not None:
-                    yield document._replace(metadata={**partitions, **document.metadata})
-                else:
-                    id = number if document.id is None else document.id
-                    yield document._replace(id=f"{name}#{id}", metadata={"path": name, **document.metadata})
-            if number < 0:
-                self._skip(path, "none of its records has a field 'text'")
-            elif found.skipped:
-                self._skip(path, f"{len(found.skipped):,} of its records: {found.skipped[0][1]}")
+            for document in self._documents_of(path, self.name(path)):
+                try:
+                    _check_storable(document)
+                except InvalidArgumentError as error:
+                    faults.append(error.fact)
+                    continue
+                if document.id is not None and document.id in ids:
+                    twice.append(document.id)
+                    continue
+                ids.add(document.id)
+                yield document
+        except EmptyTextError as error:
+            self.skip(path, str(error), SkipReason.EMPTY)
         except LatelierError as error:
-            self._skip(path, cut(str(error).removeprefix(f"{path} ").removeprefix(f"{path}: "), 200))
+            message = str(error).removeprefix(f"{path} ").removeprefix(f"{path}: ")
+            self.skip(path, message, SkipReason.UNREADABLE)
+        except Exception as error:  # noqa: BLE001 (a reader's own fault is that of one file)
+            self.skip(path, f"{type(error).__name__}: {error}", SkipReason.UNREADABLE)
+        if faults:
+            several = f"{len(faults):,} of its documents: " if ids or len(faults) > 1 else ""
+            self.skip(path, f"{several}{faults[0]}", SkipReason.RECORDS if ids else SkipReason.UNREADABLE)
+        if twice:
+            again = short(twice[0]) + (f" and {len(twice) - 1:,} more" if len(twice) > 1 else "")
+            self.skip(path, f"of ids that are given twice, {again}, the first document is stored", SkipReason.ID)
+
+    def _documents_of(self, path: Path, name: str) -> Iterator[InputDocument]:
+        try:
+            is_empty = path.stat().st_size == 0
+        except OSError:  # an error when it is read
+            is_empty = False
+        if is_empty:
+            raise EmptyTextError("it is empty.")
+        kind = RECORD_FORMATS.get(_suffix(path.name), "txt")
+        records: Any = self._format if self._format not in ("auto", "whole") else kind
+        if self._reading.pages == "images":
+            yield from read_pictures(path, name, partial(_skip_page, self.skipped, name))
+        elif self._format == "whole" or records == "txt" or (records == "csv" and not self._has_text(path)):
+            documents = read_file(path, name, self._reading.encoding)
+            text = documents[0].text
+            if not self.glob and _suffix(name) in _SCRIPTS and len(text) > _MOST_IN_LINES * (text.count("\n") + 1):
+                self.skip(path, "it is minified or generated; --glob reads it all the same", SkipReason.EXCLUDED)
+            else:
+                yield from documents
+        else:
+            yield from self._records_of(path, name, records)
+
+    def _records_of(self, path: Path, name: str, format: Any) -> Iterator[InputDocument]:
+        found = read_records(path, format, name, self._reading._replace(on_problem="skip"))
+        # without a warning of its own
+        found.path = None
+        number = -1
+        partitions = dict(part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)  # as Hive names them
+        for number, document in enumerate(found):
+            if self._is_data_set and document.id is not None:
+                yield document._replace(metadata={**partitions, **document.metadata})
+            else:
+                id = number if document.id is None else document.id
+                yield document._replace(id=f"{name}#{id}", metadata={"path": name, **document.metadata})
+        if number < 0:
+            self.skip(path, "none of its records has a field 'text'", SkipReason.RECORDS)
+        elif found.skipped:
+            first = found.skipped[0].message
+            self.skip(path, f"{len(found.skipped):,} of its records: {first}", SkipReason.RECORDS)
 
     def warn(self) -> None:
         """Name the files that were skipped, those of one kind and for one reason in one line."""
@@ -271,18 +342,22 @@ class DocumentFolder(FileDocuments):
         if not self.skipped:
             return
         kinds: dict[tuple[str, str], list[str]] = {}
-        for name, reason in self.skipped:
-            kinds.setdefault((_suffix(name), reason), []).append(name if name.isprintable() else short(name))
+        for name, message, _ in self.skipped:
+            kinds.setdefault((_suffix(name), message), []).append(name if name.isprintable() else short(name))
         lines = []
-        for (suffix, reason), names in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        for (suffix, message), names in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
-            lines.append(f"\n  {names[0] if len(names) == 1 else several}: {reason}")
+            lines.append(f"\n  {names[0] if len(names) == 1 else several}: {message}")
         if len(lines) > _MOST_NAMED:
             more = f"\n  and files of {len(lines) - _MOST_NAMED:,} more kinds or reasons"
         else:
             more = ""
         plural = "" if len(self.skipped) == 1 else "s"
         warn_caller(f"skipped {len(self.skipped):,} file{plural} of {self.folder}:{''.join(lines[:_MOST_NAMED])}{more}")
+
+    def skip(self, path: Path, message: str, reason: SkipReason) -> None:
+        """Note that a file or a folder is left out."""
+        self.skipped.append(Skipped(self.name(path), cut(message, _LONGEST_MESSAGE), reason))
 
     def _has_text(self, path: Path) -> bool:
         """Whether a CSV file has the columns of records; others are read as one text."""
@@ -295,48 +370,64 @@ class DocumentFolder(FileDocuments):
     def _list(self) -> None:
         """List the files below the folder; an error of the folder itself is raised, not recorded."""
         try:
-            waiting = [(self.folder, [*os.scandir(self.folder)], list[_Rule]())]
+            root = _ListedFolder.of(self.folder)
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise InvalidArgumentError(f"there is no folder {str(self.folder)!r}.") from error
         except OSError as error:
             raise StorageError(f"cannot list {self.folder}: {error}.") from error
+        waiting = [(root, list[_Rules]())]
         while waiting:
-            folder, entries, rules = waiting.pop()
-            rules = [*rules, *(rule for name in _IGNORING for rule in _read_rules(folder / name))]
-            for entry in entries:
+            folder, rules = waiting.pop()
+            relative = self.name(folder.path)
+            self._folders["" if relative == "." else relative] = folder
+            rules = [*rules, *self._rules_in(folder)]
+            for entry in folder.entries:
                 path = Path(entry.path)
-                is_inner = entry.is_dir(follow_symlinks=False)
+                try:
+                    is_inner = entry.is_dir(follow_symlinks=False)
+                    is_link = entry.is_symlink()
+                except OSError as error:
+                    self.skip(path, f"it cannot be looked at: {error}", SkipReason.UNREADABLE)
+                    continue
                 if entry.name.startswith(".") or entry.name in _IGNORED or _is_ignored(path, rules, is_folder=is_inner):
                     continue
                 if is_inner:
-                    inner = self._inner_entries(path)
-                    if not any(each.name in _OTHERS for each in inner):
-                        waiting.append((path, inner, rules))
-                elif (reason := self._why_not(path, entry.is_symlink())) is None:
+                    try:
+                        inner = _ListedFolder.of(path, folder)
+                    except OSError as error:
+                        self.skip(path, f"it cannot be listed: {error}", SkipReason.UNREADABLE)
+                    else:
+                        if not inner.names & _OTHERS:
+                            waiting.append((inner, rules))
+                elif self._takes(path, is_link):
                     self.files.append(path)
-                elif reason:
-                    self._skip(path, reason)
+            folder.entries.clear()
 
-    def _inner_entries(self, path: Path) -> list[os.DirEntry[str]]:
-        try:
-            return [*os.scandir(path)]
-        except OSError as error:
-            self._skip(path, str(error))
-            return []
-
-    def _why_not(self, path: Path, is_link: bool) -> str | None:
-        """Return why a path is not read; None if it is, and an empty text if no pattern matches it."""
+    def _takes(self, path: Path, is_link: bool) -> bool:
+        """Whether a file is read; if it has to be told why not, it is skipped."""
         relative = self.name(path)
         matches = (pattern.match(relative if has_slash else path.name) for has_slash, pattern in self._patterns)
-        if self._patterns and not (is_link and path.is_dir()) and not any(matches):
-            return ""
+        if self._patterns and not (is_link and is_folder(path)) and not any(matches):
+            return False
         try:
             target = path.resolve(strict=True) if is_link else path
             kind = path.stat().st_mode
         except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-            if is_link:
-                return f"a link that leads nowhere: {error}"
-            return str(error)
+            lead = "a link that leads nowhere: " if is_link else ""
+            self.skip(path, f"{lead}{error}", SkipReason.UNREADABLE)
+            return False
+        if not is_unicode(relative):
+            message = "its name is not valid Unicode, so it cannot be an id; rename it"
+            self.skip(path, message, SkipReason.UNREADABLE)
+            return False
+        message = self._exclusion(path, target, kind)
+        if message:
+            self.skip(path, message, SkipReason.EXCLUDED)
+        return not message
+
+    def _exclusion(self, path: Path, target: Path, kind: int) -> str:
+        """Return why a file or a link, which leads to `target`, is of no kind that is read; else an empty text."""
+        is_link = target is not path
         if is_link and stat.S_ISDIR(kind):
             return "a link to a folder"
         if is_link and not target.is_relative_to(self.folder.resolve()):
@@ -344,11 +435,9 @@ class DocumentFolder(FileDocuments):
         if not stat.S_ISREG(kind):
             return "not a regular file"
         if self._reading.pages == "images":
-            if is_picture(path.name):
-                return None
-            return "neither a PDF nor a picture"
+            return "" if is_picture(path.name) else "neither a PDF nor a picture"
         if self._patterns or is_readable(path) or _suffix(path.name) in RECORD_FORMATS:
-            return None
+            return ""
         media = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
         if media in ("image", "audio", "video", "font"):
             if is_picture(path.name):
@@ -356,182 +445,155 @@ class DocumentFolder(FileDocuments):
             return f"{media} has no text"
         return f"no known kind of text; --glob '*{path.suffix or path.name}' reads it as text"
 
-    def _skip(self, path: Path, reason: str) -> None:
-        self.skipped.append((self.name(path), reason))
+    def _rules_in(self, folder: _ListedFolder) -> Iterator[_Rules]:
+        """Yield the rules of the ignore files in a folder; what cannot be applied of them is told."""
+        for name in _IGNORING:
+            if name in folder.names:
+                path = folder.path / name
+                try:
+                    rules, faults = _read_rules(path)
+                except (OSError, InvalidArgumentError) as error:
+                    self.skip(path, f"its rules are not applied: {error}", SkipReason.UNREADABLE)
+                    continue
+                yield rules
+                if faults:
+                    again = short(faults[0]) + (f" and {len(faults) - 1:,} more" if len(faults) > 1 else "")
+                    message = f"rules that are not valid, or too long, are not applied: {again}"
+                    self.skip(path, message, SkipReason.UNREADABLE)
 
 
-class FileState(NamedTuple):
-    """What an index keeps of a file: its time of change (ns), size and hash, when that was seen (ns), and its ids."""
-
-    modified: int
-    size: int
-    digest: str
-    seen: int
-    ids: list[Id]
-
-    def is_current(self, status: os.stat_result) -> bool:
-        """Whether a file is unchanged by its status; a change so close to the last look may have the same time."""
-        is_same = (status.st_mtime_ns, status.st_size) == (self.modified, self.size)
-        return is_same and self.modified + _COARSEST < self.seen
+_LONGEST_MESSAGE = 200  # characters of the reason why a file is skipped
 
 
-# The coarsest time of change of a file system, FAT's, in nanoseconds.
-_COARSEST = 2 * 10**9
-# The key among the settings of the index: for each folder or file, the states of files by their names.
-_SETTING = "files"
+def _skip_page(skipped: list[Skipped], name: str, message: str) -> None:
+    skipped.append(Skipped(name, message, SkipReason.UNREADABLE))
 
 
-class Synchronised(NamedTuple):
-    """How many documents of a source were new, changed, removed from the index, and unchanged; what was skipped.
-
-    Examples
-    --------
-    >>> print(Synchronised(new=2, changed=1, removed=0, unchanged=40, skipped=[]))
-    2 new, 1 changed, 40 unchanged
-    """
-
-    new: int
-    changed: int
-    removed: int
-    unchanged: int
-    skipped: list[tuple[str, str]]
-
-    def __str__(self) -> str:
-        """Return the numbers that are not zero, or that nothing has changed."""
-        named = {name: getattr(self, name) for name in ("new", "changed", "removed", "unchanged")}
-        return ", ".join(f"{count:,} {name}" for name, count in named.items() if count) or "nothing to do"
+def _check_storable(document: InputDocument) -> None:
+    """Check that tokenizers and the index can take a document, so that it is not an error of all others as well."""
+    check_unicode(document.text, "its text")
+    check_unicode(document.title, "its title")
+    if isinstance(document.id, str):
+        check_unicode(document.id, "its id")
+    encode_metadata(document.metadata, document.id or 0)
 
 
-class Synchronisation:
-    """Which files of a source, a folder or one file, are new or changed since an index was last filled from it."""
+class _ListedFolder(NamedTuple):
+    """A folder that was listed without an error: all names in it, its device, and where its drive is mounted."""
 
-    def __init__(self, index: Index, source: Path) -> None:
-        self._index = index
-        self.key = str(source.resolve())
-        self._all: dict[str, dict[str, list[Any]]] = dict(index.settings.get(_SETTING, None) or {})
-        if self.key not in self._all and len(self._all) == 1 and not Path(only := next(iter(self._all))).exists():
-            self._all[self.key] = self._all.pop(only)  # the source was moved
-        self._known = {name: FileState(*state) for name, state in self._all.get(self.key, {}).items()}
-        self._seen: dict[str, FileState] = {}
-        self._taken = {name: key for key, files in self._all.items() if key != self.key for name in files}
-        self.unchanged = 0
+    path: Path
+    entries: list[os.DirEntry[str]]
+    names: frozenset[str]
+    device: int
+    mount: str
 
-    def documents(self, folder: DocumentFolder) -> Iterator[InputDocument]:
-        """Yield the documents of the files that are new or changed."""
-        for path in folder.files:
-            name = folder.name(path)
-            if name in self._taken:
-                reason = f"a file of {self._taken[name]} has its id in this index; give the folder an index of its own"
-                folder.skipped.append((name, reason))
-            elif not self._is_unchanged(path, name):
-                ids = self._seen[name].ids
-                for document in folder.read(path):
-                    ids += [] if document.id is None else [document.id]
-                    yield document
-
-    def records(self, path: Path, documents: FileDocuments) -> Iterator[InputDocument]:
-        """Yield the documents of a file; those without an id get that of a former run with the same text."""
-        if self._is_unchanged(path, path.name):
-            return
-        before: dict[str | None, list[Id]] = {}
-        known = self._known.get(path.name)
-        stored = StoredDocuments(self._index)
-        for record in stored.get([id for id in known.ids if id in stored]) if known else []:
-            before.setdefault(record.text, []).append(record.id)
-        for document in documents:
-            if document.id is None and (again := before.get(document.with_title())):
-                document = document._replace(id=again[0])
-                self._seen[path.name].ids.append(again.pop(0))
-            elif document.image is not None and document.id is not None:
-                self._seen[path.name].ids.append(document.id)
-            yield document
-
-    def gone(self, folder: DocumentFolder | None) -> list[Id]:
-        """Return the ids of documents that the source does not hold any more; files that cannot be read keep theirs."""
-        unread = dict(folder.skipped) if folder else {}
-        for name, state in self._known.items():
-            is_there = folder is not None and bool(folder.glob) and (folder.folder / name).exists()
-            if name not in self._seen and (name in unread or is_there):
-                self._seen[name] = state
-            elif name in unread and "is empty" not in unread[name]:
-                self._seen[name].ids.extend(state.ids)
-        held = {(type(id), id) for state in self._seen.values() for id in state.ids}
-        return [id for state in self._known.values() for id in state.ids if (type(id), id) not in held]
-
-    def store(self, *, is_complete: bool, numbers: list[Id]) -> None:
-        """Keep what was seen; after an interruption, without what would take a file to be stored that is not."""
-        if numbers and self._seen:
-            next(iter(self._seen.values())).ids.extend(numbers)
-        states = self._seen
-        if not is_complete:
-            before = {name: state._replace(digest="", seen=0) for name, state in states.items()} | self._known
-            ids = {name: [*state.ids, *(states[name].ids if name in states else [])] for name, state in before.items()}
-            states = {name: state._replace(ids=list(dict.fromkeys(ids[name]))) for name, state in before.items()}
-        if states != self._known:
-            files = {name: list(state) for name, state in states.items()}
-            self._index.settings[_SETTING] = {**self._all, self.key: files}
-
-    def _is_unchanged(self, path: Path, name: str) -> bool:
-        known = self._known.get(name)
-        now = time.time_ns()
-        try:
-            status = path.stat()
-            if known is not None and known.is_current(status):
-                self._seen[name] = known
-            else:
-                digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-                is_same = known is not None and digest == known.digest
-                ids = known.ids if known is not None and is_same else []
-                self._seen[name] = FileState(status.st_mtime_ns, status.st_size, digest, now, list(ids))
-                if not is_same:
-                    return False
-        except OSError:  # an error when it is read
-            self._seen[name] = FileState(0, 0, "", 0, [])
-            return False
-        self.unchanged += len(self._seen[name].ids)
-        return True
+    @classmethod
+    def of(cls, path: Path, parent: _ListedFolder | None = None) -> _ListedFolder:
+        """List a folder, which is in another one that was listed, or is the root; raise an OSError if it cannot be."""
+        with os.scandir(path) as found:
+            entries = list(found)
+        device = path.stat().st_dev
+        if parent is None:
+            mount = path.resolve()
+            while mount != mount.parent and mount.parent.stat().st_dev == device:
+                mount = mount.parent
+        elif device == parent.device:
+            mount = Path(parent.mount)
+        else:
+            mount = path.resolve()
+        return cls(path, entries, frozenset(entry.name for entry in entries), device, str(mount))
 
 
-class _Rule(NamedTuple):
-    """A line of an ignore file: what the path below its folder has to match, and whether it takes files in again."""
+class _Rules(NamedTuple):
+    """The rules of an ignore file, for paths relative to its folder."""
 
     folder: Path
-    pattern: re.Pattern[str]
-    takes_in: bool
-    is_for_folders: bool
+    spec: GitIgnoreSpec
 
 
-def _read_rules(file: Path) -> Iterator[_Rule]:
-    """Yield the rules of an ignore file, as git reads them; none if there is no such file."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
+_LONGEST_RULES = 1 << 20  # bytes of an ignore file
+_MOST_RULES = 10_000
+_LONGEST_RULE = 1000  # characters
+
+
+def _read_rules(file: Path) -> tuple[_Rules, list[str]]:
+    """Return the rules of an ignore file, as git reads them, and those that are none."""
+    from pathspec import GitIgnoreSpec  # only if there is an ignore file
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise InvalidArgumentError("it is not a regular file.")
+    with file.open("rb") as opened:
+        data = opened.read(_LONGEST_RULES + 1)
+    lines = data.removeprefix(BOM_UTF8).decode(errors="surrogateescape").split("\n")
+    if len(data) > _LONGEST_RULES or len(lines) > _MOST_RULES:
+        raise InvalidArgumentError(f"it has more than {_LONGEST_RULES:,} bytes or {_MOST_RULES:,} lines.")
+    patterns = []
+    faults = []
     for line in lines:
-        rule = line.rstrip()
-        takes_in = rule.startswith("!")
-        rule = rule.removeprefix("!")
-        is_for_folders = rule.endswith("/")
-        rule = rule.rstrip("/")
-        if rule and not line.startswith("#"):
-            anywhere = "" if "/" in rule else "(?:.*/)?"
-            parts = re.split(r"(\*\*/|/\*\*$|\*|\?|\[[^]]+\])", rule.removeprefix("/"))
-            regex = "".join(_WILD.get(part) or _literal(part) for part in parts)
-            yield _Rule(file.parent, re.compile(anywhere + regex), takes_in, is_for_folders)
+        try:
+            if len(line) > _LONGEST_RULE:
+                raise ValueError
+            regex, is_ignored = GitIgnoreSpecPattern.pattern_to_regex(line)
+            if regex is not None:
+                patterns.append(GitIgnoreSpecPattern(re.compile(linear_regex(regex), re.DOTALL), is_ignored))
+        except (ValueError, re.error):
+            faults.append(line)
+    return _Rules(file.parent, GitIgnoreSpec(patterns, backend="simple")), faults
 
 
-_WILD = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
+# What pathspec makes of ** before and within a path, of * within a name, and all else.
+_GAPS = {"(?:.+/)?": "(?:.+?/)??", "(?:/.+)?": "(?:/.+?)??"}
+_TOKEN = re.compile(r"\(\?:\.\+/\)\?|\(\?:/\.\+\)\?|\(\?P<\w+>/\)|\[\^?\]?[^]]*\][*+]?|\\.|.", re.DOTALL)
+_ANY = "[^/]*"
 
 
-def _literal(part: str) -> str:
-    if part.startswith("[") and part.endswith("]"):
-        return part.replace("[!", "[^")
-    return re.escape(part)
+def linear_regex(regex: str) -> str:
+    """Return a regular expression of pathspec that takes linear time for what matches or does not.
+
+    Of several gaps (* in a name, ** in a path), each but the last is matched at its first place only: what comes after
+    it begins with another gap, so a later place would find no more.
+    """
+    count = itertools.count()
+
+    def once(pattern: str) -> str:
+        name = f"first{next(count)}"
+        return f"(?=(?P<{name}>{pattern}))(?P={name})"  # an atomic group, which Python has from 3.11 on
+
+    def divide(tokens: Iterable[str], separators: Container[str]) -> list[list[str]]:
+        pieces: list[list[str]] = [[]]
+        for token in tokens:
+            if token in separators:
+                pieces += [[token], []]
+            else:
+                pieces[-1].append(token)
+        return pieces
+
+    def within_names(tokens: list[str]) -> str:
+        made = ""
+        for piece in divide(tokens, ("/",)):
+            first, *others = divide(piece, (_ANY,))
+            made += "".join(first)
+            for inner in others[1:-2:2]:
+                made += once(f"[^/]*?{''.join(inner)}")
+            if others:
+                made += _ANY + "".join(others[-1])
+        return made
+
+    begin, *others = divide(_TOKEN.findall(regex), _GAPS)
+    made = within_names(begin)
+    for gap, piece in zip(others[:-2:2], others[1:-2:2], strict=True):
+        made += once(f"{_GAPS[gap[0]]}{within_names(piece)}(?=/)")
+    if others:
+        made += "".join(others[-2]) + within_names(others[-1])
+    return made
 
 
-def _is_ignored(path: Path, rules: list[_Rule], *, is_folder: bool) -> bool:
-    """Whether the last rule that matches a path leaves it out."""
-    for rule in reversed(rules):
-        if (is_folder or not rule.is_for_folders) and rule.pattern.fullmatch(path.relative_to(rule.folder).as_posix()):
-            return not rule.takes_in
+def _is_ignored(path: Path, rules: list[_Rules], *, is_folder: bool) -> bool:
+    """Whether the innermost ignore file with a rule for a path leaves it out."""
+    for folder, spec in reversed(rules):
+        relative = path.relative_to(folder).as_posix()
+        is_ignored = spec.check_file(f"{relative}/" if is_folder else relative).include
+        if is_ignored is not None:
+            return is_ignored
     return False

@@ -7,7 +7,7 @@ import json
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -180,14 +180,21 @@ def divide(
     bar: Any,
     *,
     skip_unchanged: bool,
+    may_replace: Callable[[Id], bool] | None = None,
 ) -> Iterator[Rows]:
-    """Cut documents into passages and yield transactions of the pace's rows; a document is never in two."""
+    """Cut documents into passages and yield transactions of the pace's rows; a document is never in two.
+
+    `may_replace`: whether a stored document may be replaced by one with another content; None: each may.
+    """
     for chunk in chunks:
         rows = Rows([], [], [], [], [], [])
         known = stored.existing([id for id, _ in chunk]) if skip_unchanged else ()
         for (id, document), forms in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
             if id in known:
                 is_stored = _is_stored(stored, document, id, forms)
+                if not is_stored and may_replace is not None and not may_replace(id):
+                    bar.update(1)
+                    continue
                 pace.unchanged += is_stored
                 pace.changed += not is_stored
                 if is_stored:

@@ -16,10 +16,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
-from latelier.errors import InvalidArgumentError, StorageError
+from latelier.errors import EmptyTextError, InvalidArgumentError, StorageError
 from latelier.indexes import Id
 from latelier.indexes.results import as_id
 from latelier.indexes.store.rows import encode_metadata
@@ -84,17 +85,42 @@ class InputDocument(NamedTuple):
 HEADINGS = " > "
 
 
+class SkipReason(str, Enum):
+    """Why a file, a folder, a record or a document was left out."""
+
+    EMPTY = "empty"  # it was read, and holds no text
+    RECORDS = "records"  # it was read; some or all of its records, mails or pages cannot be stored
+    UNREADABLE = "unreadable"  # it could not be listed or read
+    EXCLUDED = "excluded"  # its kind, a link, an ignore file or a pattern leaves it out
+    ID = "id"  # a document has its id already
+    KEPT = "kept"  # what is stored of it is kept, as nobody knows yet whether it is gone
+
+
+class Skipped(NamedTuple):
+    """A file or folder that was left out as a whole or in part, or a record of a file (``FILE:LINE``).
+
+    Examples
+    --------
+    >>> Skipped("a.md", "it is empty", SkipReason.EMPTY).reason.value
+    'empty'
+    """
+
+    path: str
+    message: str
+    reason: SkipReason
+
+
 class FileDocuments:
     """Documents that are read from files: records, or with `are_texts` files that are one text each.
 
-    `skipped` holds the place and the reason of each file, line or row that was left out so far; `path` is that of a
-    file or folder that can be read again.
+    `skipped` names each file, line or row that was left out so far; `path` is that of a file or folder that can be read
+    again.
     """
 
     def __init__(
         self,
         documents: Iterator[InputDocument],
-        skipped: list[tuple[str, str]],
+        skipped: list[Skipped],
         path: Path | None = None,
         *,
         are_texts: bool = False,
@@ -107,9 +133,9 @@ class FileDocuments:
     def __iter__(self) -> Iterator[InputDocument]:
         yield from self._documents
         if self.skipped and self.path:
-            place, reason = self.skipped[0]
+            first = self.skipped[0]
             plural = "" if len(self.skipped) == 1 else "s"
-            warn_caller(f"left out {len(self.skipped):,} record{plural}; the first is {place}: {reason}")
+            warn_caller(f"left out {len(self.skipped):,} record{plural}; the first is {first.path}: {first.message}")
 
 
 def parse_documents(documents: Any) -> Iterator[InputDocument]:
@@ -266,10 +292,6 @@ def _checked_text(value: Any, id_: Any) -> str:
         raise EmptyTextError(f"{name} is empty: nothing to index.")
     check_unicode(value, name)
     return value
-
-
-class EmptyTextError(InvalidArgumentError):
-    """A document has no text; of a file of records, it is left out."""
 
 
 # Records in which a field that need not be in each of them has to appear once: enough to tell a field that few records
@@ -446,7 +468,7 @@ def read_records(
         else:
             opened = file
         records = _line_records(_lines(opened, source, reading.encoding), source, format, reading)
-    skipped: list[tuple[str, str]] = []
+    skipped: list[Skipped] = []
     if isinstance(file, (str, Path)) and is_file(Path(file)):
         path = Path(file)
     else:
@@ -455,7 +477,7 @@ def read_records(
 
 
 def _documents(
-    records: Iterator[tuple[int | str, Any]], source: str, reading: Reading, skipped: list[tuple[str, str]]
+    records: Iterator[tuple[int | str, Any]], source: str, reading: Reading, skipped: list[Skipped]
 ) -> Iterator[InputDocument]:
     """Yield the documents of numbered lines or rows, checked; errors name the file and the line."""
     for number, item in records:
@@ -471,7 +493,7 @@ def _documents(
             if reading.on_problem == "stop" and not isinstance(error, EmptyTextError):
                 fact = f"{source}:{number}: {cut(error.fact, _LONGEST_MESSAGE)}"
                 raise InvalidArgumentError(fact, advice=error.advice) from error
-            skipped.append((f"{source}:{number}", cut(error.fact, _LONGEST_MESSAGE)))
+            skipped.append(Skipped(f"{source}:{number}", cut(error.fact, _LONGEST_MESSAGE), SkipReason.RECORDS))
         else:
             yield document
 

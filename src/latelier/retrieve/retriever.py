@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, overload
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.results import CUT, as_id, stored_cut
 from latelier.retrieve.explaining import explain_documents, marked_snippets
 from latelier.retrieve.explanation import Explanation
-from latelier.retrieve.folders import DocumentFolder, Synchronisation, Synchronised, read_documents
+from latelier.retrieve.folders import DocumentFolder, read_documents
 from latelier.retrieve.images import Picture
 from latelier.retrieve.indexing import (
     OnExisting,
@@ -47,7 +47,8 @@ from latelier.retrieve.model import (
     open_model,
 )
 from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
-from latelier.retrieve.records import FileDocuments
+from latelier.retrieve.records import FileDocuments, SkipReason
+from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.misc import Markup, NotCopied, progress_bar, warn_caller
@@ -339,7 +340,10 @@ class Retriever(NotCopied):
         DuplicateIdError
             If an id is in the index already; `update` replaces documents.
         """
-        self._write(documents, "skip" if skip_existing else "raise", **options)
+        if _is_path(documents):
+            self.synchronise(documents, remove=False, **options)
+        else:
+            self._write(documents, "skip" if skip_existing else "raise", **options)
 
     def update(
         self,
@@ -362,13 +366,17 @@ class Retriever(NotCopied):
         InvalidArgumentError
             As in `add`, and if a document has no id.
         """
-        self._write(documents, "update", skip_unchanged, **options)
+        if _is_path(documents):
+            self.synchronise(documents, remove=False, **options)
+        else:
+            self._write(documents, "update", skip_unchanged, **options)
 
     def synchronise(
         self,
         source: str | os.PathLike[str] | FileDocuments,
         *,
         remove: bool = True,
+        moved_from: str | os.PathLike[str] | None = None,
         **options: Unpack[WriteKeywords],
     ) -> Synchronised:
         """Bring the index up to date with a folder or a file: only what is new or changed is encoded.
@@ -376,24 +384,31 @@ class Retriever(NotCopied):
         Files are compared by time and size, and by a hash of what they hold if these have changed or the last look was
         too soon after the change to tell. An index keeps this for each folder and file that it was filled from.
 
+        A document is removed only if it is known to be gone: each folder down to its file was listed without an error,
+        and one has no such entry; or the file was read whole in two runs, without it. The documents of a file that has
+        got another name keep their vectors. A document with an id that was added in another way stays as it is.
+
         Parameters
         ----------
         source
             A path, or what `read_documents` returns for it with other options.
         remove
             Remove documents of files that the folder does not hold any more, and lines that a text file does not hold.
+        moved_from
+            The path of a folder or a file that the index was filled from, and that has been moved to `source`.
         **options
             As in `add`.
 
         Returns
         -------
         Synchronised
-            How many documents were new, changed, removed and unchanged, and what was skipped for which reason.
+            How many documents were new, changed, renamed, removed, unchanged and kept, and what was skipped.
 
         Raises
         ------
         InvalidArgumentError
-            As in `add`, and if no file of a folder can be read: a drive that is not mounted removes nothing.
+            As in `add`, and if no file of a folder can be read: a drive that is not mounted removes nothing. If
+            `moved_from` is still there, or the index was not filled from it.
 
         Examples
         --------
@@ -403,49 +418,41 @@ class Retriever(NotCopied):
         >>> retriever = Retriever(device="cpu")
         >>> print(retriever.synchronise("notes"), "/", retriever.synchronise("notes"))
         1 new / 1 unchanged
+        >>> _ = Path("notes/fruit.md").rename("notes/bananas.md")
+        >>> print(retriever.synchronise("notes"))
+        1 renamed
         """
         if isinstance(source, FileDocuments):
             documents = source
         else:
             documents = read_documents(source)
-        if isinstance(documents, DocumentFolder):
-            folder = documents
-        else:
-            folder = None
-        if documents.path is None:
+        path = documents.path
+        if path is None:
             pace = self._write(documents, "synchronise", True, **options)
-            return Synchronised(pace.new, pace.changed, 0, pace.unchanged, documents.skipped)
-        if folder is not None and not len(folder):
-            raise InvalidArgumentError(f"no file of {documents.path} can be read, so nothing is removed.")
-        state = Synchronisation(self.index, documents.path)
-        if folder is None:
-            read = state.records(documents.path, documents)
-        else:
-            read = state.documents(folder)
-        complete = False
-        gone = set[Id]()
-        numbers: list[Id] = []  # filled while documents are stored, so that an interrupted run knows them
+            return Synchronised(pace.new, pace.changed, 0, 0, pace.unchanged, 0, documents.skipped)
+        if isinstance(documents, DocumentFolder) and not len(documents):
+            raise InvalidArgumentError(f"no file of {path} can be read, so nothing is removed.")
+        run = Synchronisation(self.index, documents, path, moved_from)
         pace = Pace(1, adapts=False)
         try:
+            read = run.read(remove=remove)
             if first := list(islice(read, 1)):  # the model is loaded only if there is something to encode
                 given = FileDocuments(chain(first, read), documents.skipped, are_texts=documents.are_texts)
-                pace = self._write(given, "synchronise", True, numbers=numbers, **options)
+                pace = self._write(given, "synchronise", True, run=run, **options)
             elif self.index.dim is not None:  # other passages are refused all the same
                 chosen = options.get("passages"), options.get("pool_factor")
                 DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)
-            stored = StoredDocuments(self.index)
-            if remove and (gone := stored.existing(state.gone(folder))):
-                stored.remove(gone)
-            complete = True
-        finally:
-            if self.index.dim is not None:
-                if not complete:  # the last ones may or may not have been committed
-                    stored_ids = StoredDocuments(self.index).existing(numbers)
-                    numbers = [id for id in numbers if id in stored_ids]
-                state.store(is_complete=complete, numbers=numbers)
-        if folder is not None:
-            folder.warn()
-        return Synchronised(pace.new, pace.changed, len(gone), pace.unchanged + state.unchanged, documents.skipped)
+            report = run.finish(pace, remove=remove)
+        except BaseException:
+            run.interrupt()
+            raise
+        if isinstance(documents, DocumentFolder):
+            documents.warn()
+        else:
+            for each in report.skipped:
+                if each.reason in (SkipReason.ID, SkipReason.KEPT):
+                    warn_caller(f"{each.path}: {each.message}")
+        return report
 
     def _write(
         self,
@@ -453,7 +460,7 @@ class Retriever(NotCopied):
         on_existing: OnExisting,
         skip_unchanged: bool = False,
         *,
-        numbers: list[Id] | None = None,
+        run: Synchronisation | None = None,
         batch_size: int = 32,
         chunk_size: int | None = None,
         show_progress: bool = False,
@@ -462,11 +469,7 @@ class Retriever(NotCopied):
         precision: str | None = None,
         workers: EncodingWorkers | int | None = None,
     ) -> Pace:
-        """Store documents, each transaction by itself; `numbers` gets the ids of those that had none."""
-        if isinstance(documents, os.PathLike) or (isinstance(documents, str) and Path(documents).exists()):
-            documents = read_documents(documents)
-            on_existing = "synchronise"
-            skip_unchanged = True
+        """Store documents, each transaction by itself; `run` is told of them, and may refuse to replace others."""
         check_count("batch_size", batch_size)
         check_count("chunk_size", chunk_size, optional=True)
         check_choice("precision", precision, DTYPES, optional=True)
@@ -489,7 +492,9 @@ class Retriever(NotCopied):
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chunks = read_chunks(documents, model, stored, size, on_existing, bar)
-            transactions = divide(chunks, model, settings.passages, pace, stored, bar, skip_unchanged=skip_unchanged)
+            may_replace = None if run is None else run.may_replace
+            chosen: dict[str, Any] = {"skip_unchanged": skip_unchanged, "may_replace": may_replace}
+            transactions = divide(chunks, model, settings.passages, pace, stored, bar, **chosen)
             if workers is None:
                 encoded = encode(model, transactions, size, bar, **options)
             else:
@@ -499,8 +504,8 @@ class Retriever(NotCopied):
                     model.identity.store_in(index)
                     settings.store_in(index)
                     is_new = False
-                if numbers is not None:  # before the commit, right after which a run may be interrupted
-                    numbers += rows.numbers
+                if run is not None:
+                    run.before_commit(rows)
                 store(rows, vectors, stored, on_existing)
                 pace.committed(rows)
                 if settings.passages is None:
@@ -842,6 +847,11 @@ class Retriever(NotCopied):
         else:
             model = f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
+
+
+def _is_path(documents: Any) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether documents are those of a file or a folder, rather than an iterable."""
+    return isinstance(documents, os.PathLike) or (isinstance(documents, str) and Path(documents).exists())
 
 
 _CHUNK_SIZE = 2048  # documents that are read and checked at once
