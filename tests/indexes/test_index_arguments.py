@@ -11,6 +11,7 @@ from index_helpers import check_stored, contents, matrices
 from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, EmbeddingsError, InvalidArgumentError, UnknownIdError
+from latelier.indexes.options import SEARCH_OPTIONS, SearchKeywords
 
 NAN = float("nan")
 
@@ -182,3 +183,7 @@ def test_an_error_in_a_stream_leaves_the_index_as_it_was(disk_index):
         disk_index.update(["a", "b", "c"], broken())
     assert contents(disk_index) == before
     assert len(list(disk_index.path.rglob("segments/*"))) == 1
+
+
+def test_the_keywords_of_a_search_are_those_of_the_table_of_options():
+    assert list(SearchKeywords.__annotations__) == list(SEARCH_OPTIONS)

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Collection
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.options import Fusion, Mode, SearchOptions
+from latelier.indexes.options import SEARCH_OPTIONS, SearchOption, SearchOptions
 from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.files import number_or_text, parse_json
 
@@ -49,64 +49,21 @@ MemoryOption: TypeAlias = Annotated[
 ]
 # What a command gets of its search options: those on the command line, as keywords of a search.
 SearchKeywords: TypeAlias = dict[str, Any]
-_SEARCH: dict[str, Any] = {
-    "mode": Annotated[
-        Mode,
-        typer.Option(
-            help="vectors (MaxSim), keywords (BM25, no model), hybrid (both), rerank (keywords, then MaxSim)."
-        ),
-    ],
-    "fusion": Annotated[
-        Fusion, typer.Option(help="Of hybrid: relative (weighted sum of scaled scores) or rrf (reciprocal ranks).")
-    ],
-    "weights": Annotated[
-        tuple[float, float],
-        typer.Option(metavar="VECTORS KEYWORDS", show_default=False, help="Weights of hybrid. Default: 0.5 0.5."),
-    ],
-    "depth": Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Of hybrid: documents that each side contributes; of rerank: that keywords find; at least k. "
-            "Default: 2k, at least 100.",
-        ),
-    ],
-    "filter": Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SQL", help="A condition on metadata: \"year >= ? AND lang = 'en'\"; repeatable: all must hold."
-        ),
-    ],
-    "parameters": Annotated[
-        list[str] | None,
-        typer.Option(
-            "--parameter",
-            metavar="VALUE",
-            help="Value of a ? in the filters, in order; repeatable. '\"1\"' is a text, 1 a number.",
-        ),
-    ],
-    "filter_timeout": Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time limit of the filter; 0 is no limit.")
-    ],
-    "effort": Annotated[
-        str | None, typer.Option(metavar="EFFORT", help="IVF: fast, balanced, exact, or a factor such as 2.")
-    ],
-    "nprobe": Annotated[int | None, typer.Option(min=1, help="IVF: inverted lists probed per query token.")],
-    "candidates": Annotated[
-        int | None, typer.Option(min=1, help="IVF: documents that are compared by their binary codes.")
-    ],
-    "rerank": Annotated[
-        int | None, typer.Option(min=1, help="IVF: documents of those that are scored by their codes.")
-    ],
-    "min_score": Annotated[float | None, typer.Option(help="Least score of a document.")],
-    "min_mean_score": Annotated[float | None, typer.Option(help="Least mean score; see latelier check --scores.")],
-    "whole_query": Annotated[bool, typer.Option("--whole-query", help="Read a query beyond the model's query length.")],
-}
-# The modes of a search that use an option; other options have an effect in every mode.
-_OF_VECTORS = ("vectors", "hybrid", "rerank")
-_MODES = {"fusion": ("hybrid",), "weights": ("hybrid",), "depth": ("hybrid", "rerank"), "effort": _OF_VECTORS}
-_MODES |= dict.fromkeys(("nprobe", "candidates", "rerank", "whole_query"), _OF_VECTORS)
+
+
+def _as_typed(name: str, option: SearchOption) -> Any:
+    """Return the type of a search option as a command takes it, with its help."""
+    if option.shell_type is None:
+        kind = _TYPES[name]
+    else:
+        kind = option.shell_type
+    flag = option.flag or "--" + name.replace("_", "-")
+    help = f"{option.help} {option.shell_help}".strip()
+    return Annotated[kind, typer.Option(flag, metavar=option.metavar, min=option.least, help=help)]
+
+
+_TYPES = get_type_hints(SearchOptions)
+_SEARCH = {name: _as_typed(name, option) for name, option in SEARCH_OPTIONS.items()}
 
 
 def takes_search_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -142,8 +99,9 @@ def takes_search_options(*names: str) -> Callable[[Callable[..., None]], Callabl
 
 def _search_keywords(context: typer.Context, typed: dict[str, Any]) -> SearchKeywords:
     mode = typed["mode"]
-    for name, modes in _MODES.items():
-        if name in typed and mode not in modes:
+    for name in typed:
+        modes = SEARCH_OPTIONS[name].modes
+        if mode not in modes:
             refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")
     if not typed.get("filter"):
         refuse_unused(context, ("parameters", "filter_timeout"), "has no effect without --filter")

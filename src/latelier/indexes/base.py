@@ -20,7 +20,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.options import OF_SOME_INDEXES, SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.options import SEARCH_OPTIONS, SearchKeywords, SearchOptions, Tokenizer, check_texts
 from latelier.indexes.packing import GivenDocuments, prepare_queries
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import (
@@ -258,11 +258,11 @@ class Index(NotCopied, ABC):
 
     def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
         """Return the options of a search, checked, as this index accepts them; None stands for a default everywhere."""
-        fields = SearchOptions.__dataclass_fields__
+        known = [name for name, option in SEARCH_OPTIONS.items() if not option.of_some_indexes]
+        known += self.search_options
         for name, value in keywords.items():
-            is_of_others = name in OF_SOME_INDEXES and name not in self.search_options
-            if name not in fields or (is_of_others and value is not None):
-                known = [each for each in fields if each not in OF_SOME_INDEXES or each in self.search_options]
+            is_of_others = name in SEARCH_OPTIONS and name not in known
+            if name not in SEARCH_OPTIONS or (is_of_others and value is not None):
                 raise InvalidArgumentError(
                     f"a search of {type(self).__name__} has no option {short(name)}; its options are "
                     f"{', '.join(known)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
@@ -17,9 +17,9 @@ Fusion: TypeAlias = Literal["relative", "rrf"]
 Tokenizer: TypeAlias = Literal["porter", "unicode61", "trigram"]
 
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
-Effort: TypeAlias = "EffortName | float"
+Effort: TypeAlias = EffortName | float
 
-Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 """The values of a filter's placeholders: a list for ``?``, a dict for ``:name``."""
 
 # Documents that each side contributes to a fusion, or that keywords pass on to MaxSim: at least this many, and a
@@ -28,8 +28,27 @@ _DEPTH = 100
 _DEPTH_PER_HIT = 2
 _NUMBERS = (int, float, np.integer, np.floating)
 _EFFORT_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
-# Options that an index accepts only if its `search_options` name them; every index accepts the others.
-OF_SOME_INDEXES = ("effort", "nprobe", "candidates", "rerank")
+_ALL_MODES: tuple[Mode, ...] = get_args(Mode)
+_OF_VECTORS: tuple[Mode, ...] = ("vectors", "hybrid", "rerank")
+
+
+@dataclass(frozen=True)
+class SearchOption:
+    """What the surfaces need to know of one option of a search; its type and its default are those of the field."""
+
+    help: str
+    modes: tuple[Mode, ...] = _ALL_MODES  # those that it has an effect on
+    least: int | None = None
+    of_some_indexes: bool = False  # accepted only by an index with `search_options` that name it
+    for_clients: bool = True  # whether clients of a server may choose it
+    shell_type: Any = None  # on a command line, if it is typed in another form
+    shell_help: str = ""  # more help about that form
+    flag: str | None = None
+    metavar: str | None = None
+
+
+def _option(help: str, **more: Any) -> dict[str, SearchOption]:
+    return {"option": SearchOption(help, **more)}
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -53,22 +72,118 @@ class SearchKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search, checked, see `Index.search`; all searches have the same defaults, which stand here."""
+    """The options of a search, checked, see `Index.search`: the one table of their defaults, modes, ranges and help."""
 
-    mode: Mode = "vectors"
-    fusion: Fusion = "relative"
-    weights: Sequence[float] = (0.5, 0.5)
-    depth: int | None = None
-    filter: str | Sequence[str] | None = None
-    parameters: Parameters = ()
-    filter_timeout: float | None = 10.0
-    effort: Effort | None = None
-    nprobe: int | None = None
-    candidates: int | None = None
-    rerank: int | None = None
-    min_score: float | None = None
-    min_mean_score: float | None = None
-    whole_query: bool = False
+    mode: Mode = field(
+        default="vectors",
+        metadata=_option("vectors (MaxSim), keywords (BM25, no model), hybrid (both), rerank (keywords, then MaxSim)."),
+    )
+    fusion: Fusion = field(
+        default="relative",
+        metadata=_option(
+            "Of hybrid: relative (weighted sum of scaled scores) or rrf (reciprocal ranks).", modes=("hybrid",)
+        ),
+    )
+    weights: Sequence[float] = field(
+        default=(0.5, 0.5),
+        metadata=_option(
+            "Weights of hybrid, of vectors and of keywords.",
+            modes=("hybrid",),
+            shell_type=tuple[float, float],
+            metavar="VECTORS KEYWORDS",
+        ),
+    )
+    depth: int | None = field(
+        default=None,
+        metadata=_option(
+            "Of hybrid: documents that each side contributes; of rerank: that keywords find; at least k. "
+            "Default: 2k, at least 100.",
+            modes=("hybrid", "rerank"),
+            least=1,
+            metavar="N",
+        ),
+    )
+    filter: str | Sequence[str] | None = field(
+        default=None,
+        metadata=_option(
+            "A condition on metadata, in SQL: \"year >= ? AND lang = 'en'\"; of several, all must hold.",
+            shell_type=list[str] | None,
+            shell_help="Repeatable.",
+            metavar="SQL",
+        ),
+    )
+    parameters: Parameters = field(
+        default=(),
+        metadata=_option(
+            "The value of each ? in the filter, in order.",
+            shell_type=list[str] | None,
+            shell_help="Repeatable. '\"1\"' is a text, 1 a number.",
+            flag="--parameter",
+            metavar="VALUE",
+        ),
+    )
+    filter_timeout: float | None = field(
+        default=10.0,
+        metadata=_option(
+            "Time limit of the filter, in seconds.",
+            least=0,
+            for_clients=False,
+            shell_type=float,
+            shell_help="0 is no limit.",
+            metavar="SECONDS",
+        ),
+    )
+    effort: Effort | None = field(
+        default=None,
+        metadata=_option(
+            "How much an approximate index searches: fast, balanced, exact, or a factor such as 2.",
+            modes=_OF_VECTORS,
+            of_some_indexes=True,
+            shell_type=str | None,
+            metavar="EFFORT",
+        ),
+    )
+    nprobe: int | None = field(
+        default=None,
+        metadata=_option(
+            "IVF: inverted lists probed per query token.",
+            modes=_OF_VECTORS,
+            least=1,
+            of_some_indexes=True,
+            for_clients=False,
+        ),
+    )
+    candidates: int | None = field(
+        default=None,
+        metadata=_option(
+            "IVF: documents that are compared by their binary codes.",
+            modes=_OF_VECTORS,
+            least=1,
+            of_some_indexes=True,
+            for_clients=False,
+        ),
+    )
+    rerank: int | None = field(
+        default=None,
+        metadata=_option(
+            "IVF: documents of those that are scored by their codes.",
+            modes=_OF_VECTORS,
+            least=1,
+            of_some_indexes=True,
+            for_clients=False,
+        ),
+    )
+    min_score: float | None = field(default=None, metadata=_option("Least score of a document."))
+    min_mean_score: float | None = field(
+        default=None,
+        metadata=_option(
+            "Least mean score of a document; -1 leaves none out, and gives each its mean score.",
+            shell_help="See latelier check --scores.",
+        ),
+    )
+    whole_query: bool = field(
+        default=False, metadata=_option("Read a query beyond the model's query length.", modes=_OF_VECTORS)
+    )
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, get_args(Mode))
@@ -102,6 +217,10 @@ class SearchOptions:
         if self.depth is None:
             return max(_DEPTH, _DEPTH_PER_HIT * k)
         return max(k, self.depth)
+
+
+SEARCH_OPTIONS: dict[str, SearchOption] = {each.name: each.metadata["option"] for each in fields(SearchOptions)}
+"""What there is to know of each option of a search, by its name."""
 
 
 def effort_factor(effort: object) -> float:

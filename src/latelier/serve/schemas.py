@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, create_model, model_validator
 
 from latelier.indexes import Cause, Change
-from latelier.indexes.options import EffortName, Fusion, Mode, SearchKeywords, SearchOptions
+from latelier.indexes.options import SEARCH_OPTIONS, EffortName, SearchKeywords, SearchOptions
 from latelier.retrieve import Explanation, PageMap
 from latelier.retrieve.explanation import word_maps
 
@@ -78,47 +79,39 @@ class ErrorResponse(_Body):
 
 
 _DEFAULT = SearchOptions()
-# The modes that use an option, where not all do.
-_MODES = {"fusion": ("hybrid",), "weights": ("hybrid",), "depth": ("hybrid", "rerank")}
+# How a body spells the types of search options.
+_TYPES: dict[Any, Any] = {
+    Sequence[float]: tuple[Weight, Weight],
+    int | None: Count | None,
+    float | None: Number | None,
+    str | Sequence[str] | None: Name | Many[Name] | None,
+    Sequence[Any] | Mapping[str, Any]: Many[Value] | Named[Value],
+    EffortName | float | None: EffortName | Annotated[Number, Field(gt=0)] | None,
+}
+_CHOSEN = {name: kind for name, kind in get_type_hints(SearchOptions).items() if SEARCH_OPTIONS[name].for_clients}
+_FIELDS: dict[str, Any] = {
+    name: (_TYPES.get(kind, kind), Field(getattr(_DEFAULT, name), description=SEARCH_OPTIONS[name].help))
+    for name, kind in _CHOSEN.items()
+}
+_FIELDS["k"] = (Count, Field(10, description="Maximum number of documents per query."))
+_Chosen: Any = create_model("_Chosen", __base__=_Body, **_FIELDS)
 
 
-class _Options(_Body):
-    k: Count = 10
-    """Maximum number of documents per query."""
-    mode: Mode = _DEFAULT.mode
-    """What is compared: token vectors, keywords (BM25), both, or keywords first and then token vectors."""
-    fusion: Fusion = _DEFAULT.fusion
-    """How hybrid search combines both lists: by relative scores or by reciprocal ranks."""
-    weights: tuple[Weight, Weight] = (_DEFAULT.weights[0], _DEFAULT.weights[1])
-    """Weights of token vectors and of keywords in hybrid search."""
-    depth: Count | None = _DEFAULT.depth
-    """How many documents of each side hybrid search combines, and how many `rerank` orders by token vectors."""
-    filter: Name | Many[Name] | None = None
-    """An SQL expression over metadata, or several that must all hold."""
-    parameters: Many[Value] | Named[Value] = []
-    """The values of the filter's ``?`` or ``:name``."""
-    effort: EffortName | Annotated[Number, Field(gt=0)] | None = _DEFAULT.effort
-    """How much an approximate index searches; more effort, more recall."""
-    min_score: Number | None = None
-    """The least score of a document."""
-    min_mean_score: Number | None = None
-    """The least mean score of a document; -1 leaves none out, and gives each its `mean_score`."""
-    whole_query: bool = False
-    """Read queries beyond the model's query length, up to the index's `longest_query`; a longer one is an error."""
-
+class _Options(_Chosen):
     @model_validator(mode="after")
     def _options_of_the_mode(self) -> Self:
-        for name, modes in _MODES.items():
-            # Generated clients send the defaults as well.
-            if self.mode not in modes and getattr(self, name) != getattr(_DEFAULT, name):
+        for name in _CHOSEN:
+            modes = SEARCH_OPTIONS[name].modes
+            # Generated clients send the defaults as well; an effort or a longer reading is one more without effect.
+            is_wrong = "vectors" not in modes and self.mode not in modes
+            if is_wrong and getattr(self, name) != getattr(_DEFAULT, name):
                 listed = " and ".join(map(repr, modes))
                 raise ValueError(f"{name} has no effect on mode {self.mode!r}, only on {listed}; leave it out")
         return self
 
     def options(self) -> SearchKeywords:
         """Return those keywords of `Retriever.search` that are not the default."""
-        names = SearchKeywords.__annotations__.keys() & type(self).model_fields
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(_DEFAULT, name)}
+        given = {name: getattr(self, name) for name in _CHOSEN if getattr(self, name) != getattr(_DEFAULT, name)}
         return cast("SearchKeywords", given)
 
 
@@ -129,7 +122,7 @@ class SearchRequest(_Options):
     """A text, or a list of texts."""
     vectors: Many[Matrix] | None = None
     """Instead of texts: one matrix of token vectors per query."""
-    include: Many[Literal["text", "metadata", "snippet"]] = ["text", "metadata"]
+    include: Many[Literal["text", "metadata", "snippet"]] = Field(["text", "metadata"])
     """What each result holds besides id and score; a snippet takes as long as an explanation."""
 
     @model_validator(mode="after")
