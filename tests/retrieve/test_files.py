@@ -1,5 +1,6 @@
 """Files of many formats as texts: what is read of each, with its title, its headings and its pages."""
 
+import io
 import json
 import os
 import re
@@ -363,3 +364,78 @@ def test_ignore_files_cannot_stop_anybody(tmp_path):
     file.unlink()
     file.symlink_to("/dev/zero")
     assert len(read_documents(tmp_path)) == 2
+
+
+def packed(**members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/").replace("_xml", ".xml"), content)
+    return file.getvalue()
+
+
+# Each would take minutes, or gigabytes, in a reader whose time grows with the square of the size of its file.
+LARGE = {
+    "a.md": "# a" + " " * 50_000 + "b\n\nfruit",
+    "b.md": "---\nlist:\n" + "- a\n" * 50_000 + "---\nfruit",
+    "c.md": "# " + "a" * 500_000 + "\n" + "## b\n" * 20_000 + "fruit",
+    "a.c": "*f(){\n" * 50_000 + "fruit",
+    "a.html": "fruit" + "<div>" * 50_000 + "<a " * 50_000 + "<!--" * 50_000,
+    "b.html": "fruit" + "<p a='" * 50_000,
+    "a.srt": "fruit" + "<" * 100_000 + "{\\" * 100_000,
+    "a.docx": packed(word__document_xml="<d>" + "<p>" * 20_000 + "<t>fruit</t>" + "</p>" * 20_000 + "</d>"),
+    "a.odt": packed(content_xml="<d>" + "<p>" * 20_000 + "fruit" + "</p>" * 20_000 + "</d>"),
+    "a.eml": "From: a\nTo: " + '"a@b.c,' * 20_000 + "\nSubject: " + "=?utf-8?q?a?= " * 20_000 + "\n\nfruit",
+    "b.eml": 'From: a\nContent-Type: text/plain; a="' + ";" * 100_000 + "\n\nfruit",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_time_of_a_reader_grows_with_the_size_of_the_file(tmp_path, name):
+    content = LARGE[name]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    document = read_one(tmp_path / name)
+    assert "fruit" in document.text
+    assert max(len(part.headings) for part in document.parts) <= 1010
+    assert len(document.title) <= 1010
+
+
+def test_what_is_within_a_paragraph_or_a_mail_is_read_once(tmp_path):
+    box = "<p><r><t>One</t></r><r><txbx><p><t>two</t></p><p><t>three</t></p></txbx></r><t>four</t></p>"
+    (tmp_path / "a.docx").write_bytes(packed(word__document_xml=f"<d>{box}<p><t>five</t></p></d>"))
+    assert read_one(tmp_path / "a.docx").text.split() == ["One", "two", "threefour", "five"]
+    (tmp_path / "a.odt").write_bytes(packed(content_xml="<d><p>One<n><p>two</p></n> three</p><p>four</p></d>"))
+    assert read_one(tmp_path / "a.odt").text == "One\ntwo three\n\nfour"
+    nested = "".join(f"Content-Type: multipart/mixed; boundary=b{i}\n\n--b{i}\n" for i in range(40))
+    (tmp_path / "a.eml").write_text(f"From: a\n{nested}\nfruit")
+    with pytest.raises(InvalidArgumentError, match="nested more than 30 deep"):
+        read_one(tmp_path / "a.eml")
+
+
+def test_headers_of_mails_are_decoded(tmp_path):
+    header = (
+        "From: =?iso-8859-1?Q?J=F6rg_A?= =?utf-8?B?w7Y=?= <j@x>\r\nTo: a@x,\r\n b@x\r\n"
+        "Subject: =?utf-8?q?Gr=C3=BC=C3=9Fe?= an\r\n alle =?no-such?q?x?=\r\nDate: Fri, 1 Mar 2024 10:00:00 +0100\r\n"
+        "Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\nContent-Type: text/html; charset=latin1\r\n\r\n<p>Gr\xfc\xdfe"
+        "\r\n--b\r\nContent-Type: text/plain; name*=utf-8''%C3%A4.txt\r\nContent-Disposition: attachment\r\n\r\nno\r\n--b--"
+    )
+    (tmp_path / "a.eml").write_bytes(header.encode("latin1"))
+    document = read_one(tmp_path / "a.eml")
+    assert document.title == "Grüße an alle x"
+    assert document.metadata["from"] == "Jörg Aö <j@x>"
+    assert (document.metadata["to"], document.metadata["date"]) == ("a@x, b@x", "2024-03-01T10:00:00+01:00")
+    assert document.text == "Grüße\n\nAttachments: ä.txt"
+
+
+def test_html_that_does_not_end(tmp_path):
+    texts = {
+        "a<!-- b": "a",
+        "a<p title='x>b": "a",
+        "a<p title=x >b": "a\n\nb",
+        "1 < 2 &amp; 3 </ x>4<?x ?>5<![CDATA[6]]>": "1 < 2 & 3 456",
+        "<script>x</scripty></SCRIPT >a<br/>b": "a\nb",
+        "<P CLASS=nav>x</P>a<a href=x/>b</a>": "ab",
+    }
+    for markup, text in texts.items():
+        (tmp_path / "a.html").write_text(markup)
+        assert read_one(tmp_path / "a.html").text == text

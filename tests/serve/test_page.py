@@ -70,6 +70,7 @@ def many(shallow, tmp_path_factory):
         "long": [("long", LONG)],
         "places": PLACES,
         "cut": moon,
+        "odd": [{"id": name, "text": "Fruit.", "homepage": "http://["} for name in ("first", "second", "third")],
         "tags": [{"id": f"{i}", "text": "The moon.", "tag": f"tag {max(i, 9)}"} for i in range(32)],
     }
     for name, documents in contents.items():
@@ -232,6 +233,24 @@ def test_a_result_says_where_it_is_and_keeps_the_indentation_of_code(page, many)
     expect(page.get_by_role("button", name="More results")).to_be_hidden()
     report.get_by_role("button", name="changed").click()
     expect(items).to_have_count(1)
+
+
+def test_a_document_that_cannot_be_shown_says_so_and_hides_no_other(browser, many):
+    def spoil(route):
+        answer = route.fetch()
+        found = answer.json()
+        found["results"][0][1]["score"] = None
+        route.fulfill(response=answer, json=found)
+
+    page = browser.new_page()
+    page.route("**/search", spoil)
+    page.goto(f"{many}/?index=odd&q=fruit")
+    items = page.locator("#results > li")
+    expect(items).to_have_count(3, timeout=60_000)
+    expect(items.nth(1)).to_contain_text("This document cannot be shown")
+    expect(page.locator(".metadata", has_text="homepage: http://[")).to_have_count(2)
+    expect(items.nth(2).locator("mark").first).to_be_visible(timeout=60_000)
+    page.close()
 
 
 def test_a_search_that_finds_nothing_offers_another(page):

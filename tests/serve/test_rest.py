@@ -316,6 +316,16 @@ def test_a_name_that_cannot_stand_in_an_address_is_refused(retriever):
         create_app({"my index": retriever})
 
 
+@pytest.mark.parametrize(
+    "prefix", ["javascript:x/", " javascript:", "data:,", "vscode://file/", "//other/", "https://", "\\\\a"]
+)
+def test_titles_lead_to_addresses_of_http_and_paths_only(retriever, prefix):
+    for known in ("", "/notes/", "notes/", "../a:b/", "?at=", "http://example.org", "HTTPS://example.org/?me=1&at="):
+        create_app({"records": retriever}, link_prefix=known)
+    with pytest.raises(InvalidArgumentError, match="http:// or https://"):
+        create_app({"records": retriever}, link_prefix=prefix)
+
+
 def test_a_read_only_index_takes_no_changes(folder, shallow):
     opened = Retriever.open(folder, model=shallow, device="cpu", read_only=True)
     with opened as retriever, TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:

@@ -6,13 +6,18 @@ file is executed or fetched, and what is taken of an archive is limited.
 
 from __future__ import annotations
 
+import base64
+import codecs
 import datetime
 import io
+import itertools
+import quopri
 import re
 import zipfile
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
-from html.parser import HTMLParser
+from contextlib import suppress
+from functools import cache
+from html import unescape
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -107,6 +112,7 @@ def _documents(path: Path, name: str, encoding: str | None) -> list[InputDocumen
     is_markdown = reader is not None or suffix in _MARKDOWN
     documents = []
     for content in contents:
+        _check_length(content.text)
         if not (content.text.strip() or content.title):
             if len(contents) > 1:
                 continue
@@ -127,7 +133,7 @@ def _documents(path: Path, name: str, encoding: str | None) -> list[InputDocumen
             parts = (Part(0),)
         if suffix in _CODE:
             parts = _definitions(content.text)
-        own = content.title or str(matter.get("title") or "") or heading
+        own = cut(content.title or str(matter.get("title") or "") or heading, _LONGEST_NAME)
         parts = tuple(part._replace(headings=_without(own, part.headings)) for part in parts)
         if content.pages:
             parts = tuple(Part(start, page=page, is_apart=True) for page, start in enumerate(content.pages, start=1))
@@ -163,7 +169,7 @@ def _modified(path: Path) -> str:
 def _decoded(data: bytes, encoding: str | None = None) -> str:
     """Return a text in the encoding that is given, or in UTF-16 with its mark, UTF-8, or else cp1252."""
     if encoding is None:
-        if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             encoding = "utf-16"
         else:
             encoding = "utf-8-sig"
@@ -173,9 +179,26 @@ def _decoded(data: bytes, encoding: str | None = None) -> str:
         if encoding != "utf-8-sig" or b"\0" in data:
             raise InvalidArgumentError(f"it is no text in {encoding.upper().removesuffix('-SIG')}.") from error
         text = data.decode("cp1252", errors="replace")
+    _check_length(text)
+    return text
+
+
+def _check_length(text: str) -> None:
     if len(text) > LONGEST_LINE:
         raise InvalidArgumentError(f"it is longer than {LONGEST_LINE:,} characters; split it.")
-    return text
+
+
+# Codecs that are no encodings of texts, or take time of the second power.
+_NO_CHARSETS = frozenset({"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"})
+
+
+def _charset(name: str | None) -> str | None:
+    """Return the encoding that a file says to have, if there is such a one."""
+    try:
+        known = codecs.lookup(name or "").name.replace("-", "_")
+    except (LookupError, ValueError):  # ValueError: a null character
+        return None
+    return None if known in _NO_CHARSETS else known
 
 
 _MATTER = re.compile(r"---[ \t]*\r?\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL)
@@ -202,11 +225,9 @@ def _front_matter(text: str) -> tuple[dict[str, Any], int]:
             else:
                 matter[name] = _unquoted(value)
         elif name and line.lstrip().startswith("- "):
-            if isinstance(matter[name], list):
-                listed = matter[name]
-            else:
-                listed = []
-            matter[name] = [*listed, _unquoted(line.lstrip()[2:])]
+            if not isinstance(matter[name], list):
+                matter[name] = []
+            matter[name].append(_unquoted(line.lstrip()[2:]))
     return {name: value for name, value in matter.items() if value not in ("", [])}, found.end()
 
 
@@ -218,7 +239,8 @@ def _unquoted(value: str) -> str:
 
 
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*")
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]")
+_LONGEST_NAME = 1000  # of a title, a heading or a definition, which is put before each passage below it
 _UNDERLINE = re.compile(r" {0,3}(=+|-+|~{3,}|\^{3,})[ \t]*")
 # Code, items of a list, quotes, tables and HTML: dashes below are no underline.
 _NO_PARAGRAPH = re.compile(r"    |\t| {0,3}(?:[-*+][ \t]|\d+[.)][ \t]|[>|<])")
@@ -242,10 +264,10 @@ def _outline(text: str, begin: int) -> tuple[str, tuple[Part, ...]]:
             fence = opened[1]
         elif opened and opened[1].startswith(fence):
             fence = ""
-        elif not fence and (found := _HEADING.fullmatch(line)) and found[2]:
-            heading = len(found[1]), found[2]
+        elif not fence and (found := _HEADING.match(line)) and (name := _heading(line[found.end() :])):
+            heading = len(found[1]), cut(name, _LONGEST_NAME)
         elif not fence and len(block) == 1 and (found := _UNDERLINE.fullmatch(line)) and _is_paragraph(block[0][1]):
-            heading = "=-~^".index(found[1][0]) + 1, block[0][1].strip()
+            heading = "=-~^".index(found[1][0]) + 1, cut(block[0][1].strip(), _LONGEST_NAME)
             start = block[0][0]
         if heading:
             first = first or heading[1]
@@ -258,6 +280,11 @@ def _outline(text: str, begin: int) -> tuple[str, tuple[Part, ...]]:
         else:
             block = []
     return first, tuple(parts)
+
+
+def _heading(line: str) -> str:
+    """Return the text of a heading, of what stands after its # and a space; more # at its end are no part of it."""
+    return line.strip(" \t").rstrip("#").rstrip(" \t")
 
 
 def _is_paragraph(line: str) -> bool:
@@ -280,12 +307,13 @@ _DEFINITION = re.compile(
         (?:def|defp|defmodule|class|func|fun|function\*?|fn|interface|struct|enum|trait|impl|module|namespace|object|record
             |type|sub|proc|protocol|extension|table|view|trigger|procedure)(?:<[^>\n]*>)?[ \t]+
         (?:\([^)\n]*\)[ \t]*|if[ \t]+not[ \t]+exists[ \t]+)?
-        (?P<named>[\w.$:]+)[?!]?(?=[ \t]*(?:[({:<;=\[]|$|(?:extends|implements|for|struct|interface|is|as|do|where)\b))
+        (?P<named>[\w.$:]+)[?!]?
+            (?=[ \t]{0,80}(?:[({:<;=\[]|$|(?:extends|implements|for|struct|interface|is|as|do|where)\b))
         |(?:export[ \t]+)?(?:(?:const|let|var)[ \t]+)?(?P<valued>[\w.$]+)[ \t]*(?:=|<-|:)[ \t]*(?:async[ \t]+)?
             (?:function\b|\([^)\n]*\)[ \t]*=>)
         |(?:[\w<>\[\],.*&:?]+[ \t]+)*?[*&]*
             (?P<braced>(?!(?:if|for|foreach|while|switch|catch|return|else|using|lock|match)\b)[\w:~$]+)
-            [ \t]*\([^;{}()]{0,400}\)[^;{}()=\n]{0,80}\n?[ \t]*\{
+            [ \t]{0,80}\([^;{}()]{0,400}\)[^;{}()=\n]{0,80}\n?[ \t]{0,80}\{
     )|^(?=\w)""",
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
@@ -297,9 +325,11 @@ def _definitions(text: str) -> tuple[Part, ...]:
     """Return the functions and classes of source code as parts; what is one is guessed, in any language."""
     above: list[tuple[int, str]] = []
     parts = [Part(0)]
-    cut = 0
+    last = 0  # where the last part begins that is a passage of its own
+    end = 0  # of the match before, which the remarks above a definition come after
     for found in _DEFINITION.finditer(text):
         name = found["named"] or found["valued"] or found["braced"]
+        name = name and cut(name, _LONGEST_NAME)
         margin = len((found["margin"] or "").expandtabs(4))
         outer = [each for each in above if each[0] < margin]
         if name is None and parts[-1].headings:
@@ -308,11 +338,12 @@ def _definitions(text: str) -> tuple[Part, ...]:
         elif name is not None and len(outer) < 2:
             above = [*outer, (margin, name)]
             start = found.start()
-            while start and _REMARK.match(text, before := text.rfind("\n", 0, start - 1) + 1, start):
+            while start > end and _REMARK.match(text, before := text.rfind("\n", end, start - 1) + 1 or end, start):
                 start = before
-            is_apart = start - cut >= _LEAST_PIECE
-            cut = start if is_apart else cut
+            is_apart = start - last >= _LEAST_PIECE
+            last = start if is_apart else last
             parts.append(Part(start, HEADINGS.join(each for _, each in above), is_apart=is_apart))
+        end = found.end()
     return tuple(parts)
 
 
@@ -329,11 +360,21 @@ _VOID = frozenset(
 )
 
 
-class _Page(HTMLParser):
-    """The text of a page as Markdown, without scripts and navigation; of its main part alone, if it names one."""
+# Elements whose content is text until their end.
+_RAW = frozenset({"script", "style", "textarea", "title", "xmp"})
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
+_ATTRIBUTE = re.compile(r"[\s/]*(?:([^\s/>=][^\s/>=]*)(\s*=\s*)?|(>)|=)")
+_VALUE = re.compile(r"[^\s>]*")
+
+
+class _Page:
+    """The text of a page as Markdown, without scripts and navigation; of its main part alone, if it names one.
+
+    As in browsers, a comment, a tag or a quote without an end reaches to the end of the page: so each character is
+    looked at once, and not again for each beginning, as by the standard library.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
         self.pieces: list[tuple[bool, str]] = []  # whether each is of the main part
         self.title = ""
         self._skipping = ""
@@ -343,13 +384,67 @@ class _Page(HTMLParser):
         self._pre = 0
         self._in_title = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def feed(self, markup: str) -> None:
+        """Read a whole page."""
+        at = 0
+        while at < len(markup):
+            begin = markup.find("<", at)
+            if begin < 0:
+                begin = len(markup)
+            if begin > at:
+                self.handle_data(unescape(markup[at:begin]))
+            tag = _TAG.match(markup, begin)
+            if tag:
+                at = self._read_tag(markup, tag)
+            elif markup.startswith("<!--", begin):
+                at = _after(markup, "-->", begin + 2)  # <!--> is a whole one
+            elif markup.startswith("<![CDATA[", begin):
+                at = _after(markup, "]]>", begin)
+                self.handle_data(markup[begin + 9 : at].removesuffix("]]>"))
+            elif markup.startswith(("<!", "<?", "</"), begin):
+                at = _after(markup, ">", begin)
+            else:
+                at = begin + 1
+                self.handle_data(markup[begin:at])
+
+    def _read_tag(self, markup: str, found: re.Match[str]) -> int:
+        """Read a tag, and the text of an element that holds nothing else; return the position after it."""
+        name = found[2].lower()
+        attributes: dict[str, str] = {}
+        at = found.end()
+        while (part := _ATTRIBUTE.match(markup, at)) and not part[3]:
+            at = part.end()
+            value = ""
+            if part[2] is not None and markup.startswith(("'", '"'), at):
+                end = _after(markup, markup[at], at + 1)
+                value = markup[at + 1 : end - 1]
+                at = end
+            elif part[2] is not None and (given := _VALUE.match(markup, at)):
+                value = given[0]
+                at = given.end()
+            if part[1]:
+                attributes.setdefault(part[1].lower(), unescape(value))
+        if part is None:  # the page ends in the tag
+            return len(markup)
+        if found[1]:
+            self.handle_endtag(name)
+            return part.end()
+        self.handle_starttag(name, attributes)
+        if name not in _RAW:
+            return part.end()
+        end = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(markup, part.end())
+        until = end.start() if end else len(markup)
+        text = markup[part.end() : until]
+        self.handle_data(text if name in ("script", "style", "xmp") else unescape(text))
+        return until
+
+    def handle_starttag(self, tag: str, attributes: dict[str, str]) -> None:
+        """Take note of what an element means for its text."""
         if self._skipping:
             self._depth += tag == self._skipping
             return
-        given = dict(attrs)
-        role = given.get("role")
-        classes = set((given.get("class") or "").split())
+        role = attributes.get("role")
+        classes = set(attributes.get("class", "").split())
         if tag not in _VOID and (tag in _SKIPPED or role in _ROLES or classes & _CLASSES):
             self._skipping = tag
             self._depth = 1
@@ -369,6 +464,7 @@ class _Page(HTMLParser):
             self._add("#" * min(int(tag[1:]), 6) + " ")
 
     def handle_endtag(self, tag: str) -> None:
+        """Take note of the end of an element."""
         if self._skipping:
             self._depth -= tag == self._skipping
             if not self._depth:
@@ -384,8 +480,9 @@ class _Page(HTMLParser):
             self._main -= tag == self._main_tag
 
     def handle_data(self, data: str) -> None:
+        """Keep a text."""
         if self._in_title:
-            self.title += data
+            self.title = self.title or data
         elif not self._skipping:
             self._add(data if self._pre else re.sub(r"\s+", " ", data))
 
@@ -404,20 +501,25 @@ class _Page(HTMLParser):
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
+def _after(text: str, mark: str, at: int) -> int:
+    """Return the position after a mark, or that of the end of the text."""
+    found = text.find(mark, at)
+    return len(text) if found < 0 else found + len(mark)
+
+
 def _html(data: bytes | str) -> Iterator[Content]:
     if isinstance(data, str):
         markup = data
     else:
         named = re.search(rb"<meta[^>]+charset=[\"']?([\w-]+)", data[:2048], re.IGNORECASE)
         try:
-            markup = _decoded(data, named[1].decode() if named else None)
+            markup = _decoded(data, _charset(named[1].decode()) if named else None)
         except InvalidArgumentError:
             markup = _decoded(data)
     page = _Page()
     page.feed(markup)
-    page.close()
     text = page.text()
-    title = " ".join(page.title.split())
+    title = " ".join(page.title.split())[:_LONGEST_NAME]
     if re.search(r"^# ", text, re.MULTILINE):
         heading = _outline(text, 0)[0]
     else:
@@ -438,7 +540,7 @@ def _pdf(data: bytes) -> Iterator[Content]:
 
 
 def _in_pages(texts: list[str]) -> Content:
-    starts = [sum(len(text) + 2 for text in texts[:i]) for i in range(len(texts))]
+    starts = itertools.accumulate((len(text) + 2 for text in texts[:-1]), initial=0)
     return Content("\n\n".join(texts), pages=tuple(starts))
 
 
@@ -477,12 +579,25 @@ def _attribute(element: ElementTree.Element | None, name: str) -> str:
 
 
 def _inside(element: ElementTree.Element, *tags: str) -> Iterator[ElementTree.Element]:
-    return (each for each in element.iter() if _tag(each) in tags)
+    """Yield the elements of some tags in the order of the document, of those within each other the outermost."""
+    waiting = [element]
+    while waiting:
+        each = waiting.pop()
+        if each is not element and _tag(each) in tags:
+            yield each
+        else:
+            waiting.extend(reversed(each))
+
+
+_MARKS = {"tab": "\t", "br": "\n", "line-break": "\n", "p": "\n"}  # a paragraph in another one: a text box, a note
 
 
 def _run_text(paragraph: ElementTree.Element) -> str:
-    marks = {"tab": "\t", "br": "\n", "line-break": "\n"}
-    return "".join(marks.get(_tag(each)) or each.text or "" for each in _inside(paragraph, "t", *marks))
+    return "".join(
+        _MARKS.get(_tag(each)) or each.text or ""
+        for each in paragraph.iter()
+        if each is not paragraph and (_tag(each) == "t" or _tag(each) in _MARKS)
+    )
 
 
 def _docx(data: bytes) -> Iterator[Content]:
@@ -552,7 +667,9 @@ def _date_styles(archive: _Archive) -> set[str]:
         return set()
     styles = archive.xml("xl/styles.xml")
     codes = {_attribute(each, "numFmtId"): _attribute(each, "formatCode") for each in _inside(styles, "numFmt")}
-    codes = {id: re.sub(r'"[^"]*"|\[[^]]*\]|\\.', "", code) for id, code in codes.items()}  # without texts and colours
+    codes = {
+        id: re.sub(r'"[^"]*"|\[[^][]*\]|\\.', "", code[:1000]) for id, code in codes.items()
+    }  # without texts and colours
     dates = _DATES | {id for id, code in codes.items() if re.search("[dmyhs]", code, re.IGNORECASE)}
     formats = [_attribute(each, "numFmtId") for cells in _inside(styles, "cellXfs") for each in cells]
     return {str(number) for number, format in enumerate(formats) if format in dates}
@@ -561,10 +678,25 @@ def _date_styles(archive: _Archive) -> set[str]:
 def _odt(data: bytes) -> Iterator[Content]:
     lines = []
     for each in _inside(_Archive(data).xml("content.xml"), "h", "p"):
-        text = "".join(each.itertext()).strip()
+        text = "".join(_texts_inside(each)).strip()
         level = int(_attribute(each, "outline-level") or 1)
         lines.append(f"{'#' * min(level, 6)} {text}" if _tag(each) == "h" and text else text)
     yield Content("\n\n".join(filter(None, lines)))
+
+
+def _texts_inside(element: ElementTree.Element) -> Iterator[str]:
+    """Yield the texts of a paragraph of OpenDocument, with paragraphs in it on lines of their own."""
+    waiting: list[ElementTree.Element | str] = [element]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+            continue
+        if _tag(each) == "p" and each is not element:
+            yield "\n"
+        yield each.text or ""
+        for child in reversed(each):
+            waiting += [child.tail or "", child]
 
 
 def _epub(data: bytes) -> Iterator[Content]:
@@ -596,7 +728,7 @@ def _notebook(data: bytes) -> Iterator[Content]:
 
 
 def _subtitles(data: bytes) -> Iterator[Content]:
-    lines = [re.sub(r"<[^>]*>|\{\\[^}]*\}", "", line).strip() for line in _decoded(data).splitlines()]
+    lines = [re.sub(r"<[^<>]*>|\{\\[^{}]*\}", "", line).strip() for line in _decoded(data).splitlines()]
     kept = (line for line in lines if not ("-->" in line or line.isdecimal() or line.startswith(("WEBVTT", "NOTE"))))
     yield Content(re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip())
 
@@ -607,34 +739,99 @@ def _mail(data: bytes) -> Iterator[Content]:
 
 def _message(data: bytes, number: int | None = None) -> Content:
     """Return the text of a mail, of a mailbox if it has a number, with sender, receivers, date and attachments."""
-    from email import message_from_bytes, policy
+    from email import message_from_bytes
+    from email.utils import parsedate_to_datetime
 
-    message: Any = message_from_bytes(data, policy=policy.default)
-    body = message.get_body(("plain", "html"))
-    if body is not None:
-        parts = [body]
-    else:
-        parts = [part for part in message.walk() if part.get_content_maintype() == "text"]
-    text = "\n\n".join(map(_text_of, parts))
-    names = [name for part in message.iter_attachments() if (name := part.get_filename())]
+    message: Any = message_from_bytes(data, policy=_mail_policy())
+    shown = list(_shown_texts(message))
+    plain = [part for part in shown if part.get_content_subtype() == "plain"]
+    pages = [part for part in shown if part.get_content_subtype() == "html"]
+    every = (part for part in message.walk() if part.get_content_maintype() == "text")  # of a mail that is attached
+    text = "\n\n".join(map(_text_of, plain[:1] or pages[:1] or shown or every))
+    names = [_header(str(name)) for part in message.walk() if part is not message and (name := part.get_filename())]
     if names:
         text += f"\n\nAttachments: {', '.join(names)}"
-    else:
-        text += ""
-    metadata = {name: str(message[name]) for name in ("from", "to") if message[name]}
-    if (date := getattr(message["date"], "datetime", None)) is not None:
-        metadata["date"] = date.isoformat()
+    headers = {name: _header(str(message[name])) for name in ("from", "to", "subject") if message[name]}
+    title = headers.pop("subject", "")
+    with suppress(ValueError, TypeError, IndexError, OverflowError):  # of a date in no known form
+        headers["date"] = parsedate_to_datetime(str(message["date"])[:_LONGEST_DATE]).isoformat()
     if number is None:
         own = ""
     else:
-        own = str(message["message-id"] or number).strip("<> ")
-    return Content(text.strip() and text, str(message["subject"] or ""), metadata, own=own)
+        own = str(message["message-id"] or number).strip("<> \t\r\n")
+    return Content(text.strip() and text, title, headers, own=own)
+
+
+_LONGEST_DATE = 100
+_LONGEST_PARAMETERS = 2000  # of a header whose parts the standard library takes time of the second power for
+_DEEPEST_PART = 30
+
+
+@cache
+def _mail_policy() -> Any:
+    """Return how mail is read: headers as they are, without those that are too long, and parts to a limited depth."""
+    from email.message import Message
+    from email.policy import Compat32
+
+    class Part(Message):
+        depth = 0
+
+        def attach(self, payload: Any) -> None:
+            payload.depth = self.depth + 1
+            if payload.depth > _DEEPEST_PART:
+                raise InvalidArgumentError(f"its parts are nested more than {_DEEPEST_PART} deep.")
+            super().attach(payload)
+
+    class Headers(Compat32):
+        def header_source_parse(self, sourcelines: Any) -> tuple[str, str]:
+            name, value = super().header_source_parse(sourcelines)
+            if name.lower().startswith("content-"):
+                value = value[:_LONGEST_PARAMETERS]
+            return name, value
+
+        def header_fetch_parse(self, name: str, value: Any) -> Any:
+            return value  # bytes that are no ASCII as surrogates
+
+    return Headers(message_factory=Part)
+
+
+def _shown_texts(part: Any) -> Iterator[Any]:
+    """Yield the parts of a mail that are texts to read, not those attached."""
+    if part.get_content_disposition() == "attachment":
+        return
+    if part.get_content_maintype() == "multipart" and part.is_multipart():
+        for inner in part.get_payload():
+            yield from _shown_texts(inner)
+    elif part.get_content_maintype() == "text":
+        yield part
+
+
+# Words of another encoding in a header, and the white space between two of them.
+_ENCODED = re.compile(r"=\?([^?\s]*)\?([bq])\?([^?\s]*)\?=(?:\s+(?==\?[^?\s]*\?[bq]\?[^?\s]*\?=))?", re.IGNORECASE)
+
+
+def _header(value: str) -> str:
+    """Return the text of a header: on one line, with its encoded words decoded."""
+    text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return _ENCODED.sub(_decoded_word, " ".join(text.split()))
+
+
+def _decoded_word(found: re.Match[str]) -> str:
+    charset = _charset(found[1].partition("*")[0])
+    try:
+        if found[2].lower() == "b":
+            data = base64.b64decode(found[3] + "==")
+        else:
+            data = quopri.decodestring(found[3], header=True)
+        return data.decode(charset or "utf-8", "replace")
+    except ValueError:  # of base64
+        return found[0]
 
 
 def _text_of(part: Any) -> str:
     payload = part.get_payload(decode=True) or b""
     try:
-        text = payload.decode(part.get_content_charset() or "utf-8")
+        text = payload.decode(_charset(part.get_content_charset()) or "utf-8")
     except (LookupError, UnicodeDecodeError):
         text = _decoded(payload.replace(b"\0", b""))
     if part.get_content_type() == "text/html":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from html import escape
@@ -22,6 +23,7 @@ from latelier.serve.errors import StoppingError, UnreadableError, add_error_hand
 from latelier.serve.queues import Limits, Metrics, Service
 from latelier.serve.routes import router
 from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
+from latelier.utils.checks import short
 
 _PAGE = Path(__file__).parent / "page"
 
@@ -48,7 +50,8 @@ def create_app(
         Reject requests that were sent to another name than this machine's own, as web pages elsewhere could make a
         browser do. Set it to False for an application that other machines reach.
     link_prefix
-        On the page, the titles of documents with a `path` in their metadata lead to this address followed by the path.
+        On the page, the titles of documents with a `path` in their metadata lead to this address followed by the path:
+        one of http or https, or a relative path.
 
     Returns
     -------
@@ -58,8 +61,8 @@ def create_app(
     Raises
     ------
     InvalidArgumentError
-        If there is no retriever, a name is not of letters, digits, ``.``, ``_`` and ``-``, or there is a write token
-        although no index takes changes.
+        If there is no retriever, a name is not of letters, digits, ``.``, ``_`` and ``-``, the prefix of links is no
+        such address, or there is a write token although no index takes changes.
 
     Examples
     --------
@@ -74,6 +77,7 @@ def create_app(
     'Bananas are healthy.'
     """
     check_names(retrievers)
+    _check_link_prefix(link_prefix)
     access = access or Access()
     limits = limits or Limits()
     metrics = Metrics()
@@ -134,6 +138,18 @@ def check_names(names: Iterable[str]) -> None:
                 f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'.",
                 advice="name-index",
             )
+
+
+# An address of http or https, or a path on this server or below the page, which names no scheme and no other host.
+_LINK_PREFIX = re.compile(r"(?:https?://[^\s\\/?#]|(?!//)[^\s\\:/?#]*(?:[/?#]|\Z))[^\s\\]*", re.IGNORECASE)
+
+
+def _check_link_prefix(link_prefix: str) -> None:
+    if not _LINK_PREFIX.fullmatch(link_prefix) or not link_prefix.isprintable():
+        raise InvalidArgumentError(
+            f"received link_prefix={short(link_prefix)}; expected an address that begins with http:// or https://, or "
+            "a relative path."
+        )
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:

@@ -338,7 +338,7 @@ const SHEET = 1200; // pixels, of a page with a map
 const isPicture = ({ metadata }) => Boolean(metadata?.checksum && metadata.width && metadata.height);
 const SIZES = ["image", "width", "height", "checksum"];
 
-const fileName = (result) => (isPicture(result) && result.metadata.image ? result.metadata.image.split("/").pop() : undefined);
+const fileName = (result) => (isPicture(result) && result.metadata.image ? String(result.metadata.image).split("/").pop() : undefined);
 
 // The picture of a document, small, which is asked for when it comes into view.
 function thumbnail(id, label) {
@@ -454,6 +454,25 @@ function resultItem(query, result) {
   return item;
 }
 
+// One document that cannot be shown says so, and hides no other one.
+function itemOf(query, result) {
+  try {
+    return resultItem(query, result);
+  } catch (error) {
+    const why = element("p", { className: "error" }, `This document cannot be shown: ${error.message}`);
+    const head = element("div", { className: "head" }, element("h2", {}, String(result.id)));
+    return Object.assign(element("li", { tabIndex: -1 }, head, why), { mark() {}, needsLine: false });
+  }
+}
+
+function markItem(item, explanation) {
+  try {
+    item.mark(explanation);
+  } catch (error) {
+    console.error(error); // the result stays without marks
+  }
+}
+
 async function highlight(query, results, items, signal) {
   const known = results.filter((result) => result.text !== null && !isPicture(result));
   if (!known.length) return;
@@ -466,7 +485,7 @@ async function highlight(query, results, items, signal) {
     if (error.name === "AbortError") throw error;
     return; // documents with pooled tokens, for instance, cannot be explained: the results stay without marks
   }
-  explanations.forEach((explanation, i) => items[results.indexOf(known[i])].mark(explanation));
+  explanations.forEach((explanation, i) => markItem(items[results.indexOf(known[i])], explanation));
   for (const result of known) {
     const item = items[results.indexOf(result)];
     if (!item.needsLine) continue;
@@ -506,7 +525,7 @@ async function run(isMore = false) {
     const [found] = answer.results;
     const present = isMore ? at("results").children.length : 0;
     const results = found.slice(present);
-    const items = results.map((result) => resultItem(query, result));
+    const items = results.map((result) => itemOf(query, result));
     if (isMore) at("results").append(...items);
     else at("results").replaceChildren(...items);
     if (isMore) items[0]?.focus();

@@ -39,7 +39,15 @@ const LONGEST_VALUE = 60;
 const dates = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone: "UTC" });
 
 export const isCode = (path) => CODE.test(path);
-export const isAddress = (value) => typeof value === "string" && /^https?:\/\/\S+$/.test(value);
+// Not each text that begins as an address is one: "http://[" is none.
+export function isAddress(value) {
+  if (typeof value !== "string" || !/^https?:\/\/\S+$/.test(value)) return false;
+  try {
+    return Boolean(new URL(value).host);
+  } catch {
+    return false;
+  }
+}
 export const isDate = (value) => typeof value === "string" && DATE.test(value) && !Number.isNaN(Date.parse(value));
 
 // A value of the metadata for people; filters get it as it is.
