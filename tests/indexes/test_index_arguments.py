@@ -81,6 +81,8 @@ def test_all_columns_may_be_generators_or_empty(index):
 # (arguments of `add` and `update`, error, the fact that it states)
 REFUSED = {
     "nan": ((["b"], [one([NAN, 0])]), EmbeddingsError, "'b' holds NaN or infinity"),
+    "too long": ((["b", "c"], [FINE, one([0.6e18, -0.9e18])]), EmbeddingsError, "'c' has a vector of length 1.08e"),
+    "too large": ((["b", "c"], [FINE, one([3e38, 1])]), EmbeddingsError, "'c' has a vector of length 3e"),
     "no token": ((["b", "c"], [FINE, FINE[:0]]), EmbeddingsError, "'c' has no token"),
     "other dim": ((["b", "c"], [FINE, one([1, 2, 3])]), EmbeddingsError, "'c' has dim 3, .* dim 2"),
     "padded": ((["b"], np.zeros((1, 2, 2))), EmbeddingsError, "from_padded"),
@@ -117,6 +119,7 @@ def test_present_and_unknown_ids_are_named(index):
 REFUSED_SEARCHES = {
     "k": ({"k": 0}, InvalidArgumentError, "k=0; expected an integer of at least 1"),
     "nan": ({"queries": [FINE, one([NAN, 1])]}, EmbeddingsError, "query 1 holds NaN"),
+    "too long": ({"queries": [FINE, one([0, 1.1e18])]}, EmbeddingsError, "query 1 has a vector of length 1.1e"),
     "dim": ({"queries": [one([1, 2, 3])]}, EmbeddingsError, "query 0 has dim 3, .* dim 2"),
     "misspelled": ({"efort": 2.0}, InvalidArgumentError, "no option 'efort'; its options are mode"),
     "NaN as a value": ({"filter": "year < ?", "parameters": [NAN]}, InvalidArgumentError, "NaN as a value"),
@@ -128,6 +131,14 @@ def test_searches_are_refused(index, given, error, message):
     index.add("a", FINE, metadata={"year": 1})
     with pytest.raises(error, match=message):
         index.search(**{"queries": FINE, **given})
+
+
+def test_long_vectors_have_finite_scores(index):
+    index.add(["a", "b"], [one([0, 9e17]), one([-9e17, 0])])
+    [hits] = index.search([one([6e17, 6e17], [0, 9e17])])
+    assert all(np.isfinite(hit.score) for hit in hits)
+    if {hit.id for hit in hits} == {"a", "b"}:
+        assert [hit.score for hit in hits] == pytest.approx([1.35e36, -5.4e35], rel=0.1)
 
 
 def test_options_that_only_approximate_indexes_have(index):

@@ -416,8 +416,9 @@ def test_headers_of_mails_are_decoded(tmp_path):
     header = (
         "From: =?iso-8859-1?Q?J=F6rg_A?= =?utf-8?B?w7Y=?= <j@x>\r\nTo: a@x,\r\n b@x\r\n"
         "Subject: =?utf-8?q?Gr=C3=BC=C3=9Fe?= an\r\n alle =?no-such?q?x?=\r\nDate: Fri, 1 Mar 2024 10:00:00 +0100\r\n"
-        "Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\nContent-Type: text/html; charset=latin1\r\n\r\n<p>Gr\xfc\xdfe"
-        "\r\n--b\r\nContent-Type: text/plain; name*=utf-8''%C3%A4.txt\r\nContent-Disposition: attachment\r\n\r\nno\r\n--b--"
+        "Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\n"
+        "Content-Type: text/html; charset=latin1\r\n\r\n<p>Gr\xfc\xdfe\r\n--b\r\n"
+        "Content-Type: text/plain; name*=utf-8''%C3%A4.txt\r\nContent-Disposition: attachment\r\n\r\nno\r\n--b--"
     )
     (tmp_path / "a.eml").write_bytes(header.encode("latin1"))
     document = read_one(tmp_path / "a.eml")

@@ -50,19 +50,28 @@ def pack(
     if without.size:
         raise EmbeddingsError(f"{name(int(without[0]))} has no token; every text needs at least one.")
     if vectors.dtype != dtype:
-        with np.errstate(over="ignore"):  # `check_finite` finds numbers beyond the range of the dtype
+        with np.errstate(over="ignore"):  # `check_range` finds numbers beyond that of the dtype
             vectors = vectors.astype(dtype)
     elif isinstance(items, TokenEmbeddings):
         return source  # TokenEmbeddings has checked its offsets
     return TokenEmbeddings(vectors, offsets)
 
 
-def check_finite(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings, name: Callable[[int], str]) -> None:
-    """Raise an error for NaN, infinity and numbers beyond the range of the dtype that they were converted to."""
-    finite = np.isfinite(packed.vectors)
-    if finite.all():
+# Of a vector: with it, the sum of the scores of 300 query tokens is within float32.
+LONGEST_VECTOR = 1e18
+
+
+def check_range(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings, name: Callable[[int], str]) -> None:
+    """Raise an error for NaN, infinity, numbers beyond the dtype, and vectors whose products are beyond float32."""
+    if packed.dtype == "float32":
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("td,td->t", packed.vectors, packed.vectors)
+        fits = squares <= LONGEST_VECTOR**2  # false for NaN
+    else:  # float16, with numbers up to 65,504
+        fits = np.isfinite(packed.vectors).all(axis=1)
+    if fits.all():
         return
-    row = int(np.argmin(finite.all(axis=1)))
+    row = int(np.argmin(fits))
     position = int(np.searchsorted(packed.offsets, row, side="right")) - 1
     item = items[position]
     if isinstance(items, TokenEmbeddings):
@@ -70,6 +79,12 @@ def check_finite(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings
     else:
         matrix = _matrix(item, position, name)
     given = matrix[row - int(packed.offsets[position])]
+    if np.isfinite(packed.vectors[row]).all():
+        raise EmbeddingsError(
+            f"{name(position)} has a vector of length {np.linalg.norm(given.astype('float64')):.3g}, whose scores can "
+            f"exceed single precision; the length may be {LONGEST_VECTOR:g}: normalise the vectors, or divide all by "
+            "one number."
+        )
     if np.isfinite(given).all():
         raise EmbeddingsError(
             f"{name(position)} holds {given[np.abs(given).argmax()]:g}, outside of the range of {packed.dtype}; "
@@ -117,7 +132,7 @@ def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
 
 Encode: TypeAlias = Callable[[TokenEmbeddings, "dict[str, np.ndarray] | None"], "dict[str, np.ndarray]"]
 
-_AreFinite: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
+_AreInRange: TypeAlias = Callable[["dict[str, np.ndarray]"], bool]
 
 # Documents are read at a time up to about this size and number for each thread, and this many threads, which limits the
 # memory.
@@ -215,11 +230,11 @@ class DocumentBatches:
         return None
 
     def read(
-        self, dim: int | None, encode: Encode, are_finite: _AreFinite = lambda _: False
+        self, dim: int | None, encode: Encode, are_in_range: _AreInRange = lambda _: False
     ) -> Iterator[DocumentBatch]:
         """Yield the batches, once; `encode` gets parts of a batch, and the places that it may write its results to.
 
-        `are_finite`: whether token arrays show that all vectors were finite; if not, the vectors are read once more.
+        `are_in_range`: whether token arrays show what `check_range` checks; if not, the vectors are read once more.
         """
         documents = DocumentColumns([], [], [], [])
         lengths = [np.zeros(0, "int64")]
@@ -234,14 +249,9 @@ class DocumentBatches:
                 if arrays is None:
                     row_bytes = np.dtype(self._dtype).itemsize * dim
                     arrays = _TokenArrays(encode, most=(self._batch_bytes + self._read_bytes) // row_bytes)
-                try:
-                    encoded = arrays.append(packed)
-                except EmbeddingsError as error:
-                    row = int(np.abs(packed.vectors).max(axis=1).argmax())
-                    largest = int(np.searchsorted(packed.offsets, row, side="right")) - 1
-                    raise EmbeddingsError(f"{name(largest)}: {error}") from error
-                if not are_finite(encoded):
-                    check_finite(packed, embeddings, name)
+                encoded = arrays.append(packed)
+                if not are_in_range(encoded):
+                    check_range(packed, embeddings, name)
                 documents.extend(more)
                 lengths.append(packed.lengths)
                 mean = TokenMean.of(packed.vectors).joined(mean)
@@ -408,7 +418,7 @@ def prepare_queries(queries: Any, dim: int | None) -> TokenEmbeddings:
         return TokenEmbeddings.from_list([], dim=dim)
     name = "query {}".format
     packed = pack(queries, name, "float32", dim)
-    check_finite(packed, queries, name)
+    check_range(packed, queries, name)
     return packed
 
 

@@ -442,7 +442,7 @@ class StoredIndex(Index):
         self.prepare(before, batches.peek)
         with self._storage.transaction() as transaction:
             # The dim is read by another connection, which notices if other files were copied over those of the index.
-            encoded = batches.read(self.dim, self.encode, self._are_finite)
+            encoded = batches.read(self.dim, self.encode, self._are_in_range)
             if self._max_memory is not None:
                 encoded = self._fitting(encoded, before)
             for batch in transaction.prepare(encoded):
@@ -545,8 +545,8 @@ class StoredIndex(Index):
         """Return the token arrays of documents that may be the first ones, within the transaction that inserts them."""
         return self.encode(embeddings)
 
-    def _are_finite(self, arrays: Arrays) -> bool:
-        """Whether token arrays show that all vectors were finite; if not, the vectors themselves are checked."""
+    def _are_in_range(self, arrays: Arrays) -> bool:
+        """Whether token arrays show that all vectors are in range; if not, the vectors themselves are checked."""
         return False
 
     @abstractmethod

@@ -432,8 +432,8 @@ class _Page:
         self.handle_starttag(name, attributes)
         if name not in _RAW:
             return part.end()
-        end = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(markup, part.end())
-        until = end.start() if end else len(markup)
+        closing = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(markup, part.end())
+        until = closing.start() if closing else len(markup)
         text = markup[part.end() : until]
         self.handle_data(text if name in ("script", "style", "xmp") else unescape(text))
         return until

@@ -44,12 +44,10 @@ CODES = "codes"
 SCALES = "scales"
 LEADS = "leads"
 CELLS = "cells"
-# Scales from here on are infinity or NaN.
-_INFINITE = 0xFF00
-# Scales from here on, 2**100, are rejected: the integers of up to 8,192 dims, times such a scale, exceed float32.
-_TOO_LARGE = int(np.float32(2**100).view("uint32")) >> 15
-# Leads from here on, 2**104, likewise: the last byte of a lead is its sign and the exponent without its lowest bit.
-_TOO_LARGE_LEAD = (104 + 127) // 2
+# Scales and leads below these, 2**40 and 2**50, are those of vectors that are far from too long: the integers of 8,192
+# dims are at most 2**14 long. The last byte of a lead is its sign and the exponent without its lowest bit.
+_LARGE_SCALE = int(np.float32(2**40).view("uint32")) >> 15
+_LARGE_LEAD = (50 + 127) // 2
 # Of more dims, the sums of the kernels, up to 255 * 127 * dim, could exceed 32 bits.
 MOST_DIMS = 65_536
 _AXIS_TOKENS = 8192
@@ -310,7 +308,7 @@ class Codec:
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Return the arrays to store, one row per token, in the memory of `into` if it is given.
 
-        Numbers up to 1e30 are accepted; NaN and infinity are left to `are_finite`.
+        What is not in range is left to `are_in_range`.
         """
         from latelier.indexes.ivf.kernels.codes import encode_tokens
 
@@ -330,14 +328,6 @@ class Codec:
                 cells[:] = self.cells.nearest(self.byte_rows(vectors))
         both = stored[SCALES], stored[LEADS]
         encode_tokens(vectors, self.rotation, self.bits, stored[SIGNS], codes, planes, *both, cells, codebook)
-        too_large = (stored[SCALES] >= _TOO_LARGE) | (stored[LEADS][:, 2] & 0x7F >= _TOO_LARGE_LEAD)
-        too_large &= stored[SCALES] < _INFINITE
-        if too_large.any():
-            largest = np.abs(vectors[too_large]).max()
-            raise EmbeddingsError(
-                f"received token vectors with numbers up to {largest:.2g}, whose scores can exceed single precision; "
-                "an IVF index takes numbers up to 1e+30: normalise the vectors, or divide all by one number."
-            )
         return stored
 
     def byte_rows(self, vectors: np.ndarray) -> np.ndarray:
@@ -391,9 +381,10 @@ class Codec:
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
 
 
-def are_finite(arrays: dict[str, np.ndarray]) -> bool:
-    """Whether arrays from `Codec.encode` show that all vectors were finite."""
-    return bool((arrays[SCALES] < _INFINITE).all())
+def are_in_range(arrays: dict[str, np.ndarray]) -> bool:
+    """Whether arrays from `Codec.encode` show that all vectors were finite, and far from too long."""
+    leads = arrays[LEADS][:, 2] & 0x7F
+    return bool((arrays[SCALES] < _LARGE_SCALE).all() and (leads < _LARGE_LEAD).all())
 
 
 class TokenRows(NamedTuple):

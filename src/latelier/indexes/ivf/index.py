@@ -28,7 +28,7 @@ from latelier.indexes.ivf.codec import (
     CODEBOOK_TOKENS,
     Codec,
     DocumentTable,
-    are_finite,
+    are_in_range,
     choose_axis,
     read_axis,
     read_codebook,
@@ -364,8 +364,8 @@ class IVF(StoredIndex):
                 transaction.replace([row], Segment.build(segment.row_ids[positions], ids, part.lengths, arrays))
         return final
 
-    def _are_finite(self, arrays: dict[str, np.ndarray]) -> bool:
-        return are_finite(arrays)
+    def _are_in_range(self, arrays: dict[str, np.ndarray]) -> bool:
+        return are_in_range(arrays)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
         return self._codec_of(part.segment).decode(part)
