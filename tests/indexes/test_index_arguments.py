@@ -81,8 +81,12 @@ def test_all_columns_may_be_generators_or_empty(index):
 # (arguments of `add` and `update`, error, the fact that it states)
 REFUSED = {
     "nan": ((["b"], [one([NAN, 0])]), EmbeddingsError, "'b' holds NaN or infinity"),
-    "too long": ((["b", "c"], [FINE, one([0.6e18, -0.9e18])]), EmbeddingsError, "'c' has a vector of length 1.08e"),
-    "too large": ((["b", "c"], [FINE, one([3e38, 1])]), EmbeddingsError, "'c' has a vector of length 3e"),
+    "too long": (
+        (["b", "c"], [FINE, one([0.6e18, -0.9e18])]),
+        EmbeddingsError,
+        "'c' (has a vector of length 1.08e|.* float16)",
+    ),
+    "too large": ((["b", "c"], [FINE, one([3e38, 1])]), EmbeddingsError, "'c' (has a vector of length 3e|.* float16)"),
     "no token": ((["b", "c"], [FINE, FINE[:0]]), EmbeddingsError, "'c' has no token"),
     "other dim": ((["b", "c"], [FINE, one([1, 2, 3])]), EmbeddingsError, "'c' has dim 3, .* dim 2"),
     "padded": ((["b"], np.zeros((1, 2, 2))), EmbeddingsError, "from_padded"),
@@ -134,11 +138,12 @@ def test_searches_are_refused(index, given, error, message):
 
 
 def test_long_vectors_have_finite_scores(index):
-    index.add(["a", "b"], [one([0, 9e17]), one([-9e17, 0])])
+    index.add(["a", "b"], [one([0, 6e4]), one([-6e4, 0])])  # float16 has no larger numbers
+    if index.get_embeddings("a").dtype != np.float16:
+        index.update(["a", "b"], [one([0, 9e17]), one([-9e17, 0])])
     [hits] = index.search([one([6e17, 6e17], [0, 9e17])])
+    assert [hit.id for hit in hits] == ["a", "b"]
     assert all(np.isfinite(hit.score) for hit in hits)
-    if {hit.id for hit in hits} == {"a", "b"}:
-        assert [hit.score for hit in hits] == pytest.approx([1.35e36, -5.4e35], rel=0.1)
 
 
 def test_options_that_only_approximate_indexes_have(index):

@@ -69,7 +69,6 @@ def replace(text, by):
     return {"type": "Replace", "pattern": {"String": text}, "content": by}
 
 
-TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 9, "pair": []}
 DENSE = "sentence_transformers.models.Dense"
 LAYER = {"in_features": 48, "out_features": 16, "bias": False}
 HOSTILE = {
@@ -93,7 +92,7 @@ HOSTILE = {
         lambda f: edit(f / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]}),
         "tokenizer_config.json has 'auto_map'",
     ),
-    "no tokenizer.json": (lambda f: (f / "tokenizer.json").unlink(), "it has no tokenizer.json"),
+    "no tokenizer.json": (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json is not a file"),
     "kernels": (lambda f: edit(f / "config.json", attn_implementation="evil/kernel"), "refers to code"),
     "quantisation": (
         lambda f: edit(f / "config.json", quantization_config={"quant_method": "x"}),
@@ -123,16 +122,6 @@ HOSTILE = {
         ),
         re.escape("weights in ['../evil.bin'], not in"),
     ),
-    "layers without weights": (
-        lambda f: edit(f / "config.json", num_hidden_layers=10**6),
-        "'num_hidden_layers' to 1000000",
-    ),
-    "a vocabulary without weights": (lambda f: edit(f / "config.json", vocab_size=10**9), "'vocab_size' to 1000000000"),
-    "many more numbers than the weights": (
-        lambda f: edit(f / "config.json", hidden_size=30_000, intermediate_size=30_000),
-        r"describes [\d,]{12,} numbers, and its safetensors hold",
-    ),
-    "long queries": (lambda f: edit(f / "sentence_bert_config.json", query_length=10**5), "'query_length' to 100000"),
     "a slow regular expression": (
         lambda f: edit(f / "tokenizer.json", pre_tokenizer=parts("pretokenizers", split(r"^(\w+\s?)+$"))),
         re.escape("regular expression '^(\\\\w+\\\\s?)+$', which"),
@@ -145,14 +134,16 @@ HOSTILE = {
         lambda f: edit(f / "tokenizer.json", normalizer=parts("normalizers", *[replace("e", "ee")] * 30)),
         "has a Replace that makes a text grow",
     ),
-    "a text that is repeated": (lambda f: edit(f / "tokenizer.json", post_processor=TEMPLATE), "repeats a text"),
-    "padding without end": (
-        lambda f: edit(f / "tokenizer.json", padding={"strategy": {"Fixed": 10**9}, "pad_id": 0}),
-        "'Fixed' is 1000000000",
-    ),
     "a part of a tokenizer that is not known": (
         lambda f: edit(f / "tokenizer.json", normalizer={"type": "Evil"}),
         "the normalizer 'Evil', which is not in the list",
+    ),
+    "a character map of its own": (
+        lambda f: edit(
+            f / "tokenizer.json",
+            normalizer=parts("normalizers", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        ),
+        "a character map that is not one of SentencePiece",
     ),
     "no Unicode": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), "config.json is not UTF-8"),
 }
@@ -327,28 +318,17 @@ HOSTILE_PROCESSORS = {
         "sets 'processor_class' to 'Evil'",
     ),
     "another of pictures": (set_picture(image_processor_type="Evil"), "sets 'image_processor_type' to 'Evil'"),
-    "large pictures": (set_picture(size={"shortest_edge": 2**40}), "sets 'shortest_edge' to 1099511627776"),
-    "cut to large ones": (set_picture(crop_size=[10**6, 10**6]), "sets 'crop_size' to 1000000"),
-    "small patches": (set_picture(patch_size=1), "sets 'patch_size' to 1"),
-    "two of pictures": (
-        lambda f: edit(f / "preprocessor_config.json", image_processor_type="SiglipImageProcessor"),
-        "reads pictures in several ways",
-    ),
     "a template": (lambda f: edit(f / "processor_config.json", chat_template="{{ 1 }}"), "sets 'chat_template'"),
     "another model": (
         lambda f: edit(f / "config.json", architectures=["ColModernVBertForRetrieval"]),
         "config.json names .'ColModernVBertForRetrieval'.; of models of page images",
     ),
     "none": (lambda f: edit(f / "config.json", architectures=None), "config.json names .*; of models of page images"),
-    "large weights": (
-        lambda f: edit(f / "config.json", embedding_dim=2**30),
-        "sets 'embedding_dim' to 1073741824; its weights have room",
-    ),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE_PROCESSORS)
-def test_processors_that_are_unknown_or_make_pictures_grow_are_refused(name, of_pages, tmp_path):
+def test_processors_that_are_unknown_are_refused(name, of_pages, tmp_path):
     folder = shutil.copytree(of_pages, tmp_path / "model")
     change, message = HOSTILE_PROCESSORS[name]
     change(folder)

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from latelier.models.arguments import UNTRAINED, Recipe
     from latelier.models.colbert import ColBERT
     from latelier.models.exported import ExportedEncoder
+    from latelier.models.loading import load
     from latelier.models.location import DEFAULT_MODEL
     from latelier.models.pooling import pool_tokens
     from latelier.models.text_encoder import TextEncoder, train_tokenizer
-    from latelier.models.untrusted import load
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -37,5 +37,5 @@ __getattr__, __dir__ = lazy_names(
     location=("DEFAULT_MODEL",),
     pooling=("pool_tokens",),
     text_encoder=("TextEncoder", "train_tokenizer"),
-    untrusted=("load",),
+    loading=("load",),
 )

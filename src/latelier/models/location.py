@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from pickle import UnpicklingError
 from typing import Any
 from uuid import uuid4
@@ -185,3 +185,31 @@ def _check_connection(name: str, options: Mapping[str, Any]) -> None:
         get_session().head(constants.ENDPOINT, timeout=_SECONDS)
     except Exception as error:  # those of requests or httpx, as huggingface_hub has it
         raise ConnectionError(f"it is not on this machine, and {constants.ENDPOINT} cannot be reached.") from error
+
+
+# Files of plain models; a repository also has pickles, other formats and pictures.
+_FILES = ["*.json", "*.safetensors", "*.txt", "artifact.metadata", *HEAD_FILES]
+
+
+def find_named(name: str, revision: str | None) -> Path:
+    """Return the folder of a model, downloaded if need be; a name is never taken for a relative path."""
+    # Opening \\host\share on Windows sends the user's credentials there, so such a name is rejected before any access.
+    if name.startswith(("//", "\\\\", "\\/", "/\\")) or "\0" in name:
+        raise InvalidArgumentError("its name is that of a network share.")
+    named = resolve_name(name) if HUB_NAME.fullmatch(name) else name
+    if Path(named).is_absolute():
+        if not Path(named).is_dir():
+            missing = FileNotFoundError("there is no such folder on this machine.")
+            raise ModelLoadError(name, missing, advice="give-model")
+        return Path(named)
+    if PureWindowsPath(name).is_absolute():
+        raise ModelLoadError(name, FileNotFoundError("it is a folder of another machine."), advice="give-model")
+    if not HUB_NAME.fullmatch(name):
+        raise InvalidArgumentError("its name is neither an absolute path nor a name on the Hugging Face hub.")
+    from huggingface_hub import snapshot_download
+
+    others = ["onnx/*", "openvino/*"]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES, ignore_patterns=others))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(name, error) from error

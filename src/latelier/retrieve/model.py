@@ -32,8 +32,9 @@ from latelier.models.exported import (
     is_whole,
     token_starts,
 )
+from latelier.models.loading import load
 from latelier.models.location import DEFAULT_MODEL
-from latelier.models.untrusted import load, load_untrusted
+from latelier.models.untrusted import load_untrusted
 from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
 from latelier.retrieve.passages import EncodedQueries
 from latelier.retrieve.remote import RemoteEncoder, is_address
@@ -255,6 +256,8 @@ _SENTENCE = "Late interaction compares every word of a question with every word 
 # Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
 # other models give about 0.
 _LEAST_COSINE = 0.97
+# Characters of a query that are read: many more than the tokens of any model.
+_LONGEST_QUERY = 100_000
 _LONGEST_NAME = 4096  # characters, the longest path
 _MOST_DIMENSIONS = 65_536
 _FOREIGN = "the index describes its model in a form that this library does not write"
@@ -648,7 +651,7 @@ class QueryModel:
 
 
 def checked_queries(texts: Any, name: str = "queries") -> list[str]:
-    """Return one text or several as a list of texts that can be encoded; messages call them `name`."""
+    """Return one text or several as a list of texts that can be encoded, cut; messages call them `name`."""
     if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # an iterable of other things
         raise InvalidArgumentError(
             f"received a {type(texts).__name__} as {name}; expected a text or a list of texts, such as the column of a "
@@ -659,4 +662,4 @@ def checked_queries(texts: Any, name: str = "queries") -> list[str]:
         if not isinstance(text, str) or not text.strip():
             raise InvalidArgumentError(f"{name}[{position}] is {short(text)}; expected a text that is not empty.")
         check_unicode(text, f"{name}[{position}]")
-    return queries
+    return [text[:_LONGEST_QUERY] for text in queries]

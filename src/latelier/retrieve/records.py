@@ -74,15 +74,26 @@ class InputDocument(NamedTuple):
             part = self.text[self.parts[0].start if self.parts else 0 :]
         if not title:
             return part
-        own = re.escape(title.rpartition(HEADINGS)[2])
-        heading = rf"#+\s*{own}[ \t]*#*|{own}[ \t]*(?:\r\n|[\r\n]) {{0,3}}(?:=+|-+)"  # of Markdown
-        if HEADINGS not in title and re.match(rf"\s*(?:{heading})[ \t]*(?:[\r\n]|\Z)", part):
+        if HEADINGS not in title and _begins_with(part, title):
             return part
         return f"{title} {part}".strip()
 
 
 # Between the title of a document and the headings above a passage.
 HEADINGS = " > "
+_FIRST_LINES = re.compile(r"\s*([^\r\n]*)(?:\r\n|[\r\n]|\Z)(?: {0,3}(=+|-+)[ \t]*(?:[\r\n]|\Z))?")
+
+
+def _begins_with(part: str, title: str) -> bool:
+    """Whether a part begins with its title as a heading of Markdown: after #, or underlined."""
+    found = _FIRST_LINES.match(part)
+    if found is None:
+        return False
+    line = found[1].rstrip(" \t")
+    if found[2] and line == title:
+        return True
+    name = line.lstrip("#")
+    return name != line and title in (name.lstrip(), name.rstrip("#").strip())
 
 
 class SkipReason(str, Enum):
@@ -429,6 +440,7 @@ RECORD_FORMATS: dict[str, RecordFormat] = {
     ".txt": "txt",
 }
 _LONGEST_MESSAGE = 500
+_MOST_CHARACTERS = 1 << 28  # of a file whose records are one JSON value
 _GZIP = b"\x1f\x8b"
 
 
@@ -543,7 +555,14 @@ def _json_values(lines: Iterator[str], first: str, is_array: bool) -> Iterator[t
         is_whole = first.startswith(("[", "{"))
     read: list[str] = []
     if is_whole:
-        read.extend(lines)
+        size = 0
+        for line in lines:
+            size += len(line)
+            if size > _MOST_CHARACTERS:
+                raise InvalidArgumentError(
+                    f"it is one value of more than {_MOST_CHARACTERS:,} characters; write one record a line (.jsonl)."
+                )
+            read.append(line)
         try:
             value = parse_json("".join(read))
         except InvalidArgumentError:  # JSON lines of which the first is faulty, or objects over several lines
@@ -653,7 +672,7 @@ class _CsvTable:
         }
         self._escape = re.compile(rf'\\"(?=[^"\r\n{re.escape(delimiter)}])')
         self._met_escape = False
-        self._null = re.compile(rf"(?:^|(?<={re.escape(delimiter)})) *\\N(?=[{re.escape(delimiter)}\r\n]|\Z)")
+        self._null = re.compile(rf"(?:^|(?<={re.escape(delimiter)})) {{0,8}}\\N(?=[{re.escape(delimiter)}\r\n]|\Z)")
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows that are not blank, the header first, each with the number of its first line."""
@@ -669,7 +688,7 @@ class _CsvTable:
             as_texts = {*ids, fields.title or "title", *fields.text_names}
             numeric = {i for i, name in enumerate(names) if name not in as_texts}
             for _, row in rows:
-                numeric = {i for i in numeric if i >= len(row) or not row[i] or _is_number(row[i])}
+                numeric -= {i for i, cell in enumerate(row) if i in numeric and cell and not _is_number(cell)}
         except _MalformedCsvError:
             if self._has_escapes or not (self._met_escape or any(map(self._escape.search, self._lines))):
                 raise

@@ -125,6 +125,18 @@ def parse_json(text: str) -> Any:
         raise InvalidArgumentError("malformed JSON: it holds an integer with too many digits.") from error
 
 
+def json_items(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values of dicts at any depth, without recursion: a hostile file may be nested very deeply."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield from each.items()
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+
+
 def _place(error: json.JSONDecodeError) -> str:
     """Return the column of a fault, with the line only if the text has several: that of a record has its own number."""
     text = error.doc.rstrip()
