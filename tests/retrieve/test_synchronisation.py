@@ -341,7 +341,7 @@ class Disk:
 
     def rename(self, source, old, new):
         old, new = self.path(source, old), self.path(source, new)
-        if old.exists() and (old.is_file() or not new.exists()):
+        if old.exists() and old.suffix == new.suffix and (old.is_file() or not new.exists()):
             new.parent.mkdir(parents=True, exist_ok=True)
             old.replace(new)
 
