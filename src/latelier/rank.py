@@ -1,4 +1,4 @@
-"""Rerank.
+"""`rerank`: orders documents that any search has found, without an index.
 
 Arguments and results have PyLate's names. Each query is scored against its own candidates without padding, so negative
 similarities stay negative; padding with zeros would raise them to 0.

@@ -1,4 +1,4 @@
-"""Where an index is; opening and making one.
+"""Where the index of a command is: a folder, or a collection of Qdrant, opened or made.
 
 `latelier.indexes.open` never opens a folder of Qdrant's local mode, since it holds pickles, which can run code. A user
 who types ``qdrant:`` before the folder trusts it.

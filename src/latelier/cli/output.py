@@ -1,4 +1,4 @@
-"""Exceptions as messages, output.
+"""What commands print: results, JSON, progress, and exceptions as messages.
 
 Documents, ids, metadata and file names may come from untrusted sources. Control characters in them can move the cursor,
 rename the window or clear the screen; bidirectional overrides can make a line look different. Both are printed escaped.

@@ -1,4 +1,4 @@
-"""Serve, mcp."""
+"""The commands serve and mcp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load_training_set, TrainingSet and the formats of rows.
+"""`load_training_set`: training data of any of the usual forms as one form of rows.
 
 The format of a row is recognised by the names of its fields; errors name the file and the line.
 """

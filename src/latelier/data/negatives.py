@@ -1,4 +1,4 @@
-"""Mining, neighbour batches, teachers.
+"""What a model and an index give to training: mined negatives, batches of confusable pairs, a teacher's scores.
 
 Random negatives become easy after a few hundred steps; a search with the model itself finds documents that it confuses
 with the positives.

@@ -1,4 +1,4 @@
-"""Compare, significance.
+"""`compare`: whether two runs differ beyond chance, query by query.
 
 The numbers are a measure's values for each query, one system's minus another's. None of these assumes a distribution,
 which matters for measures such as RR@10 with a few distinct values.

@@ -1,4 +1,4 @@
-"""RetrievalEvaluator, temporary index."""
+"""`RetrievalEvaluator`: measures a model while it is trained, by searching a collection in a temporary index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids, hits, records, reports, statistics."""
+"""What an index takes as ids and gives back: hits, records, reports, statistics."""
 
 from __future__ import annotations
 

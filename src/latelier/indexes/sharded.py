@@ -1,4 +1,4 @@
-"""Sharded.
+"""`Sharded`: one index of several shards, in the processes of a Ray cluster.
 
 The folder of the index holds a catalog with the configuration and the settings of users, but no documents; each shard
 has a folder of its own, ``shards/<number>``, which `latelier.indexes.open` can open alone. A document is in the shard

@@ -1,4 +1,4 @@
-"""MeanVectors, FixedDimensionalEncodings.
+"""One vector for each document, by which other engines find candidates: means, and fixed-dimensional encodings.
 
 They are computed with integers from the words of the generator PCG64 (`numpy.random.PCG64.random_raw`), whose stream
 numpy guarantees (NEP 19). The methods of `numpy.random.Generator` may return other numbers in another version, and

@@ -1,4 +1,4 @@
-"""An index in this library's own storage, and its memory budget.
+"""`StoredIndex`: an index in this library's own storage, and how much memory a write may take.
 
 A budget covers the resident memory that an index adds to its process: anonymous memory, and the pages of its files that
 are mapped. It does not cover imported libraries, models, a GPU, or what the caller holds: embeddings handed in, and

@@ -1,4 +1,4 @@
-"""Opening, searching, conditions as SQL.
+"""What the integrations share: opening, searching, and frameworks' filters as SQL.
 
 SQL has a third truth value, NULL, where a document lacks a field. Other packages have two, so `negate` counts NULL as
 false first; in the other conditions NULL has the same effect as false.

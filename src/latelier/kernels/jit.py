@@ -1,4 +1,4 @@
-"""Numba set-up, the processor's features and SIMD helpers.
+"""How kernels are compiled: numba's settings, the processor's features, and helpers for SIMD.
 
 Python passes arrays, numbers and plain tuples of them to kernels: numba finds the types of these in C, but that of a
 NamedTuple in Python, at each call. A kernel that reads fields by name makes the NamedTuple first:

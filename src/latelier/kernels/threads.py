@@ -1,4 +1,4 @@
-"""Ranges in threads.
+"""Loops over ranges in threads, within what the process may use.
 
 The number of threads is torch's (`torch.set_num_threads`), the calling thread included; if torch is not imported, it is
 ``OMP_NUM_THREADS`` or the number of cores; a thread that shares the cores with others may be allowed fewer. The threads

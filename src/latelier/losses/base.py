@@ -1,4 +1,4 @@
-"""Loss, batches, mini-batches, in-batch negatives.
+"""What all losses share: batches of texts as scores, in mini-batches, with other queries' documents as negatives.
 
 Scores are computed in float32, outside autocast: rounding to bfloat16 changes a similarity by up to 0.002, which a sum
 over thirty query tokens and a low temperature multiply.

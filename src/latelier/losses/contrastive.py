@@ -1,4 +1,4 @@
-"""Contrastive, CachedContrastive."""
+"""Losses that learn from positives and negatives: `Contrastive`, and `CachedContrastive` for large batches."""
 
 from __future__ import annotations
 

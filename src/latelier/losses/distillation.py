@@ -1,4 +1,4 @@
-"""Distillation, MarginMSE, labels, normalisation.
+"""Losses that learn from a teacher's scores: `Distillation` and `MarginMSE`.
 
 `min_max_normalize` divides by the range of a row. Scores that are equal but for rounding have a range of a few last
 digits, and dividing by it makes noise as large as a difference. `row_weights` gives such rows less weight:

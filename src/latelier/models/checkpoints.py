@@ -1,4 +1,4 @@
-"""Damage, PyLate layout.
+"""Saving for PyLate, and errors about damaged files of a checkpoint.
 
 PyLate lists the encoder and its linear layers, and keeps all other settings in one JSON file: one marker token for
 queries and one for documents, length caps, query expansion, the skiplist. A model with other settings raises an error

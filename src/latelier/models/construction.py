@@ -1,4 +1,4 @@
-"""Construction, heads, projection, length caps.
+"""How a `ColBERT` is made of what a user names: heads, projection, markers and length caps.
 
 sentence-transformers reads the files. A checkpoint that lists a complete pipeline (ours, its own, PyLate 3's) is used
 unchanged and not passed here. For all others sentence-transformers builds a pipeline, of which we keep the trained

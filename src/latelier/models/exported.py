@@ -1,4 +1,4 @@
-"""ExportedEncoder, its files and session.
+"""`ExportedEncoder`: computes with a model that was exported to ONNX; its files, its session.
 
 The maximum length and the padding of a call are a state of the tokenizers of Hugging Face. Without a lock, a thread
 that encodes a query would truncate another thread's documents to the length of queries.

@@ -1,4 +1,4 @@
-"""Unpadded batches, varlen attention.
+"""Batches without padding on a GPU, where the attention has a kernel for them.
 
 A function registered with transformers calls torch's kernels for variable lengths (flash attention, torch 2.11 and
 later) while texts are packed in the running thread; other threads attend as before.

@@ -1,4 +1,4 @@
-"""Where a checkpoint is."""
+"""From the name of a model to a folder to load, and to a folder to save; errors of loaders say what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export to ONNX and the choice of a CPU backend.
+"""Exports a model to ONNX, and chooses what computes on a CPU.
 
 torch's exporter writes what the transformer computes. Its attention is written as one operator of ONNX Runtime, where
 transformers lets the attention be replaced: as torch's own attention it is a dozen operators, which take half of the

@@ -1,4 +1,4 @@
-"""Pool_tokens: Ward, attention; compression of documents.
+"""`pool_tokens`: fewer vectors for each document, by clusters of its tokens.
 
 Neighbouring word pieces and repeated words have similar token vectors. Pooling clusters the vectors of each document
 and keeps one vector per cluster; with Ward's method and half of the vectors, rankings change very little (Clavié,

@@ -1,4 +1,4 @@
-"""TextEncoder, train_tokenizer."""
+"""`TextEncoder`: a small transformer of this library's own modules, with a tokenizer that it trains."""
 
 from __future__ import annotations
 

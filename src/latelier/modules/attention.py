@@ -1,4 +1,4 @@
-"""Attention, projections."""
+"""`Attention`: multi-head attention over a sequence, a context or both, with the parameter names of diffusers."""
 
 from __future__ import annotations
 

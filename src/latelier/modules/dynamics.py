@@ -1,4 +1,4 @@
-"""DynamicsNetwork, LSTM step, residual block, value support."""
+"""`DynamicsNetwork`: EfficientZero's network, which predicts the next hidden state and the value prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions, masks and norms of attention.
+"""The parts of attention around its products: positions, masks, norms.
 
 Both have no weights and no maximum length. Angles are computed in float32 at each call, because a buffer of them would
 be rounded by ``module.to(torch.bfloat16)``.

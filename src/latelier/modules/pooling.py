@@ -1,4 +1,4 @@
-"""AttentionPooling."""
+"""`AttentionPooling`: at most a few vectors for each document, by clusters of its tokens and learned attention."""
 
 from __future__ import annotations
 

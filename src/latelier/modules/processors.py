@@ -1,4 +1,4 @@
-"""Explicit, sdpa, sliced, fused.
+"""The ways to compute attention: explicitly, by torch's fused function, in slices, or with fused projections.
 
 A processor is called with the `Attention` module that owns the weights. Where the queries, keys and values come from
 follows from that module's arguments (see `Attention`, *Notes*); a processor only decides how ``softmax(QK^T)V`` is

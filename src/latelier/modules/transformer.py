@@ -1,4 +1,4 @@
-"""Feed-forward, block, encoder, tied output."""
+"""`TransformerEncoder` and what it is made of: feed-forward, block, and an output tied to the embeddings."""
 
 from __future__ import annotations
 

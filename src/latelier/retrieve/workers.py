@@ -1,4 +1,4 @@
-"""EncodingWorkers (Ray).
+"""`EncodingWorkers`: documents encoded by several processes, on one machine or a Ray cluster.
 
 Chunks go to the workers that have least to do, and their token vectors come back in the order of the chunks. At most
 two chunks per worker are under way, so a slow index slows the workers down and memory stays bounded.

@@ -1,4 +1,4 @@
-"""The public functions of MaxSim and XTR, choice of engine.
+"""The public functions of MaxSim and XTR, and which engine computes them.
 
 ``score(q, d) = sum over query tokens i of max over document tokens j of <q_i, d_j>`` (Khattab and Zaharia, 2020,
 ColBERT, https://arxiv.org/abs/2004.12832). A masked document token is minus infinity before the maximum, so it never

@@ -1,4 +1,4 @@
-"""The engine on CUDA.
+"""The engine of scores on CUDA.
 
 Padded vectors are read where they are, with their masks: the kernels skip the padding at the end of each text.
 """

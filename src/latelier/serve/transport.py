@@ -1,4 +1,4 @@
-"""What REST and tools of agents share: tokens, the socket, signals."""
+"""What the servers for REST and for agents share: tokens, the socket, signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train, options, validation, report."""
+"""`train`: from a file of training data to a model, measured before and after on queries that are held back."""
 
 from __future__ import annotations
 

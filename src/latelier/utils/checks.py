@@ -1,4 +1,4 @@
-"""Arguments and messages: check_*, describe, control characters, sizes, devices.
+"""Checks of arguments, and how messages show values.
 
 Control characters can move a terminal's cursor, rename its window or clear it; bidirectional overrides can make a line
 look different from what it holds.

@@ -1,4 +1,4 @@
-"""Atomic writes, text lines, JSON, the cache folder.
+"""Files read and written so that damage is met here: atomic writes, lines of text, JSON, the cache folder.
 
 All readers of this library use these functions, so truncated, damaged, hostile and wrongly encoded files are handled in
 one place.

@@ -1,4 +1,4 @@
-"""Progress, warnings, lazy names, HTML.
+"""Small helpers of all packages: progress bars, warnings at the caller, lazy imports, HTML.
 
 Colours are the theme's own (``currentColor``) and transparent tints. There are no scripts and no external resources.
 """

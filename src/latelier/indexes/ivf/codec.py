@@ -1,4 +1,4 @@
-"""Codes and the table of documents.
+"""How IVF stores documents: token vectors as codes, and a table of where each document begins.
 
 `latelier.indexes.ivf.kernels.codes` describes the codes. Every token is coded separately, given the axis that the first
 write chooses, so documents can be stored before there are centroids, and merging segments only copies rows.

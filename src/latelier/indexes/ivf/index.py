@@ -1,4 +1,4 @@
-"""IVF.
+"""`IVF`: the approximate index, its settings and its writes.
 
 Documents are stored as codes and can be searched as soon as they are committed: first by comparing the binary codes of
 all documents, and with inverted lists once there are enough documents. The call that writes documents builds the lists

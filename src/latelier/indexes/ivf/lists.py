@@ -1,4 +1,4 @@
-"""Inverted lists, centroids and their training.
+"""Inverted lists, and the centroids that they belong to: training, assigning, storing.
 
 A token is assigned to the coarse centroid with the highest dot product, and then to the centroid under it with the
 highest dot product. For n inverted lists there are about sqrt(n) coarse centroids with sqrt(n) centroids each, so

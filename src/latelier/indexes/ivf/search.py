@@ -1,4 +1,4 @@
-"""The stages of one query, with kernels; and where they lose a document.
+"""The stages of one query of IVF, and in which of them a document is lost.
 
 1. Probing: each query token finds its best inverted lists, by two levels of centroids.
 2. Candidates: documents in these lists with the highest sums of imputed scores, if these are near that of the k-th.

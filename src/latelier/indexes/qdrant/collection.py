@@ -1,4 +1,4 @@
-"""Connection, collection, settings, and documents as points.
+"""The collection of Qdrant that holds an index: its connection, its settings, and documents as points.
 
 The points have three named vectors: ``tokens``, the token vectors of a document, compared by MaxSim and without an HNSW
 graph of their own; ``first_stage``, one vector per document, which finds candidates; and ``keywords``, a sparse vector

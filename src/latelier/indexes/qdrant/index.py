@@ -1,4 +1,4 @@
-"""Qdrant.
+"""`Qdrant`: an index whose documents are in a collection of Qdrant, which finds and scores them.
 
 A search by vectors is one request: Qdrant prefetches candidates by their single vectors and scores their token vectors.
 Fusion is done here, by the same functions as in other indexes.

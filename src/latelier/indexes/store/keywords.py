@@ -1,4 +1,4 @@
-"""FTS5 table and BM25.
+"""Search for words: SQLite's FTS5 table of the texts, and BM25.
 
 It holds the words of ``content.text``, not the texts themselves: an external-content table. FTS5 keeps it in four
 further tables, see `FTS5_TABLES`. Documents without a text are not in it. Removing a document from it needs the text,

@@ -1,4 +1,4 @@
-"""Documents and metadata columns.
+"""The rows of documents in the catalog: ids, texts, metadata and its fields.
 
 Each key gets a column of the table ``document``: ``f0``, ``f1``, ... up to 500 columns; the table ``field`` names them.
 As in SQL, the case of ASCII letters does not matter: ``lang`` and ``Lang`` are one field, and if a document has both,

@@ -1,4 +1,4 @@
-"""Probing, imputed scores, lists.
+"""The first stage of a query: lists are probed, and documents get scores of their centroids.
 
 For each query token a document gets the score of the best probed list that holds it; a document missing from all of
 them gets the score of the last probed centroid. We accumulate the difference, so documents that were missed add zero

@@ -1,4 +1,4 @@
-"""Binary stage.
+"""The binary stage of a query: documents are compared by the signs of their vectors.
 
 The dot product of a unit vector with the signs of another is about ``0.8 * sqrt(dim)`` times their cosine. MaxSim of
 these products ranks documents well enough to discard nearly all before their codes are read, and is more precise than
