@@ -138,6 +138,28 @@ def test_functions_fit_80_lines_of_code():
     assert too_long == []
 
 
+def test_code_is_written_out():
+    """One value a line: few conditional expressions, none within another, and tuples assigned only to true pairs."""
+    choices = []
+    nested = []
+    tuples = []
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            place = f"{name}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.IfExp):
+                choices.append(place)
+                if any(isinstance(inner, ast.IfExp) for inner in ast.walk(node) if inner is not node):
+                    nested.append(place)
+            pair = isinstance(node, ast.Assign) and [node.targets[0], node.value]
+            if pair and all(isinstance(side, ast.Tuple) for side in pair):
+                left, right = (sorted(map(ast.unparse, side.elts)) for side in pair)
+                if left != right:  # else an exchange
+                    tuples.append(place)
+    assert len(choices) <= 600
+    assert len(tuples) < 100
+    assert nested == []
+
+
 def internals(tree: ast.Module, public: set[str]) -> Iterator[ast.AST]:
     """Functions and classes that no package offers, and private ones inside those that it does."""
     for node in tree.body:

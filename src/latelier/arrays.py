@@ -110,13 +110,16 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def _as_array(matrix: Any) -> Any:
+    """Return a tensor as it is, and anything else as numpy's own array: subclasses have methods of their own."""
+    if is_tensor(matrix):
+        return matrix
+    return np.asarray(matrix, dtype=None if isinstance(matrix, np.ndarray) else "float32")
+
+
 def as_matrices(matrices: Iterable[Any]) -> list[Any]:
     """Check that matrices can be packed together, and return them as a list; nested lists become float32 arrays."""
-    items = [
-        # np.matrix and other subclasses have methods of their own
-        each if is_tensor(each) else np.asarray(each, dtype=None if isinstance(each, np.ndarray) else "float32")
-        for each in matrices
-    ]
+    items = list(map(_as_array, matrices))
     for i, item in enumerate(items):
         if item.ndim != 2:
             raise EmbeddingsError(f"text {i} has embeddings of shape {tuple(item.shape)}; expected 2-D (tokens, dim).")

@@ -70,7 +70,9 @@ def rerank(
     [[Hit(id='b', score=1.0), Hit(id='a', score=0.5)], [Hit(id='b', score=-2.0)]]
     """
     check_count("k", k, optional=True)
-    target = None if device is None else resolve_device(device)
+    target = None
+    if device is not None:
+        target = resolve_device(device)
     if is_array(queries_embeddings) and queries_embeddings.ndim == 2:
         queries_embeddings = [queries_embeddings]
     counts = len(documents_ids), len(queries_embeddings), len(documents_embeddings)
@@ -93,7 +95,9 @@ def _rank(i: int, ids: list[Any], query: Any, documents: Any, device: torch.devi
     if device is not None and isinstance(documents, TokenEmbeddings):
         documents = documents.to(device)
     elif device is not None:
-        made = as_tensor(documents) if is_array(documents) else None
+        made = None
+        if is_array(documents):
+            made = as_tensor(documents)
         if made is None:
             documents = [as_tensor(each).to(device) for each in as_matrices(documents)]
         else:

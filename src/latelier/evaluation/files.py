@@ -169,7 +169,10 @@ _RUN_FORMS = (
 def qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]]:
     """Yield line number, and query id, document id and relevance, or what is wrong with the line."""
     first, lines = _lines(path)
-    entries = _json_entries(lines, str(path), _RELEVANCE) if _is_json(first) else _column_entries(first, lines)
+    if _is_json(first):
+        entries = _json_entries(lines, str(path), _RELEVANCE)
+    else:
+        entries = _column_entries(first, lines)
     for number, query, document, value in entries:
         relevance = _to_float(value)
         if document is None:
@@ -220,7 +223,10 @@ def _run_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
     tabs = first.count("\t")
     ranks: dict[str, int] = {}
     for number, line in lines:
-        cells = line.split("\t") if tabs in (2, 3) else line.split()
+        if tabs in (2, 3):
+            cells = line.split("\t")
+        else:
+            cells = line.split()
         if len(cells) != (tabs + 1 if tabs in (2, 3) else 6):
             raise InvalidArgumentError(f"{path}:{number}: {len(cells)} columns; expected {_RUN_FORMS}.")
         if len(cells) == 6:
@@ -342,7 +348,10 @@ def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
     """
     path = as_path(path)
     is_json = _is_json_lines(path)
-    check_ids = _check_not_empty if is_json else check_trec_ids
+    if is_json:
+        check_ids = _check_not_empty
+    else:
+        check_ids = check_trec_ids
     check_evaluated(run, "run")
     check_scores(run, "the run")
     check_ids("query id", run)

@@ -73,7 +73,10 @@ def open(
             f"the index in {path} is of kind {kind!r}, but this version of latelier knows {', '.join(_KINDS)}; upgrade "
             "with: pip install --upgrade latelier"
         )
-    opened: type[Flat] | type[IVF] | type[Sharded] = Flat if kind == Flat.kind else IVF
+    if kind == Flat.kind:
+        opened: type[Flat] | type[IVF] | type[Sharded] = Flat
+    else:
+        opened = IVF
     if kind == _SHARDED:
         from latelier.indexes.sharded import Sharded as opened  # a search of the other kinds does without its modules
     return opened(path, read_only=read_only, max_memory=max_memory, device=device)

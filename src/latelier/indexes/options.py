@@ -225,7 +225,11 @@ SEARCH_OPTIONS: dict[str, SearchOption] = {each.name: each.metadata["option"] fo
 
 def effort_factor(effort: object) -> float:
     """Return the number that an effort stands for; 1.0 for None, and for ``"exact"``, which needs none."""
-    factor = 1.0 if effort is None else _EFFORT_FACTORS.get(effort) if isinstance(effort, str) else effort
+    factor: object = effort
+    if effort is None:
+        factor = 1.0
+    elif isinstance(effort, str):
+        factor = _EFFORT_FACTORS.get(effort)
     if not (isinstance(factor, _NUMBERS) and 0 < factor < 1e6):
         raise InvalidArgumentError(
             f"received effort={short(effort)}; expected 'fast', 'balanced', 'exact' or a number above 0 (1.0 is "

@@ -688,7 +688,10 @@ class Sharded(Index):
 
     def ids(self, prefix: str | None = None) -> list[Id]:
         """See `Index.ids`."""
-        begin = None if prefix is None else as_prefixes([prefix])[0]
+        if prefix is None:
+            begin = None
+        else:
+            begin = as_prefixes([prefix])[0]
         found = self._call("read", "ids", (begin,))
         row_ids = {id: row_id for own in found for id, row_id in own.items()}
         return sorted(row_ids, key=row_ids.__getitem__)
@@ -782,7 +785,10 @@ class Sharded(Index):
         self, group: str, method: str, arguments: tuple[Any, ...] | Mapping[int, tuple[Any, ...]] = ()
     ) -> list[Any]:
         """Call a method of `ShardWorker` in all shards; raise the first error, once all calls have ended."""
-        given = dict.fromkeys(range(self.shards), arguments) if isinstance(arguments, tuple) else arguments
+        if isinstance(arguments, tuple):
+            given: Mapping[int, tuple[Any, ...]] = dict.fromkeys(range(self.shards), arguments)
+        else:
+            given = arguments
         found, errors = self._gather(group, method, given)
         for error in errors.values():
             raise error

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -386,7 +387,9 @@ class StoredIndex(Index):
         with self.snapshot():
             snapshot = self._storage.snapshot()
             texts, metadata = self._storage.ask(has_texts), self._storage.ask(has_metadata)
-        files = () if self.path is None else (path for path in self.path.rglob("*") if path.is_file())
+        files: Iterable[Path] = ()
+        if self.path is not None:
+            files = (path for path in self.path.rglob("*") if path.is_file())
         return IndexStatistics(
             documents=snapshot.documents,
             tokens=snapshot.tokens,

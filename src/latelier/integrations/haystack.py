@@ -111,7 +111,10 @@ class HaystackRetriever:
             self._path = None
         else:
             self._path = fspath(retriever)
-        self._searched: Any = retriever if self._path is None else SharedFolder(self._path, self._options)
+        if self._path is None:
+            self._searched: Any = retriever
+        else:
+            self._searched = SharedFolder(self._path, self._options)
 
     def warm_up(self) -> None:
         """Open the folder and its model, unless that is done; errors are those of `Retriever.open`."""
@@ -268,7 +271,10 @@ class HaystackRanker:
                 f"HaystackRanker was given a {type(self._model).__name__}, which cannot be serialised; give its name "
                 "or its folder."
             )
-        name = None if self._model is None else fspath(self._model)
+        if self._model is None:
+            name = None
+        else:
+            name = fspath(self._model)
         options = {"device": self._device, "model_options": self._model_options, "top_k": self.top_k}
         return default_to_dict(self, model=name, **options)
 

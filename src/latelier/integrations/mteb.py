@@ -102,7 +102,10 @@ class MTEBSearch(Closing):
                 raise InvalidArgumentError(f"received {describe(given)} as {argument}; expected a dict.")
         if not isinstance(name, (str, type(None))) or name == "":
             raise InvalidArgumentError(f"received {describe(name)} as name; expected a text such as 'me/my-model'.")
-        self.model = load(model) if isinstance(model, str) else model
+        if isinstance(model, str):
+            self.model = load(model)
+        else:
+            self.model = model
         self.make_index = index
         self.search_options = dict(search_options or {})
         self.name = name

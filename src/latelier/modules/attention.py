@@ -289,18 +289,27 @@ class Attention(nn.Module):
         inner = self.inner_dim
         inner_kv = self.inner_kv_dim
         context = self.cross_attention_dim
-        own = not self.only_cross_attention
         added = self.added_kv_proj_dim
         joint = added is not None and self.context_pre_only is not None
         self.to_q = nn.Linear(self.query_dim, inner, bias=self.use_bias)
-        self.to_k = nn.Linear(context, inner_kv, bias=self.use_bias) if own else None
-        self.to_v = nn.Linear(context, inner_kv, bias=self.use_bias) if own else None
+        if self.only_cross_attention:
+            self.to_k = None
+            self.to_v = None
+        else:
+            self.to_k = nn.Linear(context, inner_kv, bias=self.use_bias)
+            self.to_v = nn.Linear(context, inner_kv, bias=self.use_bias)
         bias = self.added_proj_bias
-        self.add_k_proj = None if added is None else nn.Linear(added, inner_kv, bias=bias)
-        self.add_v_proj = None if added is None else nn.Linear(added, inner_kv, bias=bias)
+        if added is None:
+            self.add_k_proj = None
+            self.add_v_proj = None
+        else:
+            self.add_k_proj = nn.Linear(added, inner_kv, bias=bias)
+            self.add_v_proj = nn.Linear(added, inner_kv, bias=bias)
         self.add_q_proj = nn.Linear(added, inner, bias=bias) if joint and added is not None else None
-        output = None if self.pre_only else [nn.Linear(inner, self.out_dim, bias=out_bias), nn.Dropout(self.dropout)]
-        self.to_out = None if output is None else nn.ModuleList(output)
+        if self.pre_only:
+            self.to_out = None
+        else:
+            self.to_out = nn.ModuleList([nn.Linear(inner, self.out_dim, bias=out_bias), nn.Dropout(self.dropout)])
         projected = self.context_pre_only is not None and not self.context_pre_only
         self.to_add_out = nn.Linear(inner, self.out_context_dim, bias=out_bias) if projected else None
 

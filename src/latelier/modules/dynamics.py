@@ -183,7 +183,9 @@ class DynamicsNetwork(nn.Module):
         self.output_support_size = output_support_size
         self.flatten_output_size_for_reward_head = flatten_output_size_for_reward_head
         self.lstm_hidden_size, self.norm_type = lstm_hidden_size, norm_type
-        self.activation = nn.ReLU(inplace=True) if activation is None else activation
+        if activation is None:
+            activation = nn.ReLU(inplace=True)
+        self.activation = activation
 
         state_channels = num_channels - action_encoding_dim
         self.conv = nn.Conv2d(num_channels, state_channels, 3, padding=1, bias=False)
@@ -193,7 +195,10 @@ class DynamicsNetwork(nn.Module):
         self.norm_reward = self._make_norm(reward_head_channels)
         self.lstm = LSTMStep(flatten_output_size_for_reward_head, lstm_hidden_size)
         self.norm_value_prefix = nn.BatchNorm1d(lstm_hidden_size)
-        norm = nn.BatchNorm1d if norm_type == "BN" else nn.LayerNorm
+        if norm_type == "BN":
+            norm: type[nn.Module] = nn.BatchNorm1d
+        else:
+            norm = nn.LayerNorm
         layers: list[nn.Module] = []
         for before, after in pairwise([lstm_hidden_size, *fc_reward_layers, output_support_size]):
             layers += [nn.Linear(before, after), norm(after), self.activation]

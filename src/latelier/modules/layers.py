@@ -145,7 +145,10 @@ def make_qk_norms(
     if kind is None:
         return None, None
     if is_across_heads(kind):
-        norm = nn.LayerNorm if kind == "layer_norm_across_heads" else nn.RMSNorm
+        if kind == "layer_norm_across_heads":
+            norm: type[nn.Module] = nn.LayerNorm
+        else:
+            norm = nn.RMSNorm
         return norm(dim_head * heads, eps), norm(dim_head * kv_heads, eps)
     makers: dict[str, Callable[[], nn.Module]] = {
         "layer_norm": lambda: nn.LayerNorm(dim_head, eps, affine),

@@ -218,8 +218,12 @@ class TransformerEncoder(nn.Module):
             for _ in range(num_layers)
         )
         self.embeddings = nn.Embedding(vocabulary_size, dim)
-        self.rotary = RotaryPositions(dim // heads) if positions == "rotary" else None
-        self.sinusoidal = SinusoidalPositions(dim) if positions == "sinusoidal" else None
+        self.rotary: RotaryPositions | None = None
+        if positions == "rotary":
+            self.rotary = RotaryPositions(dim // heads)
+        self.sinusoidal: SinusoidalPositions | None = None
+        if positions == "sinusoidal":
+            self.sinusoidal = SinusoidalPositions(dim)
         self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(dim) if norm_first else None
 

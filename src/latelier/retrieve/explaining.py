@@ -71,7 +71,10 @@ def explain_documents(
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():
         stored = StoredDocuments(index)
-        places = [None] * len(wanted) if starts is None else starts
+        if starts is None:
+            places: Sequence[int | None] = [None] * len(wanted)
+        else:
+            places = starts
         parts = [best_part(stored, vectors, id, start) for id, start in zip(wanted, places, strict=True)]
         documents = index.get_embeddings(parts)
         records = index.get(parts)

@@ -312,7 +312,10 @@ def _open_pdf(path: Path) -> Iterator[Any]:
 def _open_page(path: Path, page: Any) -> Iterator[Any]:
     with _open_pdf(path) as pdf:
         if not is_count(page, 1, most=len(pdf)):
-            given = "no page" if page is None else f"page={short(page)}"
+            if page is None:
+                given = "no page"
+            else:
+                given = f"page={short(page)}"
             raise InvalidArgumentError(f"received {given}; expected 1 to {len(pdf):,}.")
         with closing(pdf[page - 1]) as found:
             yield found

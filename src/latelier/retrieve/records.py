@@ -405,7 +405,11 @@ def _flat(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (None,)
+    names: tuple[Any, ...] = (None,)
+    if isinstance(value, str):
+        names = (value,)
+    elif isinstance(value, Sequence):
+        names = tuple(value)
     if not all(isinstance(name, str) and name for name in names):
         raise InvalidArgumentError(f"received {describe(value)} as {option}; expected the name of a field or several.")
     return names

@@ -143,7 +143,10 @@ async def _of_library(request: Request, error: Any) -> JSONResponse:
     elif isinstance(error, _ServerError):
         status = error.status
     elif isinstance(error, (UnknownIdError, DuplicateIdError)):
-        status = 404 if isinstance(error, UnknownIdError) else 409
+        if isinstance(error, UnknownIdError):
+            status = 404
+        else:
+            status = 409
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}.get(status)
     return JSONResponse(error_body(type(error).__name__, message), status, headers)
 

@@ -93,7 +93,9 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     tools = _Tools(retrievers)
     offered = []
     reading = (tools.list_indexes, tools.search, tools.get, tools.explain, tools.why_not)
-    writing = (tools.add, tools.update, tools.remove) if writable else ()
+    writing: tuple[Callable[..., Any], ...] = ()
+    if writable:
+        writing = (tools.add, tools.update, tools.remove)
     for tool in (*reading, *writing):
         changes = tool in writing
         hints = ToolAnnotations(

@@ -122,7 +122,10 @@ async def get_ids(service: Index, contains: str = "", limit: Annotated[int, Quer
 async def search(request: Request, service: Index, body: schemas.SearchRequest) -> Response:
     """Find the best documents for one query or several."""
     limits = _limits(request)
-    queries: list[Any] = [body.query] if isinstance(body.query, str) else list(body.query or ())
+    if isinstance(body.query, str):
+        queries: list[Any] = [body.query]
+    else:
+        queries = list(body.query or ())
     queries = queries or await asyncio.to_thread(_matrices, body.vectors or [])
     texts = [query for query in queries if isinstance(query, str)]
     limits.check(batch=len(queries), texts=texts, k=body.k, depth=body.depth)
@@ -379,7 +382,10 @@ def _examples(retriever: Retriever) -> list[str]:
     heads = []
     for record in retriever.index.get(chosen):
         text, passage = record.text or "", decode_passage_id(record.id)
-        title = text[: len(text) - (passage.end - passage.start)] if passage else ""
+        if passage:
+            title = text[: len(text) - (passage.end - passage.start)]
+        else:
+            title = ""
         head = (title.strip().rpartition(HEADINGS)[2] or text.strip().split("\n")[0])[:80]
         heads.append(" ".join(head.lstrip("# ").split()[:6]).rstrip(".,:;"))
     readable = [head for head in heads if " " in head and all(part.isalnum() for part in re.split(r"[\s,'-]+", head))]
@@ -389,7 +395,9 @@ def _examples(retriever: Retriever) -> list[str]:
 def _describe(service: Service, *, is_whole: bool = False) -> Callable[[Retriever], schemas.IndexResponse]:
     def describe(retriever: Retriever) -> schemas.IndexResponse:
         index = retriever.index
-        details: dict[str, Any] = {"examples": _examples(retriever)} if is_whole else {}
+        details: dict[str, Any] = {}
+        if is_whole:
+            details["examples"] = _examples(retriever)
         folder: Any = getattr(index, "path", None)  # not every kind has one
         if is_whole and folder:
             # Readers touch the other files of SQLite, and make an empty log.

@@ -34,7 +34,10 @@ def sends_token(authorization: str | None, tokens: Iterable[str]) -> bool:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; port 0 chooses a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    else:
+        family = socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
         # asyncio turns Nagle's algorithm off only for sockets that name their protocol, which these do not. With it,

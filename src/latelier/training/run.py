@@ -457,7 +457,8 @@ def train(
     (2, 1, 1.0)
     """
     _require_trainer()
-    options = TrainingOptions() if options is None else options
+    if options is None:
+        options = TrainingOptions()
     _check(model, options)
     if isinstance(data, TrainingSet):
         rows = data
@@ -482,7 +483,10 @@ def train(
     else:
         evaluation = None
     before = measure(evaluation, encoder)
-    first = None if evaluation is None else evaluation.per_query
+    if evaluation is None:
+        first = None
+    else:
+        first = evaluation.per_query
     if options.mine or options.neighbours:
         training = _mine(encoder, rows, training, options, show_progress=show_progress)
         if on_progress is not None:
@@ -510,7 +514,10 @@ def build_model(model: str | os.PathLike[str] | ColBERT | None, options: Trainin
     """Return the model to train: the given `ColBERT`, or one that is loaded by name with `options`."""
     if isinstance(model, ColBERT):
         return model
-    name = DEFAULT_MODEL if model is None else os.fspath(model)
+    if model is None:
+        name = DEFAULT_MODEL
+    else:
+        name = os.fspath(model)
     torch.manual_seed(options.seed)  # the weights of a new head are random
     if options.start == "colbert":
         return ColBERT(name, options.dims, options.device, trust_remote_code=options.trust_remote_code)

@@ -181,7 +181,10 @@ def split_by_rows(offsets: np.ndarray, max_rows: int, max_documents: int | None 
     """Yield ``(first, last)`` of blocks of at most `max_rows` rows; a document with more is one of its own."""
     first = 0
     documents = len(offsets) - 1
-    most = documents if max_documents is None else max_documents
+    if max_documents is None:
+        most = documents
+    else:
+        most = max_documents
     while first < documents:
         # Up to the last document that ends within the block, but at least one document.
         last = int(np.searchsorted(offsets, offsets[first] + max_rows, side="right")) - 1

@@ -43,7 +43,9 @@ def as_path(path: object, name: str = "path") -> Path:
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the contents of a file of at most `most` bytes, decompressed if its name ends in ``.gz``."""
     with open_binary(path) as file:
-        binary: Any = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
+        binary: Any = file
+        if path.name.endswith(".gz"):
+            binary = gzip.GzipFile(fileobj=file)
         try:
             data: bytes = binary.read(most + 1)
         except (EOFError, zlib.error) as error:
@@ -84,7 +86,9 @@ def text_lines(file: BinaryIO, source: str, *, compressed: bool = False, encodin
     `file`: opened for reading bytes; closed at the end. `compressed`: whether it is compressed with gzip.
     """
     number = 0
-    binary: Any = gzip.GzipFile(fileobj=file) if compressed else file
+    binary: Any = file
+    if compressed:
+        binary = gzip.GzipFile(fileobj=file)
     # With newline="", csv sees the line ends inside quotes.
     with file, io.BufferedReader(binary) as buffered:
         try:

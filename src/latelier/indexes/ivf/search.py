@@ -360,7 +360,10 @@ def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> 
     """Return the largest distance below the k-th best sign score at which a document is still kept."""
     tokens, dim = vectors.shape
     scored = min(dim, 32 * words)
-    deviation = _DEVIATION if scored == dim else _PART_DEVIATION
+    if scored == dim:
+        deviation = _DEVIATION
+    else:
+        deviation = _PART_DEVIATION
     return parameters.slack * deviation * math.sqrt(product_variance(vectors, scored, variance_rows(tokens)))
 
 

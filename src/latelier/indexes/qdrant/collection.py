@@ -40,7 +40,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -335,7 +335,9 @@ class QdrantConnection:
         if path is not None:
             _check_folder(path)
         # The local mode is Python lists without a lock of their own.
-        self._lock = threading.RLock() if self.is_local else nullcontext()
+        self._lock: AbstractContextManager[Any] = nullcontext()
+        if self.is_local:
+            self._lock = threading.RLock()
         with self._translate():
             if url is not None:
                 # The first request of an index checks the server, and its error is one of this library.

@@ -229,7 +229,10 @@ class _Translator:
             self._refuse(node, "numbers could match too")
         if not trailing:
             return column.decided(column.equals(inner))
-        match: Any = models.MatchSubstring(substring=inner) if leading else models.MatchPrefix(prefix=inner)
+        if leading:
+            match: Any = models.MatchSubstring(substring=inner)
+        else:
+            match = models.MatchPrefix(prefix=inner)
         return column.decided(models.FieldCondition(key=column.strings, match=match))
 
     # Lists.
@@ -240,7 +243,10 @@ class _Translator:
             [source, *path] = map(self._visit, operands[0].operands)
             if path or operands[0].where or operands[0].column != "value" or not isinstance(source, _Value):
                 self._refuse(node, "it takes IN (SELECT value FROM json_each(?)); for a field, use EXISTS")
-            elements = [] if source.value is None else text_elements(str(source.value))
+            if source.value is None:
+                elements: list[Any] | None = []
+            else:
+                elements = text_elements(str(source.value))
             if elements is None:
                 self._refuse(node, "the value is not JSON")
             return [_Value(each) for each in elements]

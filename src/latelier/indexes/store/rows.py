@@ -198,7 +198,10 @@ class DocumentColumns(Sequence[StoredDocument]):
         return map(StoredDocument, self.ids, self.texts, self.metadata, self.fields)
 
     def __getitem__(self, position: Any) -> Any:
-        kind: Any = DocumentColumns if isinstance(position, slice) else StoredDocument
+        if isinstance(position, slice):
+            kind: Any = DocumentColumns
+        else:
+            kind = StoredDocument
         return kind(self.ids[position], self.texts[position], self.metadata[position], self.fields[position])
 
     @property
@@ -313,7 +316,10 @@ def insert_documents(connection: sqlite3.Connection, row_ids: Sequence[int], giv
     sizes = [len(text or "") + len(metadata) for text, metadata in zip(given.texts, given.metadata, strict=True)]
     for first, last in split_by_rows(lengths_to_offsets(sizes), _WRITTEN, _ROWS):
         numbers, some = row_ids[first:last], given[first:last]
-        values = zip(*map(_field_values, some.fields, repeat(names)), strict=True) if names else ()
+        if names:
+            values: Iterable[Any] = zip(*map(_field_values, some.fields, repeat(names)), strict=True)
+        else:
+            values = ()
         fields = _without_null(dict(zip(names.values(), values, strict=True)))
         document = {"number": numbers, "id": some.ids, **fields}
         document["checksum"] = document_checksums(numbers, some.ids, fields)

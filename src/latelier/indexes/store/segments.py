@@ -142,7 +142,10 @@ class Scratch:
 
     def empty(self, shape: int | Sequence[int], dtype: np.dtype | str) -> np.ndarray:
         """Return an array whose values are arbitrary."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if isinstance(shape, int):
+            shape = (shape,)
+        else:
+            shape = tuple(shape)
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._folder is None or self._most is None or size <= self._most:
             return np.empty(shape, dtype)
