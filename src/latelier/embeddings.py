@@ -290,10 +290,9 @@ class TokenEmbeddings(Sequence[Any]):
         index = np.arange(len(self))[index]  # as numpy reads them: from the end, by a mask, or an IndexError
         offsets = lengths_to_offsets(self.offsets[index + 1] - self.offsets[index])
         rows = rows_of(self.offsets, index)
+        picked: Any = rows
         if self.is_torch:
             picked = as_tensor(rows).to(self.device)
-        else:
-            picked = rows
         return TokenEmbeddings(self.vectors[picked], offsets, None if self.scales is None else self.scales[picked])
 
     def __iter__(self) -> Iterator[Array]:

@@ -170,7 +170,7 @@ def qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]
     """Yield line number, and query id, document id and relevance, or what is wrong with the line."""
     first, lines = _lines(path)
     if _is_json(first):
-        entries = _json_entries(lines, str(path), _RELEVANCE)
+        entries: Iterator[tuple[int, str, str | None, Any]] = _json_entries(lines, str(path), _RELEVANCE)
     else:
         entries = _column_entries(first, lines)
     for number, query, document, value in entries:

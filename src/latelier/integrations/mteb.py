@@ -102,6 +102,7 @@ class MTEBSearch(Closing):
                 raise InvalidArgumentError(f"received {describe(given)} as {argument}; expected a dict.")
         if not isinstance(name, (str, type(None))) or name == "":
             raise InvalidArgumentError(f"received {describe(name)} as name; expected a text such as 'me/my-model'.")
+        self.model: MultiVectorEncoder
         if isinstance(model, str):
             self.model = load(model)
         else:

@@ -92,7 +92,13 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
         raise InvalidArgumentError("received no retriever; expected at least one.")
     tools = _Tools(retrievers)
     offered = []
-    reading = (tools.list_indexes, tools.search, tools.get, tools.explain, tools.why_not)
+    reading: tuple[Callable[..., Any], ...] = (
+        tools.list_indexes,
+        tools.search,
+        tools.get,
+        tools.explain,
+        tools.why_not,
+    )
     writing: tuple[Callable[..., Any], ...] = ()
     if writable:
         writing = (tools.add, tools.update, tools.remove)
