@@ -86,7 +86,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def describe_matrix(matrix: Array) -> str:
     """Describe a token matrix in an error message."""
-    kind = "torch" if is_tensor(matrix) else "numpy"
+    if is_tensor(matrix):
+        kind = "torch"
+    else:
+        kind = "numpy"
     return f"{kind} {dtype_name(matrix)} with dim {matrix.shape[1]}"
 
 

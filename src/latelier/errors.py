@@ -111,7 +111,10 @@ class LatelierError(Exception):
         """Return the message with the advice in the words of a surface, or in those for Python where it has none."""
         if self.advice is None:
             return self.fact
-        space = "" if self.fact.endswith("\n") else " "
+        if self.fact.endswith("\n"):
+            space = ""
+        else:
+            space = " "
         return f"{self.fact}{space}{words.get(self.advice, _IN_PYTHON[self.advice])}"
 
     def __str__(self) -> str:
@@ -178,7 +181,10 @@ class ModelLoadError(LatelierError, OSError):
         first_line = str(reason).strip().split("\n")[0]
         if not isinstance(reason, OSError) and cure is None:  # other messages may be a bare name, such as a KeyError's
             first_line = f"{type(reason).__name__}: {first_line}"
-        end = "" if first_line.endswith((".", "!", "?")) else "."
+        if first_line.endswith((".", "!", "?")):
+            end = ""
+        else:
+            end = "."
         if cure is None:
             cure = (
                 "Give a folder that holds a model, or a name on the Hugging Face hub (and be online). "

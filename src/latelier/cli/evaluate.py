@@ -205,7 +205,10 @@ def _searched_index(index: str | None, kind: Kind) -> Iterator[Index]:
         with open_index(index) as opened:
             yield opened
         return
-    make = indexes.Flat if kind == "flat" else indexes.IVF
+    if kind == "flat":
+        make: type[indexes.Flat | indexes.IVF] = indexes.Flat
+    else:
+        make = indexes.IVF
     with TemporaryDirectory(prefix="latelier-evaluate-") as folder, make(folder) as made:
         yield made
 

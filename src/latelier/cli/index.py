@@ -236,7 +236,10 @@ def index(
     with discarded_if_unused(target, open_or_make) as retriever:
         report = _synchronise(retriever, documents, remove=remove, moved_from=moved_from, **options)
         if not len(retriever):
-            name = "standard input" if source == "-" else source
+            if source == "-":
+                name = "standard input"
+            else:
+                name = source
             raise InvalidArgumentError(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )
@@ -292,7 +295,7 @@ def changes_of(source: str) -> Iterator[object]:
     with needs_extra("--watch", "files"):
         from watchfiles import watch
 
-    options = {"rust_timeout": _LOOK, "yield_on_timeout": True, "ignore_permission_denied": True}
+    options: dict[str, Any] = {"rust_timeout": _LOOK, "yield_on_timeout": True, "ignore_permission_denied": True}
     return _changes(partial(watch, Path(source).resolve(), **options))
 
 
@@ -337,7 +340,9 @@ _LARGE = 1 << 26
 def _new_kind(documents: FileDocuments) -> Kind:
     """Return the kind of an index by the size of the files that fill it; of a pipe, it is not known."""
     files = documents.files if isinstance(documents, DocumentFolder) else filter(None, [documents.path])
-    return "ivf" if sum(path.stat().st_size for path in files if path.is_file()) > _MANY else "flat"
+    if sum(path.stat().st_size for path in files if path.is_file()) > _MANY:
+        return "ivf"
+    return "flat"
 
 
 def _smaller(index: Index, folder: Path) -> str:

@@ -102,7 +102,10 @@ class GpuSearch:
         converted: dict[str, TokenEmbeddings] = {}
         merged = _Merged(len(queries), best.k, self._block.scores, self.device)
         for copy, positions in chosen:
-            dtype = copy.vectors.dtype if fit_half else "float32"
+            if fit_half:
+                dtype = copy.vectors.dtype
+            else:
+                dtype = "float32"
             if dtype not in converted:
                 converted[dtype] = queries.to(dtype).to(str(self.device))
             for block, scores in score_blocks(copy.vectors, positions, converted[dtype], _score, self._block):

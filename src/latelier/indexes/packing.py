@@ -33,7 +33,8 @@ def pack(
         matrices = [source.vectors]
     else:
         matrices = [_matrix(item, position, name) for position, item in enumerate(items)]
-    dim = matrices[0].shape[1] if dim is None else dim
+    if dim is None:
+        dim = matrices[0].shape[1]
     for position, matrix in enumerate(matrices):
         if matrix.shape[1] != dim:
             raise EmbeddingsError(

@@ -491,7 +491,9 @@ class Sharded(Index):
         if self._mean is None:
             for mean in self._read("token_mean"):
                 self._mean = self._mean if mean is None else mean.joined(self._mean)
-        return None if self._mean is None else self._mean.vector.astype("float32")
+        if self._mean is None:
+            return None
+        return self._mean.vector.astype("float32")
 
     @property
     def fields(self) -> list[str]:
@@ -869,7 +871,10 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
         return Ranking(scored.row_ids[kept], scored.scores[kept])
 
     if mode in ("vectors", "keywords"):
-        ranking = by_vectors if mode == "vectors" else by_keywords
+        if mode == "vectors":
+            ranking = by_vectors
+        else:
+            ranking = by_keywords
     else:
         ranking = combine_sides(options, by_vectors, by_keywords, score, k)
     ids = {row_id: id for each in found for row_id, id in each.ids.items()}

@@ -223,7 +223,9 @@ class StoredIndex(Index):
     @property
     def mean_vector(self) -> np.ndarray | None:
         """See `Index.mean_vector`."""
-        return None if self.token_mean is None else self.token_mean.vector.astype("float32")
+        if self.token_mean is None:
+            return None
+        return self.token_mean.vector.astype("float32")
 
     @property
     def fields(self) -> list[str]:

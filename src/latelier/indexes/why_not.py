@@ -205,7 +205,10 @@ def _filter_cause(index: _Index, id: Id, excluding: Sequence[_Condition], among:
         which = f" ({len(excluding)} of {among} expressions)"
     else:
         which = ""
-    has = f"; the document has {shown}" if shown else ""
+    if shown:
+        has = f"; the document has {shown}"
+    else:
+        has = ""
     return Cause(
         "filtered",
         f"the filter excludes it: {' and '.join(expressions)}{which}{has}",

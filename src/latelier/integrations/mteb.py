@@ -110,7 +110,9 @@ class MTEBSearch(Closing):
         self.make_index = index
         self.search_options = dict(search_options or {})
         self.name = name
-        own = self.model.prompts if prompts is None else prompts
+        own: Mapping[str, str | None] = self.model.prompts
+        if prompts is not None:
+            own = prompts
         self.prompts = {name: prompt for name, prompt in own.items() if prompt is not None}
         self.ignore_identical_ids = ignore_identical_ids
         self._open = ExitStack()

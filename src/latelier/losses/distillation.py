@@ -378,7 +378,10 @@ class MarginMSE(Loss):
         suggestion = "latelier.scores.colbert_kd_scores"
         scores = at_least_float32(raw_score(self.score_metric, batch.queries, batch.documents, n, suggestion))
         margins = scores[:, :1] - scores[:, 1:]
-        reduction = "mean" if self.options.size_average else "sum"
+        if self.options.size_average:
+            reduction = "mean"
+        else:
+            reduction = "sum"
         return nn.functional.mse_loss(margins, _read_margins(labels, scores), reduction=reduction)
 
     @property

@@ -378,5 +378,8 @@ def can_lay_out(dtype: torch.dtype) -> bool:
             product = _LaidOutLinear(linear, dtype=dtype, gelu=True).forward(rows).float()
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    if dtype == torch.float32:
+        tolerance = 1e-5
+    else:
+        tolerance = 0.02
     return torch.allclose(product, expected, rtol=tolerance, atol=tolerance)

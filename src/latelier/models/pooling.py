@@ -145,7 +145,10 @@ class Pooling:
                 given = f"pool_factor={self.pool_factor}"
             else:
                 given = f"num_vectors={self.num_vectors}"
-            kind = "queries" if output_value else "features"
+            if output_value:
+                kind = "queries"
+            else:
+                kind = "features"
             raise InvalidArgumentError(f"received {given} for {kind}; only documents are pooled: is_query=False.")
         return self
 
@@ -285,7 +288,10 @@ def _means(source: TokenEmbeddings, offsets: np.ndarray, pooling: Pooling, sizes
 def _check_weights(weights: Any, method: str, tokens: int) -> np.ndarray | None:
     """Return the weights as float32 ``(tokens,)``, or None for Ward's method, which takes none."""
     if (method == "ward") != (weights is None):
-        given = "without" if weights is None else "with"
+        if weights is None:
+            given = "without"
+        else:
+            given = "with"
         raise InvalidArgumentError(f'received method={method!r} {given} weights; all but "ward" take one per token.')
     if weights is None:
         return None

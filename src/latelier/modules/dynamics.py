@@ -211,7 +211,10 @@ class DynamicsNetwork(nn.Module):
         """Return the norm of images of the size of latent states."""
         if self.norm_type == "BN":
             return nn.BatchNorm2d(channels)
-        divisor = _DOWNSAMPLING if self.downsample else 1
+        if self.downsample:
+            divisor = _DOWNSAMPLING
+        else:
+            divisor = 1
         return nn.LayerNorm([channels, *(math.ceil(size / divisor) for size in self.observation_shape[-2:])])
 
     def extra_repr(self) -> str:

@@ -132,13 +132,19 @@ class Processor(ABC):
         if added and context is None and not joint:
             context = _to_sequence(attn, hidden_states, temb)  # without the group norm, as in diffusers
 
-        source = sequence if added or context is None else context
+        if added or context is None:
+            source = sequence
+        else:
+            source = context
         query, key, value = _to_heads(attn, self.project(attn, sequence, source), attn.norm_q, attn.norm_k)
         following = 0  # keys of the sequence, after those of the context
         if added and context is not None:
             more = _to_heads(attn, self.project_added(attn, context), attn.norm_added_q, attn.norm_added_k)
             if not joint:
-                following = 0 if key is None else key.shape[2]
+                if key is None:
+                    following = 0
+                else:
+                    following = key.shape[2]
                 key = _join(more[1], key)
                 value = _join(more[2], value)
             else:

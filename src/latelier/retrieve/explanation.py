@@ -538,7 +538,10 @@ def _unread(text: str) -> str:
     if not text:
         return ""
     more = len(text) - _LONGEST_UNREAD
-    rest = f" ({more:,} more characters)" if more > 0 else ""
+    if more > 0:
+        rest = f" ({more:,} more characters)"
+    else:
+        rest = ""
     return f'<s class="unread">{escape(text[:_LONGEST_UNREAD])}</s>{rest}'
 
 

@@ -346,7 +346,10 @@ class Synchronisation:
                 count_left_out += count
         if left_out:
             message = f"a pattern or an ignore file leaves it out, or it is an index; {_are_kept(count_left_out)}"
-            more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+            if len(left_out) > 1:
+                more = f" and {len(left_out) - 1:,} more"
+            else:
+                more = ""
             self._skip(f"{left_out[0]}{more}", message, SkipReason.KEPT)
         for name, state in self._seen.items():
             count = len(self._stored.existing(state.missing))
@@ -374,7 +377,10 @@ class Synchronisation:
             self._skip(name, f"{fact}, such as {short(ids[0])}; they stay. Remove them to have its own", SkipReason.ID)
 
     def _skip_taken(self, name: str, owner: Owner, ids: list[Id]) -> None:
-        place = owner.name if owner.source == self._key else owner.source
+        if owner.source == self._key:
+            place = owner.name
+        else:
+            place = owner.source
         fact = f"{len(ids):,} of its ids are those of documents of {place}, such as {short(ids[0])}; they stay"
         if owner.source != self._key and not Path(owner.source).exists():
             fact += ". If that was moved here, say so: moved_from, --moved-from"
@@ -553,4 +559,6 @@ def _digest(path: Path) -> str:
 
 
 def _are_kept(count: int) -> str:
-    return "its document is kept" if count == 1 else f"its {count:,} documents are kept"
+    if count == 1:
+        return "its document is kept"
+    return f"its {count:,} documents are kept"

@@ -85,7 +85,10 @@ def _score_share(
     else:
         kind = {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
     numbers = documents.dim // 2 if pairs else documents.dim
-    where = NO_POSITIONS if positions is None else positions
+    if positions is None:
+        where = NO_POSITIONS
+    else:
+        where = positions
 
     def score(first: int, last: int) -> None:
         block = Documents(

@@ -134,7 +134,8 @@ class SearchRequest(_Options):
                 what = "a snippet"
             else:
                 what = f"mode {self.mode!r}"
-            what = "whole_query" if self.whole_query else what
+            if self.whole_query:
+                what = "whole_query"
             raise ValueError(f"{what} needs query, a text, rather than vectors")
         return self
 

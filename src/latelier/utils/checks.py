@@ -60,7 +60,10 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
         near = get_close_matches(value, texts, 1)
     else:
         near = []
-    meant = f" Did you mean {near[0]!r}?" if near else ""
+    if near:
+        meant = f" Did you mean {near[0]!r}?"
+    else:
+        meant = ""
     raise InvalidArgumentError(f"received {name}={short(value)}; expected {expected}.{meant}")
 
 

@@ -316,8 +316,14 @@ class Codec:
         stored = into or {name: np.empty((len(vectors), *shape), dtype) for name, (dtype, shape) in self.layout.items()}
         no_codes = np.empty((0, self.dim), dtype="uint8")
         no_planes = np.empty((0, 0, 0), dtype="uint32")
-        codes = stored[CODES] if self.bits == 8 else no_codes
-        planes = stored[CODES] if 1 < self.bits < 8 else no_planes
+        if self.bits == 8:
+            codes = stored[CODES]
+        else:
+            codes = no_codes
+        if 1 < self.bits < 8:
+            planes = stored[CODES]
+        else:
+            planes = no_planes
         cells = np.empty(0, dtype="uint16")
         codebook = np.empty((0, 0), dtype="int8")
         if self.has_cells:
@@ -352,7 +358,10 @@ class Codec:
                     f"a segment's {name} are {array.dtype} {array.shape}, but {tokens} tokens of dim {self.dim} in "
                     f"{self.bits} bits take {dtype} {(tokens, *shape)}; verify() lists the damaged files."
                 )
-        codes = arrays[CODES].ctypes.data if self.bits > 1 else 0
+        if self.bits > 1:
+            codes = arrays[CODES].ctypes.data
+        else:
+            codes = 0
         first = segment.offsets[:-1]
         return CodedDocuments(
             signs=arrays[SIGNS].ctypes.data + first * (4 * self.shape.sign_words),

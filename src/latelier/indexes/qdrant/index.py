@@ -357,7 +357,9 @@ class Qdrant(Index):
     def mean_vector(self) -> np.ndarray | None:
         """See `Index.mean_vector`; as it was when this object last read or wrote the collection."""
         mean = self._collection.mean
-        return None if mean is None else mean.vectors.vector.astype("float32")
+        if mean is None:
+            return None
+        return mean.vectors.vector.astype("float32")
 
     @property
     def fields(self) -> list[str]:
