@@ -236,10 +236,7 @@ def index(
     with discarded_if_unused(target, open_or_make) as retriever:
         report = _synchronise(retriever, documents, remove=remove, moved_from=moved_from, **options)
         if not len(retriever):
-            if source == "-":
-                name = "standard input"
-            else:
-                name = source
+            name = "standard input" if source == "-" else source
             raise InvalidArgumentError(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )

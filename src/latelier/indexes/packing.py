@@ -79,7 +79,7 @@ def check_range(packed: TokenEmbeddings, items: Sequence[Any] | TokenEmbeddings,
         matrix = _floats(items)[position]
     else:
         matrix = _matrix(item, position, name)
-    given = matrix[row - int(packed.offsets[position])]
+    given: Any = matrix[row - int(packed.offsets[position])]
     if np.isfinite(packed.vectors[row]).all():
         raise EmbeddingsError(
             f"{name(position)} has a vector of length {np.linalg.norm(given.astype('float64')):.3g}, whose scores can "

@@ -107,7 +107,7 @@ def _reasons(folder: Path) -> Iterator[str]:
         if parts is None or parts.anchor or ".." in parts.parts:
             yield f"modules.json names the folder {short(path)}."
             return
-        yield from _reasons_of_module(folder.joinpath(*parts.parts), kind.rpartition(".")[2] or "Transformer")
+        yield from _reasons_of_module(folder.joinpath(*parts.parts), str(kind).rpartition(".")[2] or "Transformer")
 
 
 def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
