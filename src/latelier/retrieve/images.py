@@ -11,7 +11,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.retrieve.records import InputDocument
 from latelier.utils.checks import cut, describe, is_count, short
 from latelier.utils.files import as_path, read_bytes
 from latelier.utils.misc import needs_extra
@@ -108,28 +107,6 @@ class Picture(NamedTuple):
         if self.text:
             return {"image": image, "text": self.text}
         return image
-
-
-def with_pictures(documents: Iterable[InputDocument], model: Any) -> Iterator[InputDocument]:
-    """Yield documents with their pictures looked at and described in their metadata, if the `QueryModel` reads them."""
-    for position, document in enumerate(documents):
-        image = document.image
-        if image is None or (isinstance(image, Picture) and model.reads_pictures):
-            yield document
-        elif model.reads_pictures:
-            try:
-                picture = Picture.of(image, document.metadata.get("page"))
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"documents[{position}]: {error.fact}") from error
-            picture = picture._replace(text=document.with_title() if model.loading.reads_text_beside else "")
-            yield document._replace(metadata={**document.metadata, **picture.metadata}, image=picture)
-        elif document.text and isinstance(image, str):  # such as an address in a table
-            yield document._replace(metadata={**document.metadata, "image": image}, image=None)
-        else:
-            raise InvalidArgumentError(
-                f"documents[{position}] is a picture, and this model reads texts only; give one that reads pictures, "
-                "such as ColPali or ColQwen2."
-            )
 
 
 def load_image(source: Any, page: int | None = None) -> Any:

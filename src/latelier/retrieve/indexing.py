@@ -1,11 +1,9 @@
-"""How documents become transactions: read in chunks, given ids (checked first), cut into passages, encoded, stored."""
+"""How documents become transactions: read in chunks, given ids (checked first), prepared, encoded, stored."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -15,29 +13,18 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.results import duplicate_ids
-from latelier.indexes.store.rows import encode_metadata
-from latelier.retrieve.images import Picture, with_pictures
 from latelier.retrieve.model import QueryModel
-from latelier.retrieve.passages import (
-    PassageId,
-    PassageRange,
-    Passages,
-    StoredDocuments,
-    cut_texts,
-    decode_passage_id,
-    encode_passage_id,
-    passage_prefix,
-)
-from latelier.retrieve.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
+from latelier.retrieve.passages import Passages, StoredDocuments, decode_passage_id, encode_passage_id, passage_prefix
+from latelier.retrieve.preparation import Chunk, PreparedDocument, prepare, with_pictures
+from latelier.retrieve.records import FileDocuments, InputDocument, parse_documents
 from latelier.utils.checks import short
 
 if TYPE_CHECKING:
+    from latelier.retrieve.images import Picture
     from latelier.retrieve.workers import EncodingWorkers
 
 # What to do with a document if its id is in the index; to update, each document needs an id.
 OnExisting: TypeAlias = Literal["raise", "update", "skip", "synchronise"]
-# Documents with the ids that they are to be stored under.
-Chunk: TypeAlias = "list[tuple[Id, InputDocument]]"
 
 # Characters of the texts of a chunk.
 _MOST_CHARACTERS = 1 << 26
@@ -170,6 +157,16 @@ class Rows(NamedTuple):
     documents: list[Id]
     numbers: list[Id]
 
+    def append(self, document: PreparedDocument) -> None:
+        """Add a document."""
+        self.ids.extend(document.ids)
+        self.texts.extend(document.texts)
+        self.inputs.extend(document.inputs)
+        self.metadata.extend(document.metadata)
+        self.documents.append(document.id)
+        if document.is_numbered:
+            self.numbers.append(document.id)
+
 
 def divide(
     chunks: Iterable[Chunk],
@@ -189,126 +186,24 @@ def divide(
     for chunk in chunks:
         rows = Rows([], [], [], [], [], [])
         known = stored.existing([id for id, _ in chunk]) if skip_unchanged else ()
-        for (id, document), forms in zip(chunk, _stored_forms(chunk, passages, model), strict=True):
-            if id in known:
-                is_stored = _is_stored(stored, document, id, forms)
-                if not is_stored and may_replace is not None and not may_replace(id):
-                    bar.update(1)
-                    continue
-                pace.unchanged += is_stored
-                pace.changed += not is_stored
-                if is_stored:
-                    bar.update(1)
-                    continue
-            else:
+        for prepared in prepare(chunk, passages, model):
+            if prepared.id not in known:
                 pace.new += 1
-            ids, texts, metadata = forms
-            if rows.ids and len(rows.ids) + len(ids) > pace.rows:
+            elif prepared.is_stored(stored):
+                pace.unchanged += 1
+                bar.update(1)
+                continue
+            elif may_replace is not None and not may_replace(prepared.id):
+                bar.update(1)
+                continue
+            else:
+                pace.changed += 1
+            if rows.ids and len(rows.ids) + len(prepared.ids) > pace.rows:
                 yield rows
                 rows = Rows([], [], [], [], [], [])
-            rows.ids.extend(ids)
-            rows.texts.extend(texts)
-            rows.inputs.extend(texts if document.image is None else [document.image])
-            rows.metadata.extend(metadata)
-            rows.documents.append(id)
-            if document.id is None:
-                rows.numbers.append(id)
+            rows.append(prepared)
         if rows.ids:
             yield rows
-
-
-# Passages need room for some words beside special tokens and markers.
-_LEAST_ROOM = 8
-
-
-def _stored_forms(
-    chunk: Chunk, passages: Passages | None, model: QueryModel
-) -> Iterator[tuple[list[Id], list[str], list[dict[str, Any]]]]:
-    """Yield the ids, texts and metadata under which each document is stored: its own, or those of its passages."""
-    if passages is None:
-        for id, document in chunk:
-            yield [id], [document.with_title()], [document.metadata]
-        return
-    of_texts = _passages([each for each in chunk if each[1].image is None], passages, model)
-    for id, document in chunk:
-        if document.image is None:
-            yield next(of_texts)
-        else:  # one passage, of no characters
-            yield [encode_passage_id(PassageId(id, 0, 0, 0))], [document.with_title()], [document.metadata]
-
-
-def _passages(
-    chunk: Chunk, passages: Passages, model: QueryModel
-) -> Iterator[tuple[list[Id], list[str], list[dict[str, Any]]]]:
-    tokens = passages.max_tokens or 0
-    overlap = passages.overlap or 0
-    overhead = model.limits("document")[0]
-    room = tokens - overhead
-    if room < _LEAST_ROOM:
-        raise InvalidArgumentError(
-            f"received passages of {tokens} tokens, of which special tokens and markers of this model take {overhead}; "
-            f"expected at least {overhead + _LEAST_ROOM}."
-        )
-    parts = [document.parts or (Part(0),) for _, document in chunk]
-    titles = {_title(document, part): 0 for (_, document), each in zip(chunk, parts, strict=True) for part in each}
-    shown = {}
-    for title, title_starts in zip(titles, model.token_starts(list(titles)), strict=True):
-        titles[title] = taken = min(len(title_starts), room // 2)
-        # A title of half a passage, or of more, is cut.
-        if taken == len(title_starts):
-            shown[title] = title
-        else:
-            shown[title] = title[: title_starts[taken]].rstrip()
-    # of whole texts, or of their pages, functions and classes
-    spans = []
-    rooms = []
-    for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
-        starts = [part.start for i, part in enumerate(each) if part.is_apart or not i]
-        for start, end in zip(starts, [*starts[1:], len(document.text)], strict=True):
-            if document.text[start:end].strip() or len(starts) == 1:
-                spans.append((number, start, end))
-                rooms.append(room - max(titles[_title(document, part)] for part in each))
-    texts = [chunk[number][1].text[start:end] for number, start, end in spans]
-    places: list[list[PassageRange]] = [[] for _ in chunk]
-    for (number, begin, _), ranges in zip(spans, cut_texts(texts, rooms, overlap, model.token_starts), strict=True):
-        places[number] += [PassageRange(begin + start, begin + end) for start, end in ranges]
-    for (id, document), each, ranges in zip(chunk, parts, places, strict=True):
-        ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(ranges)]
-        firsts = [part.start for part in each]
-        own = [each[max(bisect_right(firsts, start) - 1, 0)] for start, _ in ranges]
-        cut = [document.text[start:end] for start, end in ranges]
-        yield (
-            ids,
-            [document.with_title(text, shown[_title(document, part)]) for text, part in zip(cut, own, strict=True)],
-            [document.metadata | ({"page": part.page} if part.page else {}) for part in own],
-        )
-
-
-def _title(document: InputDocument, part: Part) -> str:
-    """Return what is put before a passage: the title of its document and the headings above it."""
-    return HEADINGS.join(filter(None, (document.title, part.headings)))
-
-
-# Metadata of files that is no reason to encode them again.
-_TIME = "modified"
-
-
-def _is_stored(stored: StoredDocuments, document: InputDocument, id: Id, forms: tuple[list[Any], ...]) -> bool:
-    """Whether the index holds a document with the same passages, texts and metadata."""
-    ids, texts, metadata = forms
-    if stored.parts(id) != ids:
-        return False
-    ignored = {_TIME} if document.parts else set()
-    return all(
-        record.text == text and _as_json(record.metadata, id, ignored) == _as_json(given, id, ignored)
-        for record, text, given in zip(stored.index.get(ids), texts, metadata, strict=True)
-    )
-
-
-def _as_json(metadata: dict[str, Any], id: Id, ignored: set[str]) -> str:
-    """Return metadata as JSON with sorted keys, which tells apart 1, 1.0 and true; for ``==`` they are equal."""
-    kept = {name: value for name, value in metadata.items() if name not in ignored}
-    return json.dumps(json.loads(encode_metadata(kept, id)[0]), sort_keys=True)
 
 
 def encode(
