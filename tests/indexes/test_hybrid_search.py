@@ -92,9 +92,9 @@ def test_hybrid_is_the_fusion_of_both(filled, keep):
     assert hits == ranked(relative, filled, 5)
     ranks = {id: 0.0 for id in vectors}
     order = {id: place for place, id in enumerate(filled.ids())}
-    for side in (vectors, words):
+    for side, weight in ((vectors, 0.85), (words, 0.15)):
         for rank, id in enumerate(sorted(side, key=lambda id: (-round(side[id], 7), order[id])), 1):
-            ranks[id] += 0.5 / (60 + rank)
+            ranks[id] += weight / (60 + rank)
     hits = filled.search([query], 5, mode="hybrid", fusion="rrf", texts=[text], filter=filter)[0]
     assert hits == ranked(ranks, filled, 5)
 

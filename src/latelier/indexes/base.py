@@ -194,7 +194,7 @@ class Index(NotCopied, ABC):
             to 1 (`latelier.indexes.ranking.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
             (`latelier.indexes.ranking.fuse_ranks`).
         weights
-            For ``"hybrid"``: the weights of vectors and keywords, by default 0.5 and 0.5.
+            For ``"hybrid"``: the weights of vectors and keywords, by default 0.85 and 0.15.
         depth
             For ``"hybrid"``: documents that each side contributes. For ``"rerank"``: documents that keywords find. At
             least `k`; by default ``max(100, 2 * k)``. Documents that only keywords contribute are scored by MaxSim too;

@@ -85,7 +85,7 @@ class SearchOptions:
         ),
     )
     weights: Sequence[float] = field(
-        default=(0.5, 0.5),
+        default=(0.85, 0.15),
         metadata=_option(
             "Weights of hybrid, of vectors and of keywords.",
             modes=("hybrid",),

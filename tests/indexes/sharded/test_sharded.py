@@ -96,7 +96,10 @@ def test_rerank_and_hybrid_join_both_sides(sharded):
     assert dict(map(tuple, hybrid)) == pytest.approx(expected)
     [few] = sharded.search(query, 3, mode="hybrid", texts="wing shock", fusion="rrf", depth=5)
     best = [sorted(side, key=lambda id: (-side[id], id))[:5] for side in (maxsim, words)]
-    ranks = {id: sum(0.5 / (61 + side.index(id)) for side in best if id in side) for id in {*best[0], *best[1]}}
+    ranks = dict.fromkeys({*best[0], *best[1]}, 0.0)
+    for side, weight in zip(best, (0.85, 0.15), strict=True):
+        for rank, id in enumerate(side, 61):
+            ranks[id] += weight / rank
     assert dict(map(tuple, few)) == pytest.approx(dict(sorted(ranks.items(), key=lambda row: (-row[1], row[0]))[:3]))
 
 
