@@ -31,11 +31,18 @@ def test_annotations_are_for_everyone():
 
 
 def test_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(AttributeError, match="no attribute 'indices'; its sub-packages are"):
+    with pytest.raises(AttributeError, match="no attribute 'indices'; it has "):
         _ = latelier.indices
 
 
-@pytest.mark.parametrize("name", latelier.__all__)
+def test_what_is_used_most_stands_at_the_top():
+    code = "import latelier; before = dir(latelier); from latelier import ColBERT, Retriever; print(before)"
+    assert run_python(code) == str([*sorted(latelier.__all__), "__version__"])
+    assert latelier.Retriever is latelier.retrieve.Retriever
+    assert latelier.ColBERT is latelier.models.ColBERT
+
+
+@pytest.mark.parametrize("name", sorted({*latelier.__all__} - {"ColBERT", "Retriever"}))
 def test_sub_packages_load_on_first_use(name):
     assert getattr(latelier, name).__name__ == f"latelier.{name}"
     assert getattr(latelier, name).__all__

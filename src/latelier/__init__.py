@@ -1,15 +1,21 @@
 """Late-interaction (ColBERT) retrieval: encode, train, index and search with multi-vector models.
 
-Sub-packages load on first use, so ``import latelier`` is fast and loads no torch.
+Sub-packages load on first use, and so do `ColBERT` and `Retriever`: ``import latelier`` is fast and loads no torch.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from latelier.models import ColBERT
+    from latelier.retrieve import Retriever
 
 __version__ = "0.1.0"
 __all__ = [
+    "ColBERT",
+    "Retriever",
     "cli",
     "data",
     "demo",
@@ -31,11 +37,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+_CLASSES = {"ColBERT": "models", "Retriever": "retrieve"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CLASSES:
+        return getattr(importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its sub-packages are {', '.join(__all__)}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return [*__all__, "__version__"]

@@ -20,7 +20,14 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.options import SEARCH_OPTIONS, SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.options import (
+    SEARCH_DEFAULTS,
+    SEARCH_OPTIONS,
+    SearchKeywords,
+    SearchOptions,
+    Tokenizer,
+    check_texts,
+)
 from latelier.indexes.packing import GivenDocuments, prepare_queries
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import (
@@ -36,8 +43,8 @@ from latelier.indexes.results import (
 )
 from latelier.indexes.why_not import why_not_by_vectors
 from latelier.scores.maxsim import TopK, maxsim_numpy
-from latelier.utils.checks import check_count, short
-from latelier.utils.misc import NotCopied
+from latelier.utils.checks import check_count, did_you_mean, short
+from latelier.utils.misc import NotCopied, show_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -165,6 +172,7 @@ class Index(NotCopied, ABC):
             If an id is not in the index.
         """
 
+    @show_options(**SEARCH_DEFAULTS)
     def search(
         self,
         queries: Any = None,
@@ -263,9 +271,10 @@ class Index(NotCopied, ABC):
         for name, value in keywords.items():
             is_of_others = name in SEARCH_OPTIONS and name not in known
             if name not in SEARCH_OPTIONS or (is_of_others and value is not None):
+                meant = did_you_mean(name, [*known, "k"])
                 raise InvalidArgumentError(
                     f"a search of {type(self).__name__} has no option {short(name)}; its options are "
-                    f"{', '.join(known)}."
+                    f"{', '.join(known)}.{meant}"
                 )
         return SearchOptions(**keywords)
 
@@ -499,6 +508,7 @@ class Index(NotCopied, ABC):
         with self.snapshot():
             return _measure_recall(self, check_count("k", k), check_count("queries", queries))
 
+    @show_options(**SEARCH_DEFAULTS)
     def why_not(self, query: Any, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and what would find it.
 

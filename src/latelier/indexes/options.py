@@ -221,6 +221,7 @@ class SearchOptions:
 
 SEARCH_OPTIONS: dict[str, SearchOption] = {each.name: each.metadata["option"] for each in fields(SearchOptions)}
 """What there is to know of each option of a search, by its name."""
+SEARCH_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(SearchOptions)}
 
 
 def effort_factor(effort: object) -> float:

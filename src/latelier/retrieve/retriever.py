@@ -20,7 +20,7 @@ from latelier.arrays import DTYPES
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
-from latelier.indexes.options import SearchKeywords, SearchOptions, check_texts
+from latelier.indexes.options import SEARCH_DEFAULTS, SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.results import CUT, as_id, stored_cut
 from latelier.retrieve.explaining import explain_documents, marked_snippets
 from latelier.retrieve.explanation import Explanation
@@ -51,7 +51,7 @@ from latelier.retrieve.records import FileDocuments, SkipReason
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, check_number
-from latelier.utils.misc import Markup, NotCopied, progress_bar, warn_caller
+from latelier.utils.misc import Markup, NotCopied, progress_bar, show_options, warn_caller
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -548,6 +548,7 @@ class Retriever(NotCopied):
     @overload
     def search(self, texts: Image, k: int = 10, **options: Unpack[SearchKeywords]) -> Results: ...
 
+    @show_options(**SEARCH_DEFAULTS)
     def search(
         self,
         texts: str | list[str] | tuple[str, ...] | Image,
@@ -630,6 +631,7 @@ class Retriever(NotCopied):
     def _marked(self, query: str, whole: bool, results: Sequence[Result]) -> Mapping[Id, Markup]:
         return marked_snippets(self.query_model, self.index, query, results, whole=whole)
 
+    @show_options(**SEARCH_DEFAULTS)
     def run(
         self,
         queries: Mapping[str, str],
@@ -749,6 +751,7 @@ class Retriever(NotCopied):
         """
         return rank_texts(self.query_model, query, texts, k)
 
+    @show_options(**SEARCH_DEFAULTS)
     def why_not(self, query: str, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:
         """Return why a search does not find a document, and which changes would find it.
 
@@ -847,6 +850,10 @@ class Retriever(NotCopied):
         else:
             model = f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
+
+
+for _writing in (Retriever.add, Retriever.update, Retriever.synchronise):
+    show_options(**{name: Retriever._write.__kwdefaults__[name] for name in WriteKeywords.__annotations__})(_writing)
 
 
 def _is_path(documents: Any) -> TypeGuard[str | os.PathLike[str]]:

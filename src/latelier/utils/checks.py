@@ -55,16 +55,28 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
         expected = f"{', '.join(others)} or {last}"
     else:
         expected = last
-    texts = [choice for choice in choices if isinstance(choice, str)]
-    if isinstance(value, str):
-        near = get_close_matches(value, texts, 1)
-    else:
-        near = []
-    if near:
-        meant = f" Did you mean {near[0]!r}?"
-    else:
-        meant = ""
+    meant = did_you_mean(value, [choice for choice in choices if isinstance(choice, str)])
     raise InvalidArgumentError(f"received {name}={short(value)}; expected {expected}.{meant}")
+
+
+# What other libraries call options that have another name here.
+_ELSEWHERE = {
+    "filters": "filter",
+    "limit": "k",
+    "n_results": "k",
+    "num_results": "k",
+    "size": "k",
+    "top_k": "k",
+    "where": "filter",
+}
+
+
+def did_you_mean(value: Any, choices: Collection[str]) -> str:
+    """Return `` Did you mean 'k'?`` for a name of other libraries, or one that is nearly a choice; empty for others."""
+    if not isinstance(value, str):
+        return ""
+    near = [name for name in [_ELSEWHERE.get(value)] if name in choices] or get_close_matches(value, choices, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 @overload

@@ -6,6 +6,7 @@ Colours are the theme's own (``currentColor``) and transparent tints. There are 
 from __future__ import annotations
 
 import html
+import inspect
 import numbers
 import sys
 import time
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latelier.errors import MissingExtraError
 from latelier.utils.checks import printable
@@ -96,6 +97,27 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str]
         return sorted({*vars(sys.modules[package]), *home})
 
     return load, names
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def show_options(**defaults: Any) -> Callable[[Function], Function]:
+    """Show the keywords that a function takes as ``**options``, with their defaults, in ``help()`` and editors."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        shown = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        known = signature.parameters
+        shown += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, default in defaults.items()
+            if name not in known
+        ]
+        function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 @contextmanager
