@@ -1,6 +1,6 @@
 """From the shell to the answer: time, memory and modules of commands, each in fresh processes.
 
-    python benchmarks/shell.py [FOLDER] [--documents 10000] [--kind ivf] [--index DIR] [--json results.json]
+    python benchmarks/shell.py [FOLDER] [--documents 10000] [--exact] [--index DIR] [--json results.json]
 
 FOLDER is a collection in BEIR layout; without one, the documents are the docstrings of the standard library. An index
 of the first documents is made by `latelier index` (with --index it is kept, and used again), which also exports the
@@ -83,7 +83,8 @@ def make_index(options: argparse.Namespace, folder: Path) -> None:
         with file.open("w", encoding="utf-8") as lines:
             for text in itertools.islice(documents, options.documents):
                 print(json.dumps({"text": text}), file=lines)
-        made = run(COMMAND, "index", str(file), "--index", str(folder), "--kind", options.kind, "--device", "cpu")
+        exact = ["--exact"] if options.exact else []
+        made = run(COMMAND, "index", str(file), "--index", str(folder), *exact, "--device", "cpu")
     print(f"latelier index: {made.wall:.0f} s, {made.cpu:.0f} CPU s, {made.megabytes:.0f} MB")
 
 
@@ -91,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--documents", type=int, default=10_000)
-    parser.add_argument("--kind", choices=("flat", "ivf"), default="ivf")
+    parser.add_argument("--exact", action="store_true", help="an index of float16, not of 2 bits")
     parser.add_argument("--index", type=Path, help="folder of the index, kept")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path)

@@ -25,7 +25,6 @@ from pathlib import Path
 from types import GetSetDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from latelier import indexes
 from latelier.errors import LatelierError, StorageError
 from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
@@ -209,8 +208,7 @@ def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, 
             f"cannot write the cache {folder.parent}: {error}. Set LATELIER_CACHE to a folder that can be written."
         ) from error
     try:
-        index = indexes.Flat(unfinished, dtype="float16")
-        with Retriever(DEFAULT_MODEL, index, device=device, model_options=MODEL_OPTIONS) as retriever:
+        with Retriever(DEFAULT_MODEL, unfinished, device=device, model_options=MODEL_OPTIONS) as retriever:
             retriever.add(documents, passages=False, show_progress=show_progress)
         unfinished.rename(folder)
     except OSError as error:

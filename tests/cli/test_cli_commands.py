@@ -1,6 +1,7 @@
 """The commands: what they print, where, and how they fail."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -57,12 +58,17 @@ def test_info(run, folder, tmp_path):
     facts = json.loads(run("info", folder, "--json").stdout)
     assert facts["documents"] == 3
     assert facts["dim"] == 384
-    assert facts["kind"] == "Flat"
+    assert (facts["kind"], facts["bits"]) == ("IVF", 2)
     assert facts["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert facts["bytes"] > 3 * 4 * 384 * 4
     lines = run("info", folder).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(facts)
     assert lines[2].split() == ["documents", "3"]
+    assert re.search(r"\nbytes +[\d.]+ KB\n", "\n".join(lines))
+    texts = sum(
+        len(record.text.encode()) for record in indexes.open(folder, read_only=True).get(["fruit", "moon", "berlin"])
+    )
+    assert facts["bytes_per_text_byte"] == round(facts["bytes"] / texts, 1)
     assert {name: facts[name] for name in ("tokens", "removed", "texts", "metadata")} == {
         "tokens": len(indexes.open(folder, read_only=True).get_embeddings(["fruit", "moon", "berlin"]).vectors),
         "removed": 0,
@@ -72,15 +78,23 @@ def test_info(run, folder, tmp_path):
     assert facts["bytes_per_document"] == round(facts["bytes"] / 3)
 
 
-def test_index_of_a_kind_stays_of_that_kind(run, records_file, tmp_path):
+def test_an_index_keeps_its_bits(run, records_file, tmp_path, monkeypatch):
     folder = tmp_path / "index"
-    for kind in (("--kind", "ivf"), ("--kind", "ivf"), ()):
-        result = run("index", records_file, "--index", folder, *kind, "--device", "cpu")
+    for bits in ((), ("--bits", 2), ()):
+        result = run("index", records_file, "--index", folder, *bits, "--device", "cpu")
         assert result.exit_code == 0, result.output
-        assert json.loads(run("info", folder, "--json").stdout)["kind"] == "IVF"
-    result = run("index", records_file, "--index", folder, "--kind", "flat", "--device", "cpu")
-    assert result.exit_code == 1
-    assert "has kind=ivf, not flat" in " ".join(result.stderr.split())
+        facts = json.loads(run("info", folder, "--json").stdout)
+        assert (facts["kind"], facts["bits"]) == ("IVF", 2)
+    monkeypatch.setattr("latelier.cli.index._LARGE", 0)
+    said = run("index", records_file, "--index", folder, "--device", "cpu").stdout
+    assert re.search(r"copy \S+ NEW --bits N: 1 bit [\d.]+ KB\. A new index with --pool-factor 2: [\d.]+ KB", said), (
+        said
+    )
+    for other, message in (("--exact", "has exact=False, not True"), ("--bits=4", "has bits=2, not 4")):
+        result = run("index", records_file, "--index", folder, other, "--device", "cpu")
+        assert (result.exit_code, message in " ".join(result.stderr.split())) == (1, True), result.output
+    assert "exact index has no codes" in run("index", records_file, tmp_path / "new", "--exact", "--bits", 4).stderr
+    assert "received 3; expected 8, 4, 2, 1" in run("index", records_file, tmp_path / "new", "--bits", 3).stderr
     found = json.loads(run("search", folder, "a fruit", "--explain", "--json", "--device", "cpu").stdout)["results"]
     assert found[0]["id"] == "fruit"
     assert sum(word["contribution"] for word in found[0]["words"]) == pytest.approx(found[0]["score"], abs=0.01)

@@ -52,7 +52,7 @@ def test_evaluate_encodes_the_collection_and_removes_its_index(beir, run, tmp_pa
 def test_evaluate_searches_an_index(beir, run, tmp_path, run_file):
     records = tmp_path / "records.jsonl"
     records.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in DOCUMENTS.items()))
-    indexing = run("index", records, "--index", tmp_path / "index", "--kind", "ivf", "--device", "cpu")
+    indexing = run("index", records, "--index", tmp_path / "index", "--device", "cpu")
     assert indexing.exit_code == 0, indexing.output
     options = ("--device", "cpu", "--measure", "nDCG@10", "--measure", "IPrec@0.1", "--output", tmp_path / "run.jsonl")
     result = run("evaluate", beir, "--index", tmp_path / "index", *options)
@@ -135,7 +135,7 @@ def test_compare_prints_the_table_of_the_library(beir, run, run_file, tmp_path):
 
 
 def test_reports_are_compared_without_qrels_and_their_settings_too(beir, run, tmp_path, run_file):
-    for name, options in (("flat", ()), ("ivf", ("--kind", "ivf", "--effort", "fast", "--max-length-query", "4"))):
+    for name, options in (("flat", ()), ("ivf", ("--bits", "8", "--effort", "fast", "--max-length-query", "4"))):
         result = run("evaluate", beir, "--device", "cpu", "--json", *options)
         (tmp_path / f"{name}.json").write_text(result.stdout)
     reports = tmp_path / "flat.json", tmp_path / "ivf.json"

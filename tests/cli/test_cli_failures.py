@@ -59,7 +59,7 @@ def test_documents_of_others_do_not_act_on_the_terminal(run, tmp_path):
         ["info", "a\0b"],
         ["index", "-", f"--{EVIL}", "x"],
         [EVIL],
-        ["index", "-", "--index", "x", "--kind", EVIL],
+        ["index", "-", "--index", "x", "--format", EVIL],
         ["search", "x", "y", "-k", "9" * 5000],
     ],
 )

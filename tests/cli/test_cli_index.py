@@ -93,7 +93,7 @@ TWICE = '{"id": 1, "text": "Pears."}\n{"id": 1, "text": "Plums."}\n'
         ("a.jsonl", TWICE, (), "documents[1]: id 1 is given twice"),
         ("a.jsonl", "", (), "nothing to index in "),
         ("a.csv", "id,text\n", (), "a.csv: it holds no document"),
-        ("a.jsonl", TWICE, ("--kind", "ivf", "--model", "no-such-folder/model"), "no-such-folder/model"),
+        ("a.jsonl", TWICE, ("--exact", "--model", "no-such-folder/model"), "no-such-folder/model"),
     ],
 )
 def test_a_first_run_without_a_document_leaves_no_index(
@@ -107,8 +107,9 @@ def test_a_first_run_without_a_document_leaves_no_index(
     result = run("index", tmp_path / name, "--index", index, *model, *options)
     assert (result.exit_code, message in result.stderr) == (1, True), result.output
     assert (index.exists(), was_folder and [*index.iterdir()]) == (was_folder, was_folder and [])
-    assert run("index", tmp_path / "good.jsonl", "--index", index, *model, "--kind", "ivf").exit_code == 0
-    assert json.loads(run("info", index, "--json").stdout)["kind"] == "IVF"
+    assert run("index", tmp_path / "good.jsonl", "--index", index, *model, "--exact").exit_code == 0
+    with indexes.open(index) as made:
+        assert (type(made), made.dtype) == (Flat, "float16")
 
 
 def test_an_index_that_holds_a_document_or_was_there_before_stays(run, tmp_path, tiny):
@@ -122,9 +123,11 @@ def test_an_index_that_holds_a_document_or_was_there_before_stays(run, tmp_path,
     assert (result.exit_code, "bad.jsonl:2049: it has no 'text'" in result.stderr) == (1, True), result.output
     for name, documents in (("empty", 0), ("index", 2048)):
         assert json.loads(run("info", tmp_path / name, "--json").stdout)["documents"] == documents
-    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--kind", "ivf", *command)
-    assert (result.exit_code, "has kind=flat, not ivf; leave --kind out" in result.stderr) == (1, True), result.output
-    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--kind", "flat", *command)
+    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--exact", *command)
+    assert (result.exit_code, "has exact=False, not True; leave --exact out" in result.stderr) == (1, True), (
+        result.output
+    )
+    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--bits", 2, *command)
     assert "2,048 documents (nothing to do), of which the first " in result.stdout, result.output
 
 
@@ -229,7 +232,7 @@ def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, mon
         with Retriever.open(index) as retriever:
             assert retriever.model_options == ({"compute_dtype": "int8"} if name == "int8" else {})
             stored = retriever.index.get_embeddings([0])[0]
-            np.testing.assert_allclose(stored, expected[0], rtol=0, atol=5e-4)  # as float16
+            np.testing.assert_allclose(stored, expected[0], rtol=0, atol=0.05)  # in 4 bits
             queries = [vectors.numpy() for vectors in model.encode_query(texts, compute_dtype=name)]
             np.testing.assert_allclose(retriever.query_model.encode_queries(texts)[0], queries[0], rtol=0, atol=1e-5)
         result = run("search", index, "pears", "--json")

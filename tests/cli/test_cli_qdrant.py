@@ -31,7 +31,7 @@ def test_to_qdrant_and_back(run, folder, tmp_path):
     assert move(folder, collection) == 3
     assert move(folder, collection) == 0  # the same command again
     # 8 bits: their rounding does not change the order of these three documents
-    assert move(collection, tmp_path / "ivf", "--kind", "ivf", "--nbits", 8) == 3
+    assert move(collection, tmp_path / "ivf", "--bits", 8) == 3
     query = np.asarray(indexes.open(folder, read_only=True).get_embeddings("moon")[0])
     with (
         indexes.open(folder, read_only=True) as flat,

@@ -14,7 +14,7 @@ RECORDS = [{"id": f"d{i}", "text": f"document number {i}", "year": 2000 + i} for
 def sharded(tmp_path_factory, run, tiny, ray_session):
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    options = ["--index", folder / "index", "--model", tiny, "--device", "cpu", "--kind", "flat", "--json"]
+    options = ["--index", folder / "index", "--model", tiny, "--device", "cpu", "--exact", "--json"]
     result = run("index", folder / "records.jsonl", *options, "--shards", 2)
     assert json.loads(result.stdout)["documents"] == len(RECORDS), result.output
     again = run("index", folder / "records.jsonl", *options, "--shards", 3)
@@ -38,7 +38,7 @@ def test_it_is_described_and_finds_what_one_index_finds(run, sharded, tmp_path):
 
 
 def test_an_index_is_copied_into_shards_and_back(run, folder, tmp_path):
-    sharding = ("--kind", "ivf", "--nbits", 2, "--shards", 2)
+    sharding = ("--bits", 2, "--shards", 2)
     for written in (3, 0):  # the same command goes on
         result = run("copy", folder, tmp_path / "sharded", *sharding, "--json")
         assert json.loads(result.stdout)["written"] == written, result.output

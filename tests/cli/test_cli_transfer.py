@@ -19,7 +19,7 @@ def test_a_copied_index_is_searched_with_the_same_model(run, folder, tmp_path):
     file = tmp_path / "moved.parquet"
     facts = json.loads(run("copy", folder, file, "--json").stdout)
     assert (facts["documents"], facts["written"], facts["kept"], facts["destination"]) == (3, 3, 0, str(file))
-    for name, options in {"same": (), "ivf": ("--kind", "ivf", "--nbits", 4)}.items():
+    for name, options in {"same": (), "ivf": ("--bits", 4)}.items():
         result = run("copy", file, tmp_path / name, *options)
         assert result.exit_code == 0, result.output
         assert ": 3 written to " in result.stdout

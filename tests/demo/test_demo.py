@@ -71,8 +71,7 @@ def test_an_interrupted_build_leaves_nothing_and_a_second_one_is_complete(tmp_pa
     assert list(folder.parent.iterdir()) == [folder]
     with indexes.open(folder) as index:
         assert index.ids() == ["a"]
-        assert repr(index).startswith("Flat(1 documents")
-        assert index.dtype == "float16"
+        assert "2-bit" in repr(index)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):

@@ -189,7 +189,7 @@ def test_a_folder_remembers_its_model_and_is_opened_by_path_alone(tiny, tmp_path
     with Retriever(tiny, folder, device="cpu", model_options={"max_length_document": np.int64(16)}) as retriever:
         retriever.add([("a", "Bananas are healthy."), ("b", "word " * 50)])
         expected = retriever.search("fruit")
-        assert repr(retriever).startswith(f"Retriever({tiny!r}, Flat(2 documents")
+        assert repr(retriever).startswith(f"Retriever({tiny!r}, IVF(2 documents")
     with Retriever.open(folder, device="cpu", read_only=True) as opened:
         assert (opened.model.max_length_document, opened.model_options) == (16, {"max_length_document": 16})
         assert opened.search("fruit") == expected
@@ -201,7 +201,7 @@ def test_a_folder_remembers_its_model_and_is_opened_by_path_alone(tiny, tmp_path
 def test_what_cannot_be_opened_by_path_alone(model, tmp_path):
     with Retriever(model, tmp_path / "nameless") as retriever:
         retriever.add(["text"])
-        assert repr(retriever).startswith("Retriever(ColBERT(dim=384), Flat(")
+        assert repr(retriever).startswith("Retriever(ColBERT(dim=384), IVF(")
     with pytest.raises(InvalidArgumentError, match="does not name its model"):
         Retriever.open(tmp_path / "nameless")
     with Retriever(model, tmp_path / "nameless") as retriever:
@@ -307,7 +307,8 @@ def test_a_whole_query_that_is_longer_than_its_expansion_is_not_expanded(tiny):
 def test_a_memory_budget_bounds_what_is_encoded_and_changes_no_result(model, tmp_path, monkeypatch):
     texts = [f"Document {i} is about {i % 7} pears and the moon." for i in range(60)]
     batches: list = []
-    with Retriever(model, tmp_path / "bounded", max_memory="80MB") as bounded, Retriever(model) as free:
+    exact = indexes.Flat(tmp_path / "bounded", max_memory="80MB")
+    with Retriever(model, exact) as bounded, Retriever(model) as free:
         for retriever in (bounded, free):
             added = retriever.index.add
             monkeypatch.setattr(retriever.index, "add", lambda *a, add=added: batches.append(len(a[2])) or add(*a))

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from latelier import evaluation, indexes
-from latelier.cli.locations import open_index
+from latelier import evaluation
+from latelier.cli.locations import check_bits, make_index, open_index
 from latelier.cli.options import (
     DeviceOption,
-    Kind,
     ModelOption,
     SearchKeywords,
     TrustOption,
@@ -44,7 +43,7 @@ IdenticalIdsOption: TypeAlias = Annotated[
 _OF_A_SEARCH = (
     "index",
     "model",
-    "kind",
+    "bits",
     "k",
     "mode",
     "fusion",
@@ -57,7 +56,7 @@ _OF_A_SEARCH = (
     "max_length_document",
 )
 # What an index that exists has already.
-_OF_A_NEW_INDEX = ("kind", "max_length_query", "max_length_document")
+_OF_A_NEW_INDEX = ("bits", "max_length_query", "max_length_document")
 
 
 @takes_search_options("mode", "fusion", "weights", "effort")
@@ -77,9 +76,10 @@ def evaluate(
     ] = None,
     model: ModelOption = None,
     trust_remote_code: TrustOption = False,
-    kind: Annotated[
-        Kind, typer.Option(help="Without --index: kind of the temporary index that the documents are put into.")
-    ] = "flat",
+    bits: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Without --index: bits per number of the temporary index; default: exact."),
+    ] = None,
     max_length_query: Annotated[
         int | None, typer.Option(min=1, help="Without --index: most tokens that the model reads of a query.")
     ] = None,
@@ -122,6 +122,7 @@ def evaluate(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.evaluation.measures import default_measures, largest_cutoff
 
+    check_bits(bits, exact=False)
     measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
     if run is not None:
@@ -134,7 +135,7 @@ def evaluate(
             refuse_unused(context, _OF_A_NEW_INDEX, "has no effect beside --index, which has its own")
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem)
-        with _searched_index(index, kind) as searched:
+        with _searched_index(index, bits) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
             ids = collection.documents if index is None else StoredDocuments(searched).ids()
             if output is not None:
@@ -199,17 +200,13 @@ def _check_found(run: Run, collection: Collection, documents: int, mode: str) ->
 
 
 @contextmanager
-def _searched_index(index: str | None, kind: Kind) -> Iterator[Index]:
+def _searched_index(index: str | None, bits: int | None) -> Iterator[Index]:
     """Yield an existing index, or a new, temporary one."""
     if index is not None:
         with open_index(index) as opened:
             yield opened
         return
-    if kind == "flat":
-        make: type[indexes.Flat | indexes.IVF] = indexes.Flat
-    else:
-        make = indexes.IVF
-    with TemporaryDirectory(prefix="latelier-evaluate-") as folder, make(folder) as made:
+    with TemporaryDirectory(prefix="latelier-evaluate-") as folder, make_index(Path(folder), bits, None) as made:
         yield made
 
 
@@ -258,8 +255,8 @@ def compare(
     \b
     Example:
       latelier compare bm25.trec hybrid.trec --qrels ./scifact --measure nDCG@10 --measure R@100
-      latelier evaluate ./scifact --kind ivf --json > ivf.json
-      latelier compare flat.json ivf.json
+      latelier evaluate ./scifact --bits 2 --json > small.json
+      latelier compare exact.json small.json
     """  # noqa: D301 (\b keeps the lines of a block apart)
     judged = None
     if qrels is not None:

@@ -18,6 +18,7 @@ import typer
 from latelier import indexes
 from latelier.cli.locations import (
     as_parquet,
+    check_bits,
     check_existing,
     discarded_if_unused,
     make_index,
@@ -29,7 +30,6 @@ from latelier.cli.options import (
     DeviceOption,
     IndexArgument,
     JsonOption,
-    Kind,
     MemoryOption,
     ModelOption,
     TrustOption,
@@ -38,10 +38,11 @@ from latelier.cli.options import (
 )
 from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
+from latelier.indexes.ivf.layout import BITS, FOLDER_BITS
 from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
 from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages, StoredDocuments
 from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
-from latelier.utils.checks import is_count, short
+from latelier.utils.checks import format_bytes, is_count, short
 from latelier.utils.files import number_or_text
 from latelier.utils.misc import needs_extra
 
@@ -51,8 +52,11 @@ if TYPE_CHECKING:
 
 Backend: TypeAlias = Literal["torch", "onnx", "auto"]
 ComputeDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-BitsOption: TypeAlias = Annotated[
-    int | None, typer.Option(help="Bits per number of a new ivf index: 8, 4, 2 or 1; default: as the source, or 8.")
+NewBitsOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="Bits per number of a new index: 8, 4, 2 (default) or 1.")
+]
+NewExactOption: TypeAlias = Annotated[
+    bool, typer.Option("--exact", help="Make a new index of exact vectors, in float16: several times as large.")
 ]
 ShardsOption: TypeAlias = Annotated[
     int | None,
@@ -67,10 +71,6 @@ PlaceArgument: TypeAlias = Annotated[
 FolderOption: TypeAlias = Annotated[
     Path | None,
     typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
-]
-NewKindOption: TypeAlias = Annotated[
-    Literal["auto", "flat", "ivf"],
-    typer.Option(help="Kind of a new index: flat is exact; ivf approximate; auto: ivf for more than 4 MB of files."),
 ]
 FormatOption: TypeAlias = Annotated[
     DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
@@ -151,7 +151,8 @@ def index(
     folder: FolderOption = None,
     model: ModelOption = None,
     trust_remote_code: TrustOption = False,
-    kind: NewKindOption = "auto",
+    bits: NewBitsOption = None,
+    exact: NewExactOption = False,
     format: FormatOption = "auto",
     id: IdOption = None,
     text: TextOption = None,
@@ -201,6 +202,7 @@ def index(
 
     if source == "-":
         refuse_unused(context, ("glob", "watch", "moved_from"), "has no effect on standard input, only on a folder")
+    check_bits(bits, exact)
     if passages is None:
         refuse_unused(context, ("overlap",), "has no effect without --passages")
     if (place is None) == (folder is None):
@@ -215,18 +217,17 @@ def index(
     quiet_loading()
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress": True, "workers": workers}
     options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
-    new: Kind = _new_kind(documents) if kind == "auto" else kind
-    stored = {"dtype": "float16"} if new == "flat" else {}
+    make = partial(_make, target, bits, exact, shards, max_memory=max_memory)
     computing = {"backend": backend, "compute_dtype": None if compute_dtype == "auto" else compute_dtype}
 
     def open_or_make() -> Retriever:
         typer.echo("Opening the index and its model ...", err=True)
         index = find_index(target, max_memory=max_memory)
         if index is not None:
-            check_existing(index, target, kind=None if kind == "auto" else kind, shards=shards)
+            check_existing(index, target, bits=bits, exact=exact, shards=shards)
         return _retriever(
             index,
-            partial(make_index, target, new, shards, max_memory=max_memory, **stored),
+            make,
             model,
             device=device,
             computing={name: value for name, value in computing.items() if value is not None},
@@ -265,6 +266,13 @@ def _retriever(index: Index | None, make: Callable[[], Index], model: str | None
         raise
 
 
+def _make(folder: Path, bits: int | None, exact: bool, shards: int | None, **options: Any) -> Index:
+    """Make an index as the options say: without any, of `FOLDER_BITS`."""
+    if exact:
+        return make_index(folder, None, shards, dtype="float16", **options)
+    return make_index(folder, bits or FOLDER_BITS, shards, **options)
+
+
 def _report(retriever: Retriever, target: Path, report: Synchronised, *, as_json: bool) -> None:
     index: Any = retriever.index
     documents = len(retriever)
@@ -279,7 +287,7 @@ def _report(retriever: Retriever, target: Path, report: Synchronised, *, as_json
     found = f"{documents:,} document{plural} ({report}), {_searchable(retriever)}; {size / 1e6:,.1f} MB"
     typer.echo(f"{printable(str(target))}: {found}.")
     if size > _LARGE:
-        typer.echo(_smaller(index, target))
+        typer.echo(_smaller(index, target, size))
 
 
 # Milliseconds after which a watched folder is looked at even if the system has told of no change: what was changed
@@ -328,25 +336,29 @@ def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any)
         raise
 
 
-# Bytes of files from which a new index is approximate: up to a gigabyte of vectors, which of PDF and code are the most.
-# An index above `_LARGE` says what is smaller.
-_MANY = 1 << 22
-_LARGE = 1 << 26
+# Bytes from which on an index says what is smaller.
+_LARGE = 100_000_000
 
 
-def _new_kind(documents: FileDocuments) -> Kind:
-    """Return the kind of an index by the size of the files that fill it; of a pipe, it is not known."""
-    files = documents.files if isinstance(documents, DocumentFolder) else filter(None, [documents.path])
-    if sum(path.stat().st_size for path in files if path.is_file()) > _MANY:
-        return "ivf"
-    return "flat"
+def _smaller(index: Index, folder: Path, size: int) -> str:
+    """Say what fewer bits and pooled vectors would take in place of `size` bytes."""
+    from latelier.indexes.ivf.codec import Codec
+    from latelier.indexes.stored import token_bytes
 
+    def bytes_of(bits: int) -> int:
+        return sum(token_bytes(Codec(bits, index.dim or 1).layout, 1).values())
 
-def _smaller(index: Index, folder: Path) -> str:
-    """Say what makes an index smaller, and by how much."""
-    ratio = {None: "a third", 8: "half"}.get(getattr(index, "nbits", None))
-    copied = f"latelier copy {printable(str(folder))} NEW --kind ivf --nbits 4 takes about {ratio}; "
-    return f"Smaller: {copied if ratio else ''}a new index with --pool-factor 2, about half."
+    tokens = index.statistics().tokens  # type: ignore[attr-defined]
+    held = getattr(index, "nbits", None)
+    stored = 2 * (index.dim or 1) if held is None else bytes_of(held)
+    others = max(0, size - tokens * stored)  # texts, metadata, keywords
+    said = []
+    for bits in BITS:
+        if bits < (held or 16):
+            said.append(f"{bits} bit{'' if bits == 1 else 's'} {format_bytes(others + tokens * bytes_of(bits))}")
+    copied = f"latelier copy {printable(str(folder))} NEW --bits N: {', '.join(said)}. "
+    pooled = format_bytes(others + tokens * stored // 2)
+    return f"Smaller: {copied if said else ''}A new index with --pool-factor 2: {pooled}."
 
 
 def _searchable(retriever: Retriever) -> str:
@@ -466,10 +478,13 @@ def copy(
         str, typer.Argument(metavar="TARGET", help="Index or new file to copy to, see below; made if missing.")
     ],
     *,
-    kind: Annotated[
-        Kind | None, typer.Option(help="Kind of a new index in a folder, or of its shards; default: as the source.")
+    bits: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Bits per number of a new index: 8, 4, 2 or 1; default: as the source."),
     ] = None,
-    nbits: BitsOption = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Make a new index of exact vectors; default: as the source.")
+    ] = False,
     shards: ShardsOption = None,
     settings: Annotated[
         bool, typer.Option("--settings/--no-settings", help="Store the settings of the source, such as its model.")
@@ -490,18 +505,19 @@ def copy(
     \b
     Example:
       printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
-      latelier copy ./fruit ./fruit-ivf --kind ivf --nbits 4
+      latelier copy ./fruit ./fruit-exact --exact
       latelier copy ./fruit ./fruit.parquet
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.indexes.copy import ParquetDocuments
 
+    check_bits(bits, exact)
     file = as_parquet(source)
     new = as_parquet(target)
     with ExitStack() as stack:
         given: Any = stack.enter_context(open_index(source)) if file is None else ParquetDocuments(file)
-        if new is not None and (kind, nbits, shards) != (None, None, None):
-            raise typer.BadParameter("a file has no --kind, --nbits and --shards; leave them out.", param_hint="TARGET")
-        filled = new or stack.enter_context(open_target(target, kind, nbits, shards, like=given))
+        if new is not None and (bits, exact, shards) != (None, False, None):
+            raise typer.BadParameter("a file has no --bits, --exact and --shards; leave them out.", param_hint="TARGET")
+        filled = new or stack.enter_context(open_target(target, bits, exact, shards, like=given))
         report = indexes.copy_documents(file or given, filled, settings=settings, show_progress=True)
     if json_output:
         print_json({**asdict(report), "kept": report.kept})

@@ -25,6 +25,7 @@ from latelier.cli.output import (
 )
 from latelier.errors import CorruptedIndexError, IndexFormatError
 from latelier.retrieve.passages import StoredDocuments
+from latelier.utils.checks import format_bytes
 
 if TYPE_CHECKING:
     from latelier.demo import Session
@@ -59,6 +60,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     """Return what an index holds, by name, as JSON values; `location` is as the user spells it."""
     from latelier.indexes.qdrant import Qdrant
     from latelier.indexes.sharded import Sharded
+    from latelier.indexes.store.rows import text_bytes
     from latelier.indexes.stored import StoredIndex
     from latelier.retrieve.model import ModelIdentity
 
@@ -69,6 +71,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
         model = None
     facts: dict[str, Any] = {"index": str(location), "kind": type(index).__name__, **_counts(index)}
     facts["dim"] = index.dim
+    facts["bits"] = getattr(index, "nbits", None) or {"float32": 32, "float16": 16}.get(getattr(index, "dtype", ""))
     if isinstance(index, Sharded):
         facts["shards"] = index.shards
     if isinstance(index, (StoredIndex, Sharded, Qdrant)):
@@ -76,6 +79,8 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
         facts |= {"cut": held.cut, "bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
         ratios = {"bytes_per_document": held.bytes_per_document, "bytes_per_token": held.bytes_per_token}
         facts |= {name: None if ratio is None else round(ratio) for name, ratio in ratios.items()}
+        texts = index.storage.ask(text_bytes) if isinstance(index, StoredIndex) else 0
+        facts["bytes_per_text_byte"] = round(held.bytes / texts, 1) if held.bytes and texts else None
         facts |= {"texts": held.has_texts, "metadata": held.has_metadata, "keywords": index.tokenizer}
     return {
         **facts,
@@ -97,7 +102,9 @@ def print_facts(facts: Mapping[str, Any]) -> None:
                 shown = "no"
         else:
             shown = str(value or missing)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if name in _SIZES and value is not None:
+            shown = format_bytes(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
             shown = f"{value:,}"
         typer.echo(f"{bold(f'{name:{width}}')} {printable(shown)}")
 

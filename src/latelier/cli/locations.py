@@ -21,8 +21,8 @@ from uuid import uuid4
 import typer
 
 from latelier import indexes
-from latelier.cli.options import Kind
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
+from latelier.indexes.ivf.layout import BITS
 
 if TYPE_CHECKING:
     from latelier.indexes import Index, Qdrant
@@ -170,16 +170,16 @@ def _remove_empty(folder: Path, *, keep: bool) -> None:
 
 @contextmanager
 def open_target(
-    text: str, kind: Kind | None, nbits: int | None, shards: int | None, *, like: Index | ParquetDocuments
+    text: str, bits: int | None, exact: bool, shards: int | None, *, like: Index | ParquetDocuments
 ) -> Iterator[Index]:
     """Open the index to copy to, which must have what is given, or make one with the options of the source."""
     place = parse_location(text)
     if isinstance(place, Path):
-        with discarded_if_unused(place, partial(_open_or_make, place, kind, nbits, shards, like)) as index:
+        with discarded_if_unused(place, partial(_open_or_make, place, bits, exact, shards, like)) as index:
             yield index
         return
-    for name, value in {"kind": kind, "nbits": nbits, "shards": shards}.items():
-        if value is not None:
+    for name, value in {"bits": bits, "exact": exact, "shards": shards}.items():
+        if value:
             raise typer.BadParameter("a collection of Qdrant has no such option; leave it out.", param_hint=f"--{name}")
     with place.open() as collection:
         if collection.exists:
@@ -194,51 +194,51 @@ def open_target(
 
 
 def _open_or_make(
-    folder: Path, kind: Kind | None, nbits: int | None, shards: int | None, like: Index | ParquetDocuments
+    folder: Path, bits: int | None, exact: bool, shards: int | None, like: Index | ParquetDocuments
 ) -> Index:
     from latelier.retrieve.model import find_index
 
     index = find_index(folder)
     if index is not None:
-        check_existing(index, folder, kind=kind, nbits=nbits, shards=shards)
+        check_existing(index, folder, bits=bits, exact=exact, shards=shards)
         return index
-    kind = kind or kind_of(like)
-    if nbits is not None and kind != "ivf":
-        raise typer.BadParameter("only an ivf index is quantised; add --kind ivf.", param_hint="--nbits")
     options = _keyword_options(like)
-    if kind == "ivf":
-        options["nbits"] = nbits or getattr(like, "nbits", None)
-    elif getattr(like, "dtype", None) == "float16":
+    if bits is None and not exact:
+        bits = getattr(like, "nbits", None)
+    if bits is None and getattr(like, "dtype", None) == "float16":
         options["dtype"] = "float16"
-    return make_index(folder, kind, shards, **options)
+    return make_index(folder, bits, shards, **options)
 
 
-def make_index(folder: Path, kind: Kind, shards: int | None, **options: Any) -> Index:
-    """Make an index of a kind, or of shards of that kind."""
+def make_index(folder: Path, bits: Any, shards: int | None, **options: Any) -> Index:
+    """Make an index of codes of so many bits, None for exact vectors; or of shards of that kind."""
     if shards is not None:
-        return indexes.Sharded(folder, shards=shards, index=kind, **options)
-    if kind == "ivf":
-        return indexes.IVF(folder, **options)
-    return indexes.Flat(folder, **options)
+        kind: Any = "flat" if bits is None else "ivf"
+        return indexes.Sharded(folder, shards=shards, index=kind, nbits=bits, **options)
+    if bits is None:
+        return indexes.Flat(folder, **options)
+    return indexes.IVF(folder, nbits=bits, **options)
 
 
-def check_existing(index: Index, folder: Path, **given: Any) -> None:
-    """Close an index and raise an error if its kind, nbits or shards are not those that the user gives."""
-    there = {"kind": kind_of(index), "nbits": getattr(index, "nbits", None), "shards": getattr(index, "shards", None)}
-    for name, value in given.items():
+def check_bits(bits: int | None, exact: bool) -> None:
+    """Raise an error if the bits of an index are none that there are, or if it is to be exact as well."""
+    if bits not in (None, *BITS):
+        raise typer.BadParameter(f"received {bits}; expected {', '.join(map(str, BITS))}.", param_hint="--bits")
+    if exact and bits is not None:
+        raise typer.BadParameter(f"an exact index has no codes of {bits} bits; leave one out.", param_hint="--exact")
+
+
+def check_existing(index: Index, folder: Path, *, bits: int | None, exact: bool, shards: int | None) -> None:
+    """Close an index and raise an error if its bits or shards are not those that the user gives."""
+    there = {"bits": getattr(index, "nbits", None), "shards": getattr(index, "shards", None)}
+    there["exact"] = there["bits"] is None
+    for name, value in {"bits": bits, "exact": exact or None, "shards": shards}.items():
         if value not in (None, there[name]):
             index.close()
             raise InvalidArgumentError(
                 f"the index in {folder} has {name}={there[name]}, not {value}; leave --{name} out, or give a new "
                 "folder."
             )
-
-
-def kind_of(source: Any) -> Kind:
-    """Return the kind of an index, or of its shards; of other sources, what is quantised or not."""
-    if getattr(source, "nbits", None) is None:
-        return "flat"
-    return "ivf"
 
 
 def _keyword_options(like: Index | ParquetDocuments) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from latelier.utils.files import number_or_text, parse_json
 if TYPE_CHECKING:
     from latelier.indexes import Id, Index
 
-Kind: TypeAlias = Literal["flat", "ivf"]
 QueryBackend: TypeAlias = Literal["auto", "onnx", "torch"]
 
 IndexArgument: TypeAlias = Annotated[

@@ -6,7 +6,7 @@ take small ranges from one queue instead of one large share each, so a thread th
 delays the call by at most one small range.
 
 Importing numba and loading compiled kernels from disk takes half a second, and compiling them takes several. A process
-that searches a small exact index once, such as a command, needs neither; one that searches again gets its answers from
+that searches a small index once, such as a command, needs neither; one that searches again gets its answers from
 numpy until a thread has made the kernels ready.
 """
 
@@ -141,6 +141,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+# A command that searches once may ask an index several times within so many seconds, such as for more passages.
+_ONE_SEARCH = 2.0
 _threads: WeakSet[threading.Thread] = WeakSet()
 # How long a fork waits for the threads that prepare kernels.
 _PREPARE_SECONDS = 60.0
@@ -169,31 +171,37 @@ def resume_compilation() -> None:
 
 
 class KernelWarmUp:
-    """Decides between numpy and the kernels for each exact search; one with more than `most_work` takes the kernels."""
+    """Decides between numpy and the kernels for each search; one with more than `most_work` takes the kernels."""
 
     def __init__(self, most_work: int) -> None:
         self._most_work = most_work
-        self._searches = 0
+        self._first: float | None = None  # when the first search began
         self._is_over = False
         self._thread: threading.Thread | None = None
 
     def is_over(self, work: int, prepare: Callable[[], object]) -> bool:
-        """Return whether a search uses the kernels; from the second search on, a thread calls `prepare` for them.
+        """Return whether a search uses the kernels; once the process goes on searching, a thread calls `prepare`.
 
         The process waits for it when it ends. Its errors are dropped: the next search with kernels raises them again.
         """
         if self._is_over or work > self._most_work:
             self._is_over = True
             return True
-        self._searches += 1
+        now = time.monotonic()
+        self._first = self._first or now
         # The thread of a process is not alive in its forked children. Two threads at once would only do the same work.
-        if self._searches > 1 and (self._thread is None or not self._thread.is_alive()):
+        if now - self._first > _ONE_SEARCH and (self._thread is None or not self._thread.is_alive()):
             thread = threading.Thread(target=self._prepare, args=(prepare,), name="latelier-kernels")
             with suppress(RuntimeError):  # while the interpreter exits, or at a limit of the system
                 thread.start()
                 _threads.add(thread)
                 self._thread = thread
         return False
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the kernels are ready."""
+        return self._is_over
 
     def wait(self) -> None:
         """Wait until the thread that prepares the kernels has ended, if there is one."""

@@ -18,8 +18,9 @@ import numpy as np
 
 from latelier.arrays import DTYPES
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.indexes import Flat, Hit, Id, Index, WhyNotReport
+from latelier.indexes import IVF, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
+from latelier.indexes.ivf.layout import FOLDER_BITS
 from latelier.indexes.options import SEARCH_DEFAULTS, SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.results import CUT, as_id, stored_cut
 from latelier.retrieve.explaining import explain_documents, marked_snippets
@@ -117,8 +118,8 @@ class Retriever(NotCopied):
         server of ``latelier serve`` that encodes, such as ``http://localhost:8080``; None is all-MiniLM-L6-v2 as a
         late-interaction model without further training.
     index
-        An index, or its folder: the index in it is opened, or a `latelier.indexes.Flat` of float16 is made there. None
-        makes one in memory, of float32.
+        An index, or its folder: the index in it is opened, or a `latelier.indexes.IVF` of 2 bits is made there. None
+        makes a `latelier.indexes.Flat` of float32 in memory.
     device
         Where to load a model given by name: ``"cpu"``, ``"cuda"``, ...; None takes the best available device.
     model_options
@@ -164,9 +165,13 @@ class Retriever(NotCopied):
             self._model = given_model(model, device, model_options)
             self._model.prepare()
         opened = find_index(index, max_memory=max_memory)
-        folder: Any = index
-        dtype: Any = None if index is None else "float16"  # on disk, size matters more than the fifth digit
-        self.index = Flat(folder, dtype=dtype, max_memory=max_memory) if opened is None else opened
+        if opened is not None:
+            self.index = opened
+        elif index is None:
+            self.index = Flat(max_memory=max_memory)
+        else:
+            folder: Any = index
+            self.index = IVF(folder, nbits=FOLDER_BITS, max_memory=max_memory)
         try:
             if self._model is not None:
                 self._model.check(self.index)

@@ -79,7 +79,8 @@ def test_from_the_files_to_the_shell_and_back(name, tmp_path):
     records = "".join(json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(TEXTS) if text)
     (tmp_path / "records.jsonl").write_text(records)
     index = tmp_path / "index"
-    assert run("index", tmp_path / "records.jsonl", index, "--model", folder, "--passages", "none")["documents"] == 4
+    options = ("--model", folder, "--passages", "none", "--exact")
+    assert run("index", tmp_path / "records.jsonl", index, *options)["documents"] == 4
     tokens = len(queries[0]) if model.similarity_fn_name == "meanmaxsim" else 1
     scores, hits = naive_matrix(queries[:1], documents)[0] / tokens, run("search", index, TEXTS[0])["results"]
     assert len(hits) == 4

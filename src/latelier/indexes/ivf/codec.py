@@ -22,6 +22,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
+from latelier.indexes.ivf import plain
 from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
 from latelier.indexes.ivf.layout import (
     COARSE_CELLS,
@@ -252,8 +253,13 @@ class Codec:
         restore_rows(cells, *self.rotation, np.zeros(len(cells), dtype="float32"))
         return replace(other, codebook=np.rint(other.rotate(cells)[0]).clip(-127, 127).astype("int8"))
 
-    def rotate(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rotated rests of tokens, ``(tokens, dim)`` float32, and their leads, ``(tokens,)`` float32."""
+    def rotate(self, vectors: np.ndarray, *, plainly: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rotated rests of tokens, ``(tokens, dim)`` float32, and their leads, ``(tokens,)`` float32.
+
+        `plainly`: without kernels, see `latelier.indexes.ivf.plain`, which takes up to `plain.MOST_DIMS`.
+        """
+        if plainly:
+            return plain.rotate(vectors, *self.rotation)
         from latelier.indexes.ivf.kernels.codes import rotate_rows
 
         vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
@@ -336,6 +342,10 @@ class Codec:
         encode_tokens(vectors, self.rotation, self.bits, stored[SIGNS], codes, planes, *both, cells, codebook)
         return stored
 
+    def encode_plainly(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        """Do the same without kernels, at `START_BITS`."""
+        return plain.encode(*plain.rotate(embeddings.vectors, *self.rotation))
+
     def byte_rows(self, vectors: np.ndarray) -> np.ndarray:
         """Return the rotated rests of tokens in 8 bits, ``(tokens, byte_width(dim))`` uint8, shifted by 128."""
         rows = np.full((len(vectors), byte_width(self.dim)), 128, dtype="uint8")
@@ -371,6 +381,18 @@ class Codec:
             cells=(arrays[CELLS].ctypes.data if self.has_cells else 0) + first * 2,
             lengths=np.diff(segment.offsets),
         )
+
+    def decode_plainly(self, part: Part) -> TokenEmbeddings:
+        """Return the vectors of stored documents, without kernels."""
+        rows = self.rests(part)
+        vectors = plain.restore(rows[:, : self.dim], *self.rotation, rows[:, self.dim])
+        return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
+
+    def rests(self, part: Part) -> np.ndarray:
+        """Return the rotated rests and the leads of stored documents, ``(tokens, dim + 1)``, without kernels."""
+        self.locate(part.segment)  # checks the arrays
+        arrays = {name: part.rows(name) for name in self.layout}
+        return plain.decode(arrays, self.dim, self.bits, self.codebook)
 
     def decode(self, part: Part) -> TokenEmbeddings:
         """Return the vectors of stored documents."""
@@ -428,9 +450,9 @@ class DocumentTable:
         self.codec = codec
         self.listed = len(listed_numbers)
         self._ordinals: dict[int, np.ndarray] = {}  # by id(segment): the ordinals of its documents
-        self._segments = [part.segment for part in parts]  # keeps them alive: kernels read their memory by address
+        self.segments = [part.segment for part in parts]  # keeps them alive: kernels read their memory by address
         size = self.listed
-        for segment in self._segments:
+        for segment in self.segments:
             ordinals = _places(listed_numbers, segment.row_ids)
             new = np.flatnonzero(ordinals < 0)
             ordinals[new] = np.arange(size, size + len(new))
@@ -439,7 +461,7 @@ class DocumentTable:
         self.numbers = np.zeros(size, dtype="int64")
         self.numbers[: self.listed] = listed_numbers
         self.documents = CodedDocuments(*(np.zeros(size, dtype="int64") for _ in CodedDocuments._fields))
-        for segment in self._segments:
+        for segment in self.segments:
             ordinals = self._ordinals[id(segment)]
             self.numbers[ordinals] = segment.row_ids
             for column, values in zip(self.documents, codec.locate(segment), strict=True):
@@ -511,7 +533,7 @@ class DocumentTable:
             resident += sizes + np.minimum(gaps, AROUND)
         for first, last in split_by_rows(lengths_to_offsets(resident), max(1, self._window)):
             yield slice(first, last), self.documents, ordinals[first:last]
-            for segment in self._segments:
+            for segment in self.segments:
                 for name in read:
                     release_memory(segment.arrays[name])
 

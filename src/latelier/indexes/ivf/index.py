@@ -12,6 +12,7 @@ after the tokens have grown by a constant factor, so the cost per added document
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
 from latelier.indexes.base import PathLike
+from latelier.indexes.ivf import plain
 from latelier.indexes.ivf.codec import (
     CELLS,
     CODEBOOK_TOKENS,
@@ -38,14 +40,15 @@ from latelier.indexes.ivf.codec import (
 from latelier.indexes.ivf.layout import BITS, GROUP, PLAIN_BITS, START_BITS, byte_width, coarse_count, list_count
 from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
 from latelier.indexes.options import SearchOptions, Tokenizer
-from latelier.indexes.ranking import exact_scores
+from latelier.indexes.ranking import exact_scores, split_positions
 from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored import StoredIndex, token_bytes
-from latelier.kernels.threads import for_ranges, thread_count
-from latelier.scores.maxsim import TopK
+from latelier.kernels.threads import KernelWarmUp, for_ranges, thread_count
+from latelier.scores.maxsim import TopK, maxsim_numpy
+from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
@@ -77,9 +80,17 @@ class Thresholds:
     removed_share: float = 1 / 4
     drift: float = 0.9
 
+    def has_enough(self, tokens: int, documents: int) -> bool:
+        """Whether there are enough tokens and documents for centroids."""
+        return tokens >= self.train_tokens and documents >= self.train_documents
+
 
 # Name of the entries of inverted lists in the report.
 LISTS = "inverted lists"
+# A search without kernels decodes so many tokens at a time; to decode one takes the time of its products with so many
+# tokens of queries.
+_PLAIN_TOKENS = 1 << 12
+_DECODING_WORK = 64
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
@@ -153,6 +164,8 @@ class IVF(StoredIndex):
     _document_bytes = 136
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
+    # As many as of `Flat`: about a second.
+    _warm_up: ClassVar = KernelWarmUp(most_work=1 << 33)
     dtype = "float32"
 
     def __init__(
@@ -269,7 +282,7 @@ class IVF(StoredIndex):
         if self.nbits not in PLAIN_BITS and tokens >= CODEBOOK_TOKENS:
             arrays = token_bytes(self._layout(dim, (CELLS,)), tokens)
             tables += 3 * CELL_COUNT * byte_width(dim)  # cells, packed cells and masks
-        if tokens < self._thresholds.train_tokens or documents < self._thresholds.train_documents:
+        if not self._thresholds.has_enough(tokens, documents):
             return tables, arrays
         coarse = coarse_count(list_count(tokens))
         lists = list_count(tokens) + GROUP * coarse  # at most, see `train_centroids`
@@ -278,7 +291,15 @@ class IVF(StoredIndex):
 
     def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode`."""
-        return self._codec(embeddings.dim).encode(embeddings, into)
+        return self._coded(self._codec(embeddings.dim), embeddings, into)
+
+    def _coded(
+        self, codec: Codec, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the codes of documents: the first ones of few bits, which are few, without kernels."""
+        if codec.bits != self.nbits and codec.dim <= plain.MOST_DIMS:
+            return codec.encode_plainly(embeddings)
+        return codec.encode(embeddings, into)
 
     def _codec(self, dim: int) -> Codec:
         """Return the codec of new documents of a dim, with the axis and the codebook that the index stores for it."""
@@ -316,7 +337,7 @@ class IVF(StoredIndex):
 
     def encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         """See `StoredIndex.encode_in`."""
-        return self._choose(transaction, embeddings).encode(embeddings)
+        return self._coded(self._choose(transaction, embeddings), embeddings)
 
     def take_axis(self, other: IVF) -> None:
         """Code as another index does, unless there are documents already: then a copy loses next to nothing."""
@@ -368,7 +389,10 @@ class IVF(StoredIndex):
         return are_in_range(arrays)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
-        return self._codec_of(part.segment).decode(part)
+        codec = self._codec_of(part.segment)
+        if self._warm_up.has_kernels or codec.dim > plain.MOST_DIMS:
+            return codec.decode(part)
+        return codec.decode_plainly(part)
 
     def _describe(self) -> str:
         return f"{self.nbits}-bit"
@@ -378,6 +402,12 @@ class IVF(StoredIndex):
     ) -> None:
         if not parts:
             return
+        is_default = (options.effort, options.nprobe, options.candidates, options.rerank) == (None,) * 4
+        if is_default and self._max_memory is None and queries.dim <= plain.MOST_DIMS:
+            work = sum(part.tokens for part in parts) * queries.dim * max(queries.num_tokens, _DECODING_WORK)
+            if not self._warm_up.is_over(work, load_search_kernels):
+                self._search_plainly(parts, queries, best)
+                return
         from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, search_query
 
         scope = self._scope(snapshot, parts)
@@ -396,6 +426,20 @@ class IVF(StoredIndex):
             search(0, 1)
         else:
             for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
+
+    def _search_plainly(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+        """Score all documents of `parts`, without kernels: the lead of a token is a further number of its rest."""
+        codec = self._codec_of(parts[0].segment)
+        rotated = TokenEmbeddings(np.column_stack(codec.rotate(queries.vectors, plainly=True)), queries.offsets)
+        for segment, positions in parts:
+            for some in split_positions(segment.offsets, positions, _PLAIN_TOKENS, len(positions)):
+                part = Part(segment, some)
+                documents = TokenEmbeddings(codec.rests(part), lengths_to_offsets(part.lengths))
+                best.add(maxsim_numpy(rotated, documents), segment.row_ids[some])
+
+    def search_by_kernels(self) -> None:
+        """See `StoredIndex.search_by_kernels`."""
+        self._warm_up.is_over(sys.maxsize, lambda: None)
 
     def _scope(self, snapshot: Snapshot, parts: Sequence[Part]) -> Scope:
         """Return the documents of `parts`, as a search takes them."""
@@ -473,11 +517,13 @@ class IVF(StoredIndex):
 
     def _maintain(self, *, compacting: bool = False) -> None:
         """Train the inverted lists or append to them, if that is due, and store them."""
-        from latelier.indexes.ivf.lists import append_documents, train_lists
-
         snapshot = self._storage.snapshot()
         if not snapshot.documents:
             return
+        if snapshot.ann_state is None and not self._thresholds.has_enough(snapshot.tokens, snapshot.documents):
+            return
+        from latelier.indexes.ivf.lists import append_documents, train_lists
+
         table, lists = self._load(snapshot)
         due = due_maintenance(table, lists, self._thresholds, compacting=compacting)
         if self._max_memory is None:
@@ -539,8 +585,7 @@ def due_maintenance(
     """Return the maintenance that is due after a commit; `compact` appends all, and has more reasons to train again."""
     tokens = table.count_tokens(table.live)
     if lists is None:
-        is_enough = tokens >= thresholds.train_tokens and len(table.live) >= thresholds.train_documents
-        if is_enough:
+        if thresholds.has_enough(tokens, len(table.live)):
             return Maintenance.TRAIN
         return Maintenance.NONE
     statistics = lists.centroids.statistics
@@ -561,12 +606,8 @@ def due_maintenance(
     return Maintenance.NONE
 
 
-def compile_kernels() -> None:
-    """Compile all kernels of an index, into the disk cache that later processes read.
-
-    A few random documents are encoded, put into lists, appended and searched in each way.
-    """
-    from latelier.indexes.ivf.lists import append_documents, build_lists, train_centroids
+def load_search_kernels() -> DocumentTable:
+    """Load the kernels of codes and of searches without lists, by a search of a few random documents; return these."""
     from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
 
     # more documents than are reranked without the binary stage
@@ -576,11 +617,29 @@ def compile_kernels() -> None:
     vectors = np.random.default_rng(0).standard_normal((documents * tokens, dim), dtype="float32")
     codec = Codec(8, dim)
     numbers = np.arange(documents)
-    none = np.zeros(0, dtype="int64")
     arrays = codec.encode(TokenEmbeddings(vectors, np.arange(0, len(vectors) + 1, tokens)))
     part = Part(Segment.build(numbers, numbers.tolist(), [tokens] * documents, arrays), numbers)
     codec.decode(part)
-    table = DocumentTable([part], codec, none)
+    table = DocumentTable([part], codec, np.zeros(0, dtype="int64"))
+    query = RotatedQuery(*codec.rotate(vectors[:4]))
+    parameters = SearchParameters(nprobe=4, candidates=documents, rerank=None)
+    search_query(Scope(table, None, np.zeros(0, dtype="uint8"), numbers), query, 1, parameters)
+    return table
+
+
+def compile_kernels() -> None:
+    """Compile all kernels of an index, into the disk cache that later processes read.
+
+    A few random documents are encoded, put into lists, appended and searched in each way.
+    """
+    from latelier.indexes.ivf.lists import append_documents, build_lists, train_centroids
+    from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
+
+    table = load_search_kernels()
+    codec = table.codec
+    numbers = table.numbers
+    documents = len(numbers)
+    [part] = [Part(segment, numbers) for segment in table.segments]
     half = documents // 2
     some = build_lists(train_centroids(table, numbers), table, numbers[:half])
     lists = append_documents(some, DocumentTable([part], codec, numbers[:half]), numbers[half:])
@@ -590,5 +649,5 @@ def compile_kernels() -> None:
         SearchParameters(nprobe=4, candidates=documents, rerank=None),
         SearchParameters(nprobe=4, candidates=12, rerank=11, exact=True),
     ):
-        query = RotatedQuery(*codec.rotate(vectors[:4]))
+        query = RotatedQuery(*codec.rotate(codec.decode(part).vectors[:4]))
         search_query(scope, query, documents if parameters.exact else 1, parameters)

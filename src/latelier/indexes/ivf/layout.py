@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+Bits: TypeAlias = Literal[8, 4, 2, 1]
 # Bits per number that tokens can be coded with.
-BITS = (8, 4, 2, 1)
+BITS: tuple[Bits, ...] = (8, 4, 2, 1)
+# Those of the index that a retriever makes in a folder.
+FOLDER_BITS: Bits = 2
 # With these, a token is coded by itself; with fewer, as what one of 4,096 cells leaves of it: one of 64 under each of
 # 64 coarse ones. The cell is stored in 16 bits, of which the lowest four are the number of a size.
 PLAIN_BITS = (8, 4)
@@ -17,6 +20,17 @@ COARSE_CELLS = 64
 FINE_CELLS = 64
 SIZE_BITS = 4
 CELLS = COARSE_CELLS * FINE_CELLS
+# The sizes of the integers of codes: in proportion, the levels with the least squared error for a normal distribution
+# (Max, 1960); and where one ends and the next begins, in standard deviations, by number of bits.
+SIZES = {4: (6, 18, 30, 44, 58, 75, 96, 127)}
+EDGES = {1: (), 2: (0.9816,), 4: (0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008)}
+# Of the number of a size: its bits, and steps per factor of two.
+SIZE_MASK = (1 << SIZE_BITS) - 1
+STEPS = 1 << (SIZE_BITS - 2)
+# The standard deviation of what is left of a token beside its cell, by number of its size, in integers; and the sizes
+# for it: what makes them unbiased, and for a normal distribution, in one bit and in two.
+DEVIATIONS = (74.4 * 2.0 ** ((np.arange(1 << SIZE_BITS) - SIZE_MASK) / STEPS)).astype("float32")
+SMALL_1, SMALL_2, LARGE_2 = (np.rint(factor * DEVIATIONS).astype("int64") for factor in (1, 0.511, 1.706))
 
 
 class CodeShape(NamedTuple):

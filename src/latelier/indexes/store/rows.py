@@ -245,6 +245,11 @@ def has_texts(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE text IS NOT NULL)").fetchone()[0])
 
 
+def text_bytes(connection: sqlite3.Connection) -> int:
+    """Return the size of all texts in UTF-8."""
+    return int(connection.execute("SELECT coalesce(sum(length(CAST(text AS BLOB))), 0) FROM content").fetchone()[0])
+
+
 def has_metadata(connection: sqlite3.Connection) -> bool:
     """Whether a document has metadata."""
     return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE metadata <> '{}')").fetchone()[0])

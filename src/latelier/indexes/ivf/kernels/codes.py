@@ -39,7 +39,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latelier.indexes.ivf.layout import SIZE_BITS, CodedDocuments, CodeShape
+from latelier.indexes.ivf.layout import (
+    DEVIATIONS,
+    EDGES,
+    LARGE_2,
+    SIZE_BITS,
+    SIZE_MASK,
+    SIZES,
+    SMALL_1,
+    SMALL_2,
+    STEPS,
+    CodedDocuments,
+    CodeShape,
+)
 from latelier.kernels import jit as vectors
 from latelier.kernels.jit import (
     FLOATS,
@@ -80,21 +92,6 @@ def take_plane(typing_context: Any, rows: Any, bit: Any, plane: Any, words: Any)
     return signature, generate
 
 
-# The sizes of the integers of codes: in proportion, the levels with the least squared error for a normal distribution
-# (Max, 1960); and where one ends and the next begins, in standard deviations, by number of bits.
-_SIZES = {4: (6, 18, 30, 44, 58, 75, 96, 127)}
-# per factor of two
-_SIZE_MASK = (1 << SIZE_BITS) - 1
-_STEPS = 1 << (SIZE_BITS - 2)
-_EDGES = {1: (), 2: (0.9816,), 4: (0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008)}
-
-
-# The standard deviation of what is left of a token beside its cell, by number of its size, in integers; and the sizes
-# for it: what makes them unbiased, and for a normal distribution, in one bit and in two.
-_DEVIATIONS = (74.4 * 2.0 ** ((np.arange(1 << SIZE_BITS) - _SIZE_MASK) / _STEPS)).astype("float32")
-_SMALL_1, _SMALL_2, _LARGE_2 = (np.rint(factor * _DEVIATIONS).astype("int64") for factor in (1, 0.511, 1.706))
-
-
 def _merge_of(bits: int) -> Any:
     """Make the instruction sequence that merges `bits` planes."""
 
@@ -129,7 +126,7 @@ def _merge_of(bits: int) -> Any:
                 if bits < 4:
                     sizes = given
                 else:
-                    sizes = [ir.Constant(_BYTES, [size] * 32) for size in _SIZES[bits]]
+                    sizes = [ir.Constant(_BYTES, [size] * 32) for size in SIZES[bits]]
                 if bits < 4:
                     center = builder.load(at(builder, builder.add(cell, here), _BYTES), align=1)
                     base = builder.xor(center, zero)
@@ -160,14 +157,14 @@ def merge_planes(bits: int, planes: tuple[int, int], row: int, words: int, codeb
     what a token stores of its cell, used at 1 and 2 bits only.
     """
     (signs, low) = planes
-    size = cell & _SIZE_MASK
+    size = cell & SIZE_MASK
     center = codebook + (cell >> SIZE_BITS) * 32 * words
     if bits == 4:
         _merge_4(signs, low, row, words, 0, 0, 0)
     elif bits == 2:
-        _merge_2(signs, low, row, words, center, _SMALL_2[size], _LARGE_2[size])
+        _merge_2(signs, low, row, words, center, SMALL_2[size], LARGE_2[size])
     else:
-        _merge_1(signs, low, row, words, center, _SMALL_1[size], 0)
+        _merge_1(signs, low, row, words, center, SMALL_1[size], 0)
 
 
 def _all(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -262,8 +259,8 @@ read_half = _read(16)
 read_word = _read(32)
 
 
-_SIZES_4 = np.array(_SIZES[4], "float32")
-_EDGES_4, _EDGES_2, _EDGES_1 = (np.array(_EDGES[bits], "float32") for bits in (4, 2, 1))
+_SIZES_4 = np.array(SIZES[4], "float32")
+_EDGES_4, _EDGES_2, _EDGES_1 = (np.array(EDGES[bits], "float32") for bits in (4, 2, 1))
 # Adding this to a float32 in (-256, 256) rounds it to an integer; the lowest bits of the sum hold this integer + 128.
 _ROUND = np.float32(1.5 * 2**23 + 128)
 # The scale of very small numbers has no finite inverse, and that of very large ones an inexact one: tokens whose scale
@@ -575,17 +572,17 @@ def _leave(rest: np.ndarray, norm: float, codebook: np.ndarray, cell: int, left:
             left[i] = rest[i] * factor - np.float32(codebook[cell, i])
             remaining += left[i] * left[i]
         deviation = np.sqrt(remaining / dim)
-        if deviation <= _DEVIATIONS[_SIZE_MASK]:
-            steps = _STEPS * np.log2(max(deviation, np.float32(1)) / _DEVIATIONS[_SIZE_MASK])
-            size = max(np.int64(_SIZE_MASK + 0.5 + steps), 0)
-            return cell << SIZE_BITS | size, np.float64(_DEVIATIONS[size])
+        if deviation <= DEVIATIONS[SIZE_MASK]:
+            steps = STEPS * np.log2(max(deviation, np.float32(1)) / DEVIATIONS[SIZE_MASK])
+            size = max(np.int64(SIZE_MASK + 0.5 + steps), 0)
+            return cell << SIZE_BITS | size, np.float64(DEVIATIONS[size])
     if norm > 0:
-        factor = np.float32(_DEVIATIONS[_SIZE_MASK] * np.sqrt(dim) / norm)
+        factor = np.float32(DEVIATIONS[SIZE_MASK] * np.sqrt(dim) / norm)
     else:
         factor = np.float32(0)
     for i in range(dim):
         left[i] = rest[i] * factor
-    return _SIZE_MASK, np.float64(_DEVIATIONS[_SIZE_MASK])
+    return SIZE_MASK, np.float64(DEVIATIONS[SIZE_MASK])
 
 
 @kernel("reassoc", "contract", inner=True)
