@@ -40,6 +40,7 @@ from latelier.models.layouts import (
     token_head_of_dense,
 )
 from latelier.models.onnx import check_backend, export
+from latelier.models.pages import PageEncoder, read_pages
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens
@@ -53,7 +54,7 @@ from latelier.utils.files import as_path
 
 # The modules of this library, by the name that a saved model's modules.json has for them: they need no
 # ``trust_remote_code``.
-_OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, TextEncoder)}
+_OWN_MODULES: dict[str, type[Module]] = {fullname(each): each for each in (AttentionPooling, PageEncoder, TextEncoder)}
 
 
 def _take_result(pool: Any, *args: Any, **kwargs: Any) -> Any:
@@ -702,6 +703,9 @@ class ColBERT(MultiVectorEncoder):
     def _load_default_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         checkpoint = Checkpoint(model_name_or_path, kwargs)
         check_type(checkpoint)
+        pages = read_pages(checkpoint)
+        if pages is not None:
+            return pages, {}
         prepare(self, checkpoint)
         modules, options = super()._load_default_modules(model_name_or_path, *args, **kwargs)
         first, *others = cast(list[Any], modules)

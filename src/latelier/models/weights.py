@@ -36,6 +36,8 @@ _POOLER = r"(^|\.)pooler\."
 _PRETRAINING = {"cls", "lm_head", "lm_predictions", "mask_predictions", "generator_predictions"}
 _PRETRAINING |= {"discriminator_predictions", "vocab_transform", "vocab_layer_norm", "vocab_projector"}
 _MOST_NAMED = 5
+_MODEL = ("model.safetensors", "pytorch_model.bin")
+ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 class Checkpoint:
@@ -71,10 +73,10 @@ class Checkpoint:
             return []
         return list(json.loads(Path(path).read_text(encoding="utf-8")))
 
-    def shapes(self, folder: str = "") -> dict[str, tuple[int, ...]]:
+    def shapes(self, folder: str = "", files: Sequence[str] = _MODEL) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor in the weights of a folder; none where it has none."""
         shapes: dict[str, tuple[int, ...]] = {}
-        for path in self._files_of_weights(folder):
+        for path in self._files_of_weights(folder, files):
             if path.endswith(".safetensors"):
                 with safe_open(path, framework="pt") as file:
                     names = list(file.keys())
@@ -84,10 +86,10 @@ class Checkpoint:
                 shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
         return shapes
 
-    def tensors(self, names: Collection[str], folder: str = "") -> dict[str, Tensor]:
+    def tensors(self, names: Collection[str], folder: str = "", files: Sequence[str] = _MODEL) -> dict[str, Tensor]:
         """Return the tensors of these names in the weights of a folder."""
         tensors: dict[str, Tensor] = {}
-        for path in self._files_of_weights(folder):
+        for path in self._files_of_weights(folder, files):
             if path.endswith(".safetensors"):
                 with safe_open(path, framework="pt") as file:
                     tensors |= {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118
@@ -96,8 +98,8 @@ class Checkpoint:
                 tensors |= {name: tensor for name, tensor in saved.items() if name in names}
         return tensors
 
-    def _files_of_weights(self, folder: str) -> list[str]:
-        for file in ("model.safetensors", "pytorch_model.bin"):
+    def _files_of_weights(self, folder: str, files: Sequence[str]) -> list[str]:
+        for file in files:
             path = self.path(file, folder)
             if path is not None:
                 return [path]
