@@ -7,7 +7,7 @@ Nothing is padded: ``vectors`` holds the tokens of all texts one after the other
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -32,6 +32,7 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
 from latelier.utils import resolve_device
 from latelier.utils.batching import lengths_to_offsets, rows_of
 from latelier.utils.files import as_path, open_binary, replaced
+from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
     import torch
@@ -472,3 +473,26 @@ class TokenEmbeddings(Sequence[Any]):
             return self
         vectors, scales = cast(self.vectors, self.scales, name)
         return TokenEmbeddings(vectors, self.offsets, scales)
+
+
+def without_zero_rows(packed: TokenEmbeddings, name: Callable[[int], str]) -> tuple[TokenEmbeddings, int]:
+    """Drop rows of zeros, which are padding, and return their number, too.
+
+    A text without any other row has no token.
+    """
+    is_zero = ~packed.vectors.any(axis=1)
+    count = int(is_zero.sum())
+    if not count:
+        return packed, 0
+    kept = np.concatenate([[0], np.cumsum(~is_zero)])
+    offsets = kept[packed.offsets].astype("int64")
+    without = np.flatnonzero(np.diff(offsets) == 0)
+    if without.size:
+        raise EmbeddingsError(f"{name(int(without[0]))} has no token that is not zeros; every text needs at least one.")
+    return TokenEmbeddings(packed.vectors[~is_zero], offsets), count
+
+
+def warn_of_zero_rows(count: int) -> None:
+    """Say how many rows of zeros were dropped, if any."""
+    if count:
+        warn_caller(f"{count:,} rows of zeros were dropped: they are padding, not tokens.")

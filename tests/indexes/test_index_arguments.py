@@ -20,6 +20,13 @@ def one(*rows):
     return np.array(rows, dtype="float32")
 
 
+def objects(matrix):
+    """An array of arrays, as pandas reads a column of lists."""
+    rows = np.empty(len(matrix), dtype=object)
+    rows[:] = list(matrix)
+    return rows
+
+
 FINE = one([1, 0])
 FORMS = {
     "arrays": lambda found: found,
@@ -28,6 +35,10 @@ FORMS = {
     "nested lists": lambda found: [matrix.tolist() for matrix in found],
     "packed": TokenEmbeddings.from_list,
     "generator": lambda found: (matrix for matrix in found),
+    "object arrays": lambda found: [objects(matrix) for matrix in found],
+    "a column of object arrays": lambda found: objects([objects(matrix) for matrix in found]),
+    "with rows of zeros": lambda found: [np.insert(np.pad(m, ((0, 2), (0, 0))), 0, 0, axis=0) for m in found],
+    "packed with rows of zeros": lambda found: TokenEmbeddings.from_list([np.pad(m, ((0, 1), (0, 0))) for m in found]),
 }
 
 
@@ -37,6 +48,16 @@ def test_every_form_of_embeddings_means_the_same(index, form):
     index.add(["a", "b", "c"], form(found))
     for stored, given in zip(index.get_embeddings(["a", "b", "c"]), found, strict=True):
         check_stored(index, stored, given)
+
+
+def test_rows_of_zeros_are_counted_and_said_once(index):
+    padded = [np.pad(matrix, ((0, 3), (0, 0))) for matrix in matrices([2, 1, 3])]
+    with pytest.warns(UserWarning, match="9 rows of zeros were dropped") as caught:
+        index.add(["a", "b", "c"], padded)
+    assert len(caught) == 1
+    with pytest.raises(EmbeddingsError, match="document 'd' has no token that is not zeros"):
+        index.add(["d"], [np.zeros((2, padded[0].shape[1]), "float32")])
+    assert len(index) == 3
 
 
 class Key(str, enum.Enum):

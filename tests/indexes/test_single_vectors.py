@@ -162,3 +162,12 @@ def test_centered_encodings_see_through_a_cone():
     shifted = encodings.encode_documents([documents[0] - np.array(in_cone.center)])
     np.testing.assert_allclose(in_cone.encode_documents(documents[:1]), shifted, rtol=1e-3, atol=1e-3)
     assert single_vectors_from_dict(json.loads(json.dumps(in_cone.to_dict()))) == in_cone
+
+
+def test_padding_of_zeros_changes_no_encoding():
+    documents = unit(5, 3)
+    padded = [np.pad(matrix, ((0, 8 - len(matrix)), (0, 0))) for matrix in documents]
+    encoder = FixedDimensionalEncodings(seed=1)
+    with pytest.warns(UserWarning, match="8 rows of zeros were dropped"):
+        found = encoder.encode_documents(padded)
+    np.testing.assert_array_equal(found, encoder.encode_documents(documents))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.arrays import dtype_name, is_array, is_tensor
-from latelier.embeddings import TokenEmbeddings
+from latelier.embeddings import TokenEmbeddings, warn_of_zero_rows, without_zero_rows
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.indexes.results import Id, TokenMean, is_single_id
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns
@@ -105,6 +105,8 @@ def _floats(embeddings: TokenEmbeddings) -> TokenEmbeddings:
 def _matrix(item: Any, position: int, name: Callable[[int], str]) -> np.ndarray:
     """Return a matrix as a 2-D numpy array of a floating dtype, or raise an error."""
     try:
+        if isinstance(item, np.ndarray) and item.dtype == object:  # as pandas reads a column of lists
+            item = np.stack([np.asarray(row, dtype="float32") for row in item])
         if is_tensor(item):
             item = item.detach().cpu().resolve_neg()
             item = (item.float() if dtype_name(item) == "bfloat16" else item).numpy()
@@ -165,6 +167,8 @@ class DocumentBatches:
         show_progress: bool = False,
     ) -> None:
         ids, embeddings, texts, metadata = given
+        if isinstance(embeddings, np.ndarray) and embeddings.dtype == object and embeddings.ndim == 1:
+            embeddings = list(embeddings)
         if is_array(embeddings) and embeddings.ndim != 2:  # without a mask, padding would count as tokens
             raise EmbeddingsError(
                 f"received an array of shape {tuple(embeddings.shape)}; expected a 2-D matrix (tokens, dim) per text, "
@@ -197,6 +201,7 @@ class DocumentBatches:
         self._show_progress = show_progress
         self._read_bytes = min(_READ_BYTES * min(allowed_threads(), _READ_THREADS), batch_bytes // 4)
         self._chunks = self._given()
+        self._dropped = 0  # rows of zeros
 
     def peek(self, tokens: int = 0) -> TokenEmbeddings | None:
         """Return some of the vectors, which `read` yields all the same; None if there are none.
@@ -209,7 +214,9 @@ class DocumentBatches:
         else:
             sampled = None
         if sampled is not None:
-            return pack(sampled, lambda _: "a sample of the documents", self._dtype, None)
+            packed = pack(sampled, lambda _: "a sample of the documents", self._dtype, None)
+            vectors = packed.vectors[packed.vectors.any(axis=1)]  # without padding
+            return TokenEmbeddings(vectors, [0, len(vectors)]) if 0 < len(vectors) < packed.num_tokens else packed
         chunks: list[Any] = []
         dim = None
         found: list[TokenEmbeddings] = []
@@ -218,7 +225,8 @@ class DocumentBatches:
             documents, embeddings, _ = chunk
             for first in range(0, len(embeddings), _PEEKED):
                 some = embeddings[first : first + _PEEKED]
-                found.append(pack(some, _name_by(documents.ids[first:]), self._dtype, dim))
+                name = _name_by(documents.ids[first:])
+                found.append(without_zero_rows(pack(some, name, self._dtype, dim), name)[0])
                 dim = found[-1].dim
                 tokens = tokens - found[-1].num_tokens
                 if tokens <= 0:
@@ -247,6 +255,10 @@ class DocumentBatches:
                 name = _name_by(more.ids)
                 packed = pack(embeddings, name, self._dtype, dim)
                 dim = packed.dim
+                packed, dropped = without_zero_rows(packed, name)
+                if dropped:
+                    self._dropped += dropped
+                    embeddings = packed
                 if arrays is None:
                     row_bytes = np.dtype(self._dtype).itemsize * dim
                     arrays = _TokenArrays(encode, most=(self._batch_bytes + self._read_bytes) // row_bytes)
@@ -267,6 +279,7 @@ class DocumentBatches:
                     mean = None
         if arrays is not None:
             yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled(), mean)
+        warn_of_zero_rows(self._dropped)
 
     def _given(self) -> Iterator[tuple[DocumentColumns, Any, int]]:
         """Yield some documents at a time, their embeddings, and the size of their ids, texts and metadata."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from latelier.embeddings import TokenEmbeddings
+from latelier.embeddings import TokenEmbeddings, warn_of_zero_rows, without_zero_rows
 from latelier.errors import EmbeddingsError, InvalidArgumentError
 from latelier.utils.batching import split_by_rows
 from latelier.utils.checks import check_count, short
@@ -114,6 +114,7 @@ class SingleVectors(ABC):
         if without.size:
             raise EmbeddingsError(f"{name} {without[0]} has no token; every text needs at least one.")
         out = np.empty((len(packed), self.size(packed.dim)), dtype="float32")
+        dropped = 0
         most = max(1, _BLOCK_NUMBERS // max(1, out.shape[1]))
         for first, last in split_by_rows(packed.offsets, _BLOCK_TOKENS, most):
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below
@@ -124,6 +125,9 @@ class SingleVectors(ABC):
                     raise EmbeddingsError(
                         f"{name} {at} holds NaN, infinity or a number beyond float32; check the model that encoded it."
                     )
+                if name == "document":  # where padding would move the means of buckets
+                    block, count = without_zero_rows(block, partial(_name_of_document, first))
+                    dropped += count
                 out[first:last] = encode(block.vectors, block.offsets)
             finite = np.isfinite(out[first:last]).all(axis=1)
             if not finite.all():
@@ -131,7 +135,12 @@ class SingleVectors(ABC):
                     f"{name} {first + int(np.argmin(finite))} has numbers too large to add up in float32; normalise "
                     "the vectors."
                 )
+        warn_of_zero_rows(dropped)
         return out
+
+
+def _name_of_document(first: int, position: int) -> str:
+    return f"document {first + position}"
 
 
 @dataclass(frozen=True)
