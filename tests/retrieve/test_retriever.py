@@ -228,6 +228,13 @@ def test_other_weights_of_the_same_dimension_are_rejected(tiny, tmp_path):
         with pytest.raises(InvalidArgumentError, match="with other weights"):
             Retriever(other, index)
         assert len(index) == 1  # the caller's own index stays open
+        with Retriever(other, index, same_space=True) as retriever:
+            assert [hit.text for hit in retriever.search("text")] == ["text"]
+            with pytest.raises(InvalidArgumentError, match="with other weights"):
+                retriever.add(["another"])
+    smaller = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=16, device="cpu")
+    with pytest.raises(InvalidArgumentError, match="holds embeddings of 48 dimensions"):
+        Retriever(smaller, tmp_path / "index", same_space=True)
 
 
 def test_an_index_that_was_emptied_takes_another_model(model, tiny, tmp_path):

@@ -300,8 +300,11 @@ class ModelIdentity(NamedTuple):
         """Store that this model fills the index."""
         index.settings[_SETTING] = self._asdict()
 
-    def check(self, index: Index) -> None:
-        """Raise `InvalidArgumentError` if other weights filled an index; the options are the user's own choice."""
+    def check(self, index: Index, *, same_space: bool = False) -> None:
+        """Raise `InvalidArgumentError` if other weights filled an index; the options are the user's own choice.
+
+        `same_space`: the user says that the vectors of both can be compared; their dimensions have to be equal.
+        """
         dim = index.dim
         if dim is None:
             return
@@ -316,10 +319,13 @@ class ModelIdentity(NamedTuple):
                 f"was filled by {filler}. Retriever.open(path) loads the model that an index names; or make a new "
                 "index."
             )
+        if same_space:
+            return
         if stored["fingerprint"] and not is_same_model(stored["fingerprint"], self.fingerprint):
             raise InvalidArgumentError(
                 f"the index was filled by {filler} with other weights than this model has, so their embeddings cannot "
-                "be compared. Retriever.open(path) loads the model that an index names; or make a new index."
+                "be compared. Retriever.open(path) loads the model that an index names; or make a new index. "
+                "same_space=True searches with another model that was made for the vectors of the first."
             )
 
 
@@ -487,10 +493,10 @@ class QueryModel:
         if not self.has_stand_in:
             _ = self.identity
 
-    def check(self, index: Index) -> None:
+    def check(self, index: Index, *, same_space: bool = False) -> None:
         """Check that its weights are those that filled the index, unless an encoder stands in for it."""
         if not self.has_stand_in:
-            self.identity.check(index)
+            self.identity.check(index, same_space=same_space)
 
     def export(self, index: Index) -> Path:
         """Export the encoder for indexes that name this model as `index` does, unless there is a whole export."""

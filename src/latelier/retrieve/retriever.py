@@ -128,6 +128,9 @@ class Retriever(NotCopied):
         After others (``trust_remote_code``, ...), which are not stored, `open` raises an error unless it gets a model.
     max_memory
         Memory budget of an index given by its folder, as for `latelier.indexes.IVF`, and of what `add` encodes at once.
+    same_space
+        Search with another model than the one that filled the index: a smaller one that was made for the vectors of the
+        first, with as many dimensions. Nothing can be added with it.
 
     Raises
     ------
@@ -156,7 +159,9 @@ class Retriever(NotCopied):
         device: str | None = None,
         model_options: Mapping[str, Any] | None = None,
         max_memory: int | str | None = None,
+        same_space: bool = False,
     ) -> None:
+        self._same_space = same_space
         self._lock = threading.Lock()
         self._model: QueryModel | None = None
         if isinstance(model, DeferredModel):
@@ -174,7 +179,7 @@ class Retriever(NotCopied):
             self.index = IVF(folder, nbits=FOLDER_BITS, max_memory=max_memory)
         try:
             if self._model is not None:
-                self._model.check(self.index)
+                self._model.check(self.index, same_space=same_space)
         except LatelierError:
             if self.index is not index:
                 self.index.close()
@@ -192,6 +197,7 @@ class Retriever(NotCopied):
         backend: Literal["auto", "onnx", "torch"] = "auto",
         trust_remote_code: bool = False,
         load_model: bool = True,
+        same_space: bool = False,
     ) -> Retriever:
         """Open a folder that a retriever has filled, with the model that filled it.
 
@@ -219,6 +225,8 @@ class Retriever(NotCopied):
         load_model
             False: open the model, and raise the errors of opening it, when it is first needed. A search by keywords
             and reading documents do not need it.
+        same_space
+            As for `Retriever`.
 
         Returns
         -------
@@ -249,7 +257,7 @@ class Retriever(NotCopied):
         index = open_index(path, read_only=read_only, max_memory=max_memory)
         opening = partial(open_model, index, model, device=device, backend=backend, trust_remote_code=trust_remote_code)
         try:
-            return cls(opening() if load_model else DeferredModel(opening), index)
+            return cls(opening() if load_model else DeferredModel(opening), index, same_space=same_space)
         except BaseException:
             if index is not path:
                 index.close()
@@ -267,7 +275,7 @@ class Retriever(NotCopied):
             if self._model is None:
                 model = self._open_model()
                 model.prepare()
-                model.check(self.index)
+                model.check(self.index, same_space=self._same_space)
                 self._model = model
             return self._model
 
