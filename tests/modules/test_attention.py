@@ -138,3 +138,9 @@ def test_outputs_are_those_of_diffusers_for_equal_weights():
         np.testing.assert_allclose(found, expected[place : place + len(found)], rtol=1e-5, atol=1e-5, err_msg=str(case))
         place += len(found)
     assert place == len(expected)
+
+
+@pytest.mark.parametrize("out_dim", [12, 20])
+def test_an_out_dim_that_is_no_multiple_of_the_heads_dim_is_an_error(out_dim):
+    with pytest.raises(InvalidArgumentError, match=f"out_dim={out_dim} and dim_head=16"):
+        Attention(8, dim_head=16, out_dim=out_dim)

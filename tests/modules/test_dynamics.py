@@ -84,3 +84,15 @@ def test_decode_undoes_encode(dtype, epsilon):
 def test_values_outside_the_support_are_clamped():
     found = ValueSupport(5, epsilon=0.0).encode(torch.tensor([100.0, -100.0, 1e38, -1e38]))
     assert found.tolist() == [[0, 0, 0, 0, 1], [1, 0, 0, 0, 0]] * 2
+
+
+def test_the_newer_names_of_lightzero_mean_the_same():
+    old = build()
+    newer = {"reward_head_hidden_channels": (7,), "flatten_input_size_for_reward_head": 18}
+    torch.manual_seed(0)
+    renamed = {name: value for name, value in SMALL.items() if name not in ("fc_reward_layers",)}
+    del renamed["flatten_output_size_for_reward_head"]
+    new = DynamicsNetwork(**renamed, **newer)
+    assert repr(new) == repr(old)
+    for name, tensor in old.state_dict().items():
+        torch.testing.assert_close(new.state_dict()[name], tensor)

@@ -284,3 +284,11 @@ print(os.waitpid(child, 0)[1])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "0", done.stderr
+
+
+def test_documents_of_each_query_may_be_arrays_of_three_dimensions():
+    torch.manual_seed(0)
+    queries, documents = torch.randn(2, 3, 4), torch.randn(2, 5, 6, 4)
+    expected = colbert_kd_scores(queries, documents)
+    for given in (list(documents), [each.numpy() for each in documents]):
+        torch.testing.assert_close(colbert_kd_scores(queries, given), expected)

@@ -249,6 +249,11 @@ class Attention(nn.Module):
         out_context_dim: int | None,
     ) -> None:
         """Keep the numbers of channels and heads, under the names that they have in diffusers."""
+        if out_dim is not None and (out_dim < 1 or out_dim % dim_head):
+            raise InvalidArgumentError(
+                f"received out_dim={out_dim} and dim_head={dim_head}; expected a multiple of dim_head, which has "
+                "out_dim / dim_head heads."
+            )
         self.query_dim = query_dim
         self.dim_head = dim_head
         self.heads = heads if out_dim is None else out_dim // dim_head

@@ -112,6 +112,8 @@ class DynamicsNetwork(nn.Module):
     activation
         Activation function, one instance for all places; None: a new ``nn.ReLU(inplace=True)``. (LightZero's default
         is one instance for all networks.)
+    reward_head_hidden_channels, flatten_input_size_for_reward_head
+        What LightZero calls `fc_reward_layers` and `flatten_output_size_for_reward_head` since 0.2; they win.
     norm_type
         ``"BN"``: batch norms. ``"LN"``: layer norms, except in the residual blocks and after the LSTM.
 
@@ -164,8 +166,22 @@ class DynamicsNetwork(nn.Module):
         last_linear_layer_init_zero: bool = True,
         activation: nn.Module | None = None,
         norm_type: NormType = "BN",
+        *,
+        reward_head_hidden_channels: Sequence[int] | None = None,
+        flatten_input_size_for_reward_head: int | None = None,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__", "activation")}
+        if reward_head_hidden_channels is not None:
+            fc_reward_layers = reward_head_hidden_channels
+        if flatten_input_size_for_reward_head is not None:
+            flatten_output_size_for_reward_head = flatten_input_size_for_reward_head
+        others = (
+            "self",
+            "__class__",
+            "activation",
+            "reward_head_hidden_channels",
+            "flatten_input_size_for_reward_head",
+        )
+        arguments = {name: value for name, value in locals().items() if name not in (*others, "others")}
         super().__init__()
         check_choice("norm_type", norm_type, get_args(NormType))
         if len(set(fc_reward_layers)) > 1:

@@ -17,8 +17,11 @@ from latelier.modules.attention import Attention
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_count
 
+# torch before 2.6 cannot read annotations that are strings.
+_SCHEMA = "(Tensor vectors, Tensor mask, Tensor weights, int num_clusters) -> Tensor"
 
-@torch.library.custom_op("latelier::ward_clusters", mutates_args=())
+
+@torch.library.custom_op("latelier::ward_clusters", mutates_args=(), schema=_SCHEMA)
 def ward_clusters(vectors: Tensor, mask: Tensor, weights: Tensor, num_clusters: int) -> Tensor:
     """Cluster the tokens of each document by Ward's method on distances ``1 - cosine``, on the CPU.
 

@@ -150,8 +150,8 @@ def colbert_kd_scores(
     queries_embeddings
         ``b`` queries in any of the forms that `colbert_scores` takes.
     documents_embeddings
-        ``(b, n, document_tokens, dim)``, or a list of ``b`` lists of ``n`` matrices, or ``b * n`` packed documents, the
-        ``n`` of the first query first.
+        ``(b, n, document_tokens, dim)``, or a list of ``b`` lists of ``n`` matrices or arrays ``(n, tokens,
+        dim)``, or ``b * n`` packed documents, the ``n`` of the first query first.
     queries_mask, documents_mask
         ``(b, query_tokens)`` and ``(b, n, document_tokens)``.
     backend

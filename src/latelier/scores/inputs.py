@@ -104,8 +104,8 @@ def read_sides(queries: Any, documents: Any, queries_mask: Any, documents_mask: 
     """Read the queries and the documents of a scoring call.
 
     `queries`: ``(n, tokens, dim)``, a list of 2-D matrices, one 2-D matrix or `TokenEmbeddings`. `documents`: the same
-    forms; or groups, ``(n, group, tokens, dim)`` or a list of lists of matrices. `queries_mask`, `documents_mask`: True
-    or 1 where a token counts; or None. Returns: the queries and the documents, of one dim.
+    forms; or groups, ``(n, group, tokens, dim)`` or a list of lists or of 3-D arrays. `queries_mask`,
+    `documents_mask`: True or 1 where a token counts; or None. Returns: the queries and the documents, of one dim.
     """
     left = _read("queries", queries, queries_mask)
     right = _read_documents(documents, documents_mask)
@@ -227,8 +227,10 @@ def _apply_masks(name: str, matrices: list[torch.Tensor], masks: Any) -> list[to
 
 
 def _is_grouped(documents: Any) -> bool:
-    """Whether these are lists of matrices, a list for each query."""
+    """Whether these are lists of matrices, a list for each query, or arrays ``(n, tokens, dim)``, one for each."""
     listed = isinstance(documents, (list, tuple)) and bool(documents)
+    if listed and all(getattr(group, "ndim", 0) == 3 for group in documents):
+        return True
     return (
         listed and all(isinstance(group, (list, tuple)) for group in documents) and all(map(_is_matrix, documents[0]))
     )
