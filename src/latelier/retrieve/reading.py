@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import latelier
 from latelier import errors
 from latelier.errors import LatelierError, MissingExtraError, StorageError
 from latelier.utils.checks import cut
@@ -90,7 +89,7 @@ class _Process:
 
     def __init__(self) -> None:
         # A folder that is read may hold modules, so what the interpreter imports is stated, and nothing of it relative.
-        root = str(Path(latelier.__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         folders = [*dict.fromkeys(str(Path(folder).absolute()) for folder in [*filter(None, sys.path), root])]
         command = [sys.executable, "-I", f"-Xutf8={sys.flags.utf8_mode}", "-c", _START]
         command += [json.dumps(folders), str(_MEMORY)]

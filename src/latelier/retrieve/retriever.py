@@ -866,7 +866,8 @@ class Retriever(NotCopied):
 
 
 for _writing in (Retriever.add, Retriever.update, Retriever.synchronise):
-    show_options(**{name: Retriever._write.__kwdefaults__[name] for name in WriteKeywords.__annotations__})(_writing)
+    _shown = {name: (Retriever._write.__kwdefaults__ or {})[name] for name in WriteKeywords.__annotations__}
+    show_options(**_shown)(_writing)
 
 
 def _is_path(documents: Any) -> TypeGuard[str | os.PathLike[str]]:
