@@ -64,7 +64,7 @@ def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
     assert "1 document (1 unchanged)" in run(*command, "--no-remove").stdout
     shutil.rmtree(model)
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    assert "1 document (1 unchanged)" in run("index", notes, index).stdout  # without a model
+    assert "1 document (1 unchanged)" in run("index", notes, index, "--no-remove").stdout  # without a model
     (notes / "moon.txt").write_text("The moon rises.")
     assert run("index", notes, index).exit_code == 1
 
