@@ -69,17 +69,18 @@ def test_a_search_without_a_hit_says_why(beir, run, tmp_path, tiny):
     index, output = tmp_path / "index", tmp_path / "run.trec"
     options = ("evaluate", beir, "--index", index, "--device", "cpu", "--output", output)
     with Retriever(tiny, index, device="cpu") as retriever:
-        retriever.add([("a", "Pears."), ("b", "Plums.")])
+        retriever.add([("fruit", "Pears."), ("b", "Plums.")])
         result = run(*options, "--mode", "keywords")
         assert (result.exit_code, result.stdout) == (1, "")
         assert (
             "--mode keywords found no document for 3 queries, as no query shares a word with any of the 2 docu"
             in result.stderr
         )
-        retriever.remove(["a", "b"])
+        retriever.remove(["fruit", "b"])
     result = run(*options)
     assert result.exit_code == 1
-    assert "--mode vectors found no document for 3 queries, as the index is empty; add the documents" in result.stderr
+    assert "judged documents, such as 'fruit'" in result.stderr
+    assert "is in the index, which is empty" in result.stderr
     assert not output.exists()
 
 
@@ -89,7 +90,7 @@ def test_an_index_without_the_ids_of_the_collection_is_an_error(beir, run, tmp_p
     result = run("evaluate", beir, "--index", tmp_path / "index", "--device", "cpu")
     assert (result.exit_code, result.stdout) == (1, "")
     assert re.search(
-        r"none of the documents found, such as '[0-3]', is one of the collection, such as 'fruit'; give an",
+        r"none of the \d judged documents, such as 'fruit'.*, is in the index, which has '0', '1', '2': ",
         result.stderr,
     )
 

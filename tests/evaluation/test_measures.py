@@ -134,6 +134,15 @@ def test_input_that_cannot_be_evaluated(run, qrels, measures, message):
         evaluate(run, qrels, measures)
 
 
+def test_a_run_without_a_judged_document_is_an_error_and_no_score():
+    with pytest.raises(
+        InvalidArgumentError, match=r"none of the 2 judged documents, such as 'A-10', 'A-11'.* has '0', '1'"
+    ):
+        evaluate({"q1": {"0": 2.0, "1": 1.0}}, {"q1": {"A-10": 1, "A-11": 0}})
+    found = evaluate({"q1": {"A-11": 2.0}}, {"q1": {"A-10": 1, "A-11": 0}}, ["RR"])
+    assert found["RR"] == 0.0  # its ids are those of the judgements, so it has earned it
+
+
 @pytest.mark.parametrize("relevance", [0.7, 1.5, math.inf, np.float32(0.5)])
 def test_a_relevance_between_integers_is_refused(relevance):
     with pytest.raises(

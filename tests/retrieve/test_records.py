@@ -109,7 +109,6 @@ def test_a_csv_is_read_as_the_whole_file_is_written(tmp_path):
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', r"a.jsonl:3: malformed JSON"),
         ("a.jsonl", '{"text": "x"}\n{"id": "b"}\n', r"a.jsonl:2: it has no 'text'"),
         ("a.jsonl", '{"text": "x"}\n' + "[" * 100_000, r"a.jsonl:2: malformed JSON: .* nested too deeply"),
-        ("a.jsonl", '{"text": "x", "n": NaN}', r"a.jsonl:1: .*(nan|float)"),
         ("a.jsonl", '{"text": "a \\ud800"}', r"a.jsonl:1: the text is not valid Unicode"),
         ("a.csv", "id,body\n1,x\n", r"a.csv:1: it has no field 'text'; the fields are: id, body"),
         ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: more cells"),
@@ -208,6 +207,106 @@ def test_named_fields(tmp_path, suffix):
     ):
         with pytest.raises(InvalidArgumentError, match=f"no field {missing}"):
             next(iter(read_documents(path, **names)))
+
+
+@pytest.mark.parametrize("name", ["id", "_id", "docid", "docno", "doc_id", "pid", "DocNo", "ID"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_ids_have_the_names_of_the_field(tmp_path, name, suffix):
+    path = tmp_path / f"a.{suffix}"
+    record = {name: "007", "title": "Fruit", "contents" if suffix == "jsonl" else "text": "Pears."}
+    path.write_text(json.dumps(record) if suffix == "jsonl" else ",".join(record) + "\n" + ",".join(record.values()))
+    documents = read_documents(path)
+    assert [(each.id, each.with_title(), each.metadata) for each in documents] == [("007", "Fruit Pears.", {})]
+    text = "contents" if suffix == "jsonl" else "text"
+    assert str(documents.taken) == f"1 record; id from '{name}', text from 'title' and '{text}'"
+
+
+def test_a_chunk_has_an_id_of_its_own_and_two_ids_of_a_document_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"id": "c1", "doc_id": "d7", "text": "x"}\n{"text": "y"}\n{"docid": 1, "pid": 2, "text": "z"}'
+    )
+    documents = read_documents(tmp_path / "a.jsonl", on_problem="skip")
+    with pytest.warns(UserWarning, match="a.jsonl:3: it has both 'docid' 1 and 'pid' 2"):
+        assert [(each.id, each.metadata) for each in documents] == [("c1", {"doc_id": "d7"}), (None, {})]
+    assert str(documents.taken) == "2 records; id of 1 from 'id', no id of 1, so numbered, text from 'text'"
+
+
+QUOTED = 'id\ttext\ttitle\n1\t"Aaron ""A"" is"\tAaron\n2\t"two\nlines"\tB\n'
+TREC = """<DOC>
+<DOCNO> A-1 </DOCNO>
+<DATE>1 May</DATE>
+<HEADLINE>Salt &amp; pepper</HEADLINE>
+<TEXT>
+<P>A meal.</P>
+</TEXT>
+</DOC>
+<doc><docno>A-2</docno>
+The moon.
+</doc><DOC><DOCNO>A-3</DOCNO> Bread. </DOC>
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "documents"),
+    [
+        ("collection.tsv", "0\tPears ripen.\n1\tMoon\n", {}, [("0", "Pears ripen.", {}), ("1", "Moon", {})]),
+        ("c.tsv", "d-1\tPears ripen.\tFruit\n", {}, [("d-1", "Fruit Pears ripen.", {})]),
+        ("docs.tsv", "D1\thttp://a.b\tFruit\tPears.\n", {}, [("D1", "Fruit Pears.", {"url": "http://a.b"})]),
+        ("c.tsv", "x\ty\t7\n", {"id": "1", "text": "2"}, [("x", "y", {"3": 7})]),
+        ("c.csv", "x,y,7\n", {"text": "2", "metadata": "3"}, [(None, "y", {"3": 7})]),
+        (
+            "c.tsv",
+            'id\ttext\n0\t"Start\n1\tend"\n2\t"all"\n',
+            {},
+            [("0", '"Start', {}), ("1", 'end"', {}), ("2", '"all"', {})],
+        ),
+        ("c.tsv", QUOTED, {}, [("1", 'Aaron Aaron "A" is', {}), ("2", "B two\nlines", {})]),
+        (
+            "news.trec",
+            TREC,
+            {},
+            [("A-1", "Salt & pepper A meal.", {"date": "1 May"}), ("A-2", "The moon.", {}), ("A-3", "Bread.", {})],
+        ),
+        (
+            "FBIS-1",
+            TREC,
+            {"metadata": []},
+            [("A-1", "Salt & pepper A meal.", {}), ("A-2", "The moon.", {}), ("A-3", "Bread.", {})],
+        ),
+        (
+            "a.jsonl",
+            '{"docid": "a", "contents": "x", "n": NaN, "m": [Infinity]}',
+            {},
+            [("a", "x", {"n": None, "m": [None]})],
+        ),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_files_of_test_collections(tmp_path, name, content, fields, documents, compressed):
+    path = tmp_path / (f"{name}.gz" if compressed else name)
+    path.write_bytes(gzip.compress(content.encode()) if compressed else content.encode())
+    read = read_documents(path, **fields)
+    assert [(each.id, each.with_title(), each.metadata) for each in read] == documents
+
+
+def test_a_table_in_a_file_of_texts_is_told_and_read_as_one_on_demand(tmp_path):
+    (tmp_path / "a.txt").write_text("id\ttext\n1\tPears\n")
+    with pytest.warns(UserWarning, match="a.txt' are rows with tabs"):
+        assert len(list(read_documents(tmp_path / "a.txt"))) == 2
+    with pytest.warns(UserWarning, match="a.txt' are rows with tabs"):
+        assert len(list(read_documents(tmp_path))) == 1
+    assert [each.id for each in read_documents(tmp_path / "a.txt", format="tsv")] == ["1"]
+
+
+def test_an_element_of_trec_without_an_end_or_an_id_is_named(tmp_path):
+    (tmp_path / "a.trec").write_text("<DOC>\nx\n</DOC>\n<DOC>\n<DOCNO>1</DOCNO>")
+    read = read_documents(tmp_path / "a.trec", on_problem="skip")
+    with pytest.warns(UserWarning, match="left out 2 records"):
+        assert list(read) == []
+    assert [each.message for each in read.skipped] == [
+        "the <DOC> that begins here has no <DOCNO>.",
+        "what begins here has no </DOC>.",
+    ]
 
 
 def test_records_that_do_not_fit_the_named_fields(tmp_path):

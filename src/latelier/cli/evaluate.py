@@ -25,14 +25,13 @@ from latelier.cli.options import (
 )
 from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import LatelierError
-from latelier.evaluation.checks import OnProblem
+from latelier.evaluation.checks import OnProblem, check_same_documents
 from latelier.evaluation.files import check_run_file
 from latelier.retrieve.passages import StoredDocuments
-from latelier.utils.checks import short
 from latelier.utils.files import parse_json
 
 if TYPE_CHECKING:
-    from latelier.evaluation import Collection, Comparison, Evaluation, Run
+    from latelier.evaluation import Comparison, Evaluation, Run
     from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
@@ -138,6 +137,7 @@ def evaluate(
         with _searched_index(index, bits) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
             ids = collection.documents if index is None else StoredDocuments(searched).ids()
+            check_same_documents({"": dict.fromkeys(map(str, ids), 0.0)}, collection.qrels, "the index")
             if output is not None:
                 check_run_file(output, collection.queries, map(str, ids))
             k = _enough(context, k, widest, len(ids))
@@ -147,7 +147,7 @@ def evaluate(
                     retriever.add(collection.texts().items(), show_progress=True)
                 found = retriever.run(collection.queries, k, **search)
                 qrels = collection.qrels
-                _check_found(found, collection, len(retriever), found.settings["mode"])
+                _check_found(found, len(retriever), found.settings["mode"])
     if output is not None:
         evaluation.write_run(found, output)
     result = evaluation.evaluate(found, qrels, measures, ignore_identical_ids=ignore_identical_ids)
@@ -176,27 +176,14 @@ def _enough(context: typer.Context, k: int, widest: tuple[str, int] | None, docu
     return cutoff
 
 
-def _check_found(run: Run, collection: Collection, documents: int, mode: str) -> None:
-    """Check that a document was found, and that it is one of the collection: otherwise there would be only zeros."""
-    found = [id for scores in run.values() for id in scores]
-    if any(id in collection.documents for id in found):
+def _check_found(run: Run, documents: int, mode: str) -> None:
+    """Check that a document was found: otherwise there would be only zeros."""
+    if any(run.values()):
         return
-    if found:
-        reason = (
-            f"none of the documents found, such as {short(found[0])}, is one of the collection, such as "
-            f"{short(next(iter(collection.documents)))}; give an index of its corpus.jsonl"
-        )
-    elif documents:
-        reason = (
-            f"--mode {mode} found no document for {len(run):,} queries, as no query shares a word with any of the "
-            f"{documents:,} documents; search with --mode vectors"
-        )
-    else:
-        reason = (
-            f"--mode {mode} found no document for {len(run):,} queries, as the index is empty; add the documents of "
-            "the collection with latelier index"
-        )
-    raise LatelierError(f"nothing to measure: {reason}.")
+    raise LatelierError(
+        f"nothing to measure: --mode {mode} found no document for {len(run):,} queries, as no query shares a word with "
+        f"any of the {documents:,} documents; search with --mode vectors."
+    )
 
 
 @contextmanager

@@ -75,7 +75,10 @@ FolderOption: TypeAlias = Annotated[
 FormatOption: TypeAlias = Annotated[
     DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
 ]
-IdOption: TypeAlias = Annotated[str | None, typer.Option(metavar="FIELD", help="Field of the id; default: id or _id.")]
+IdOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="FIELD", help="Field of the id; default: id or _id, else docid, docno, doc_id or pid."),
+]
 TextOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FIELD,...", help="Fields of the text, joined by line ends; default: text.")
 ]
@@ -187,6 +190,8 @@ def index(
                also .txt, and each file has its path as the id
       jsonl    {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}; also a JSON array
       csv      a header with a column "text"; "id", "title" and metadata as above
+      tsv      as csv, with tabs; also without a header: id, text, title
+      trec     TREC's SGML: <DOC>, <DOCNO>, ...
       parquet  columns as of csv
       txt      one text per line; its id is the integer after the largest one in the index
 
@@ -242,7 +247,7 @@ def index(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )
         _export_encoder(retriever)
-        _report(retriever, target, report, as_json=json_output)
+        _report(retriever, target, report, documents, as_json=json_output)
         for _ in changes:
             keep_current(retriever, read, remove=remove, **options)
 
@@ -273,7 +278,11 @@ def _make(folder: Path, bits: int | None, exact: bool, shards: int | None, **opt
     return make_index(folder, bits or FOLDER_BITS, shards, **options)
 
 
-def _report(retriever: Retriever, target: Path, report: Synchronised, *, as_json: bool) -> None:
+def _report(
+    retriever: Retriever, target: Path, report: Synchronised, documents: FileDocuments, *, as_json: bool
+) -> None:
+    if documents.taken.records:
+        typer.echo(f"{printable(str(documents.taken))}.", err=True)
     index: Any = retriever.index
     documents = len(retriever)
     size = index.statistics().bytes or 0

@@ -6,7 +6,8 @@ A run is a plain dict, ``run[query id][document id] = score``; qrels have the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from itertools import islice
 from typing import Literal, TypeAlias, get_args
 
 from latelier.errors import InvalidArgumentError
@@ -100,6 +101,23 @@ def check_scores(run: Run, label: str) -> None:
                 raise InvalidArgumentError(
                     f"document {document!r} of query {query!r} in {label} has score NaN, which cannot be ranked."
                 )
+
+
+def check_same_documents(run: Run, qrels: Qrels, label: str, documents: Container[str] = ()) -> None:
+    """Check that a judged document was found by some query or is one of `documents`: else all measures would be 0."""
+    found = dict.fromkeys(id for scores in run.values() for id in scores)
+    judged = dict.fromkeys(id for row in qrels.values() for id in row)
+    if any(id in found or id in documents for id in judged):
+        return
+    raise InvalidArgumentError(
+        f"none of the {len(judged):,} judged documents, such as {_listed(judged)}, is in {label}, which "
+        f"{f'has {_listed(found)}' if found else 'is empty'}: do they belong to the same collection, and have its ids?"
+    )
+
+
+def _listed(ids: Iterable[str]) -> str:
+    """Return the first ids, as samples of what they look like."""
+    return ", ".join(short(id) for id in islice(ids, 3))
 
 
 def check_relevance(qrels: Qrels) -> None:

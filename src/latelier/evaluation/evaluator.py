@@ -16,7 +16,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 
 from latelier.errors import StorageError
 from latelier.evaluation.collection import Collection
-from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate
+from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
 from latelier.indexes import Flat, Index
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.retriever import SearchRun, search_settings
@@ -199,7 +199,9 @@ class RetrievalEvaluator(BaseEvaluator):
             settings = search_settings(given, index, list(queries.values()), self.k, chosen)
             self.run = SearchRun(run, settings | {"seconds": seconds})
         ignored = self.ignore_identical_ids
-        self.evaluation = evaluate(self.run, self.collection.qrels, self.measures, ignore_identical_ids=ignored)
+        self.evaluation = evaluate_named(
+            self.run, self.collection.qrels, self.measures, "the run", ignored, self.collection.documents
+        )
         if output_path is not None and self.write_csv:
             self._append(Path(output_path), epoch, steps, self.evaluation)
         metrics: dict[str, float] = self.prefix_name_to_metrics(dict(self.evaluation), self.name)

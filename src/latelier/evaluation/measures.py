@@ -10,13 +10,13 @@ import ast
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from subprocess import SubprocessError
 from types import ModuleType
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_scores
+from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_same_documents, check_scores
 from latelier.evaluation.files import ranking
 from latelier.utils.checks import describe
 from latelier.utils.misc import bar, fragment, needs_extra, table, warn_caller
@@ -104,9 +104,9 @@ def evaluate(
     Raises
     ------
     InvalidArgumentError
-        If the run or the qrels are empty or share no query, an id is not a str, a score is NaN, a relevance is not an
-        integer or beyond a million, or a measure is unknown (the message suggests the nearest name) or undefined for
-        a query.
+        If the run or the qrels are empty, or share no query or no document, an id is not a str, a score is NaN, a
+        relevance is not an integer or beyond a million, or a measure is unknown (the message suggests the nearest name)
+        or undefined for a query.
     MissingExtraError
         If ir-measures is not installed.
 
@@ -131,9 +131,17 @@ def evaluate(
 
 
 def evaluate_named(
-    run: Run, qrels: Qrels, measures: Iterable[str], label: str, ignore_identical_ids: bool | None
+    run: Run,
+    qrels: Qrels,
+    measures: Iterable[str],
+    label: str,
+    ignore_identical_ids: bool | None,
+    documents: Container[str] = (),
 ) -> Evaluation:
-    """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller."""
+    """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller.
+
+    `documents`: ids of what was searched, if known; a run may then miss all judged ones.
+    """
     ir_measures = _ir_measures()
     parsed = _parse_all(measures, ir_measures)
     settings = dict(getattr(run, "settings", {}))
@@ -141,6 +149,7 @@ def evaluate_named(
     check_evaluated(qrels, "qrels")
     qrels = {query: judged for query, judged in qrels.items() if judged}
     _check(run, qrels, label)
+    check_same_documents(run, qrels, label, documents)
     if ignore_identical_ids is None:
         own = any(query in row for query, row in run.items() if query in qrels)
         ignore_identical_ids = own and not any(judged.get(query, 0) > 0 for query, judged in qrels.items())

@@ -21,8 +21,8 @@ from latelier.indexes.store.rows import encode_metadata
 from latelier.retrieve.files import is_readable, read_file, read_pictures
 from latelier.retrieve.images import is_picture
 from latelier.retrieve.records import (
-    RECORD_FORMATS,
     DocumentFields,
+    FieldsTaken,
     FileDocuments,
     InputDocument,
     OnProblem,
@@ -31,8 +31,8 @@ from latelier.retrieve.records import (
     Skipped,
     SkipReason,
     check_encoding,
-    read_records,
 )
+from latelier.retrieve.tables import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
 from latelier.utils.checks import check_choice, check_unicode, cut, is_unicode, short
 from latelier.utils.files import as_path, is_file, is_folder
 from latelier.utils.misc import warn_caller
@@ -40,7 +40,7 @@ from latelier.utils.misc import warn_caller
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "parquet", "txt", "whole"]
+DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "tsv", "trec", "parquet", "txt", "whole"]
 
 
 def read_documents(
@@ -73,12 +73,16 @@ def read_documents(
         skipped; a warning at the end, and the attribute `skipped`, name them.
     format
         ``"jsonl"``: a record per line, with ``text``, optionally ``id`` and ``title``, and metadata under any other
-        key; also one JSON array or object, and the dumps of Elasticsearch and Qdrant. ``"csv"``, ``"parquet"``:
-        columns of these names. ``"txt"``: a text per line. ``"whole"``: the file is one text, its name the id.
+        key; also one JSON array or object, and the dumps of Elasticsearch and Qdrant. ``"csv"``, ``"tsv"``,
+        ``"parquet"``: columns of these names; in a TSV, a quote is a letter unless cells are quoted as in CSV, and
+        without a header, the columns are id, text and title, as in MS MARCO's ``collection.tsv``, or numbers: ``id=1,
+        text="3"``. ``"trec"``: TREC's SGML. ``"txt"``: a text per line. ``"whole"``: the file is one text, its name the
+        id.
         ``"auto"``: by the file's extension; if that is unknown, by the first line.
     id, text, title, metadata
-        Names of the fields of JSONL, CSV and Parquet files to take instead: of the id, of the text (several are joined
-        by line ends), of the title, and of the metadata. Without `metadata`, all other fields are metadata. A field
+        Names of the fields of JSONL, CSV and Parquet files to take instead: of the id (default: ``id`` or ``_id``, else
+        ``docid``, ``docno``, ``doc_id`` or ``pid``, in whatever case), of the text (several are joined by line ends),
+        of the title, and of the metadata. Without `metadata`, all other fields are metadata. A field
         inside of another one is ``meta.year``.
     glob
         Patterns of the files of a folder, such as ``"*.rst"``; default: all of known formats. A pattern with a slash
@@ -96,7 +100,8 @@ def read_documents(
     Returns
     -------
     iterable of InputDocument
-        For `Retriever.add` and `Retriever.update`; of a file, it can be iterated once.
+        For `Retriever.add` and `Retriever.update`; of a file, it can be iterated once. Its attribute `taken` then says
+        which fields were taken for what: ``3,204 records; id from 'docid', text from 'title' and 'contents'``.
 
     Raises
     ------
@@ -152,8 +157,8 @@ def read_document_file(
         documents = read_pictures(path, path.name, skip)
         return FileDocuments(documents, skipped, path)
     chosen: Any = format if format != "auto" else RECORD_FORMATS.get(_suffix(source), "auto")
-    if chosen == "auto" and path is not None and is_file(path) and (is_readable(path) or not _has_records(path)):
-        chosen = "whole"
+    if chosen in ("auto", "txt") and format == "auto" and path is not None and is_file(path):
+        chosen = _format_of_text(path, chosen)
     if chosen != "whole":
         return read_records(file, chosen, source, reading)
     if path is None:
@@ -174,14 +179,31 @@ def _suffix(name: str) -> str:
     return PurePosixPath(name.removesuffix(".gz")).suffix.lower()
 
 
-def _has_records(path: Path) -> bool:
-    """Whether a file of an unknown kind, which is not one text, begins as a JSON record."""
+def _format_of_text(path: Path, chosen: str) -> str:
+    """Return the format of a file with a name that is that of texts or of nothing known, by its first lines."""
+    found = format_by_contents(path)
+    if found == "trec":
+        return found
+    if chosen == "txt":
+        if looks_like_a_table(path):
+            warn_caller(
+                f"the lines of {str(path)!r} are rows with tabs, and are read as texts; format 'tsv' (--format tsv) "
+                "reads them as a table, 'txt' as texts without this warning."
+            )
+        return chosen
+    if is_readable(path) or (found is None and not _is_empty_or_unknown(path)):
+        return "whole"
+    return chosen
+
+
+def _is_empty_or_unknown(path: Path) -> bool:
+    """Whether a file has no text, is compressed without being named so, or cannot be read, which is told later."""
     try:
         with path.open("rb") as file:
             begin = file.read(4096)
     except OSError:
-        return True  # an error when it is read
-    return begin.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[", b"\x1f\x8b")) or not begin.strip()
+        return True
+    return begin.startswith(b"\x1f\x8b") or not begin.lstrip(b"\xef\xbb\xbf \t\r\n").strip()
 
 
 _MOST_NAMED = 10  # skipped files in a warning
@@ -222,7 +244,7 @@ class DocumentFolder(FileDocuments):
         self.files.sort(key=lambda path: path.relative_to(folder).parts)
         kinds = {_suffix(path.name) for path in self.files if not path.name.lower().startswith("readme")}
         kinds = kinds - {".json"} or kinds  # what describes a data set
-        self._is_data_set = len(kinds) == 1 and RECORD_FORMATS.get(kinds.pop()) in ("jsonl", "parquet")
+        self._is_data_set = len(kinds) == 1 and RECORD_FORMATS.get(kinds.pop()) in ("jsonl", "parquet", "trec")
         self.are_texts = not self._is_data_set and reading.pages == "texts"
 
     def __len__(self) -> int:
@@ -230,6 +252,7 @@ class DocumentFolder(FileDocuments):
 
     def __iter__(self) -> Iterator[InputDocument]:
         del self.skipped[self._listed :]  # those of an earlier iteration
+        self.taken = FieldsTaken()
         for path in self.files:
             yield from self.read(path)
         self.warn()
@@ -303,10 +326,12 @@ class DocumentFolder(FileDocuments):
         if is_empty:
             raise EmptyTextError("it is empty.")
         kind = RECORD_FORMATS.get(_suffix(path.name), "txt")
+        if _suffix(path.name) == ".txt" and self._format == "auto":
+            kind = _format_of_text(path, kind)
         records: Any = self._format if self._format not in ("auto", "whole") else kind
         if self._reading.pages == "images":
             yield from read_pictures(path, name, partial(_skip_page, self.skipped, name))
-        elif self._format == "whole" or records == "txt" or (records == "csv" and not self._has_text(path)):
+        elif self._format == "whole" or records == "txt" or not self._has_text(path, records):
             documents = read_file(path, name, self._reading.encoding)
             text = documents[0].text
             if not self.glob and _suffix(name) in _SCRIPTS and len(text) > _MOST_IN_LINES * (text.count("\n") + 1):
@@ -328,6 +353,7 @@ class DocumentFolder(FileDocuments):
             else:
                 id = number if document.id is None else document.id
                 yield document._replace(id=f"{name}#{id}", metadata={"path": name, **document.metadata})
+        self.taken += found.taken
         if number < 0:
             self.skip(path, "none of its records has a field 'text'", SkipReason.RECORDS)
         elif found.skipped:
@@ -359,10 +385,12 @@ class DocumentFolder(FileDocuments):
         """Note that a file or a folder is left out."""
         self.skipped.append(Skipped(self.name(path), cut(message, _LONGEST_MESSAGE), reason))
 
-    def _has_text(self, path: Path) -> bool:
-        """Whether a CSV file has the columns of records; others are read as one text."""
+    def _has_text(self, path: Path, format: Any) -> bool:
+        """Whether a file of records has their fields; tables without them are read as one text."""
+        if format not in ("csv", "tsv"):
+            return True
         try:
-            found = read_records(path, "csv", "", self._reading._replace(on_problem="skip"))
+            found = read_records(path, format, path.name, self._reading._replace(on_problem="skip"))
             return next(iter(found), None) is not None
         except InvalidArgumentError:
             return self._reading.fields.are_named

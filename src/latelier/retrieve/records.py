@@ -1,15 +1,13 @@
-"""Documents as records: Python values, tables, JSON, CSV and Parquet, whatever program wrote them.
+"""Documents as records: of Python values and tables in memory, and what the fields of a record are.
 
-Files that are one text each are in `latelier.retrieve.files`, folders in `latelier.retrieve.folders`.
+Files of records are in `latelier.retrieve.tables`, those that are one text each in `latelier.retrieve.files`.
 """
 
 from __future__ import annotations
 
 import codecs
-import csv
 import datetime
 import decimal
-import io
 import itertools
 import math
 import os
@@ -18,22 +16,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from latelier.errors import EmptyTextError, InvalidArgumentError, StorageError
+from latelier.errors import EmptyTextError, InvalidArgumentError
 from latelier.indexes import Id
 from latelier.indexes.results import as_id
 from latelier.indexes.store.rows import encode_metadata
 from latelier.utils.checks import check_unicode, cut, describe, short
-from latelier.utils.files import (
-    LONGEST_LINE,
-    is_file,
-    number_or_text,
-    open_binary,
-    parse_json,
-    text_lines,
-)
-from latelier.utils.misc import needs_extra, warn_caller
+from latelier.utils.misc import warn_caller
 
 
 class Part(NamedTuple):
@@ -121,11 +111,48 @@ class Skipped(NamedTuple):
     reason: SkipReason
 
 
+class FieldsTaken:
+    """What the records of a source were taken for so far: how many, and the fields of their ids and their texts."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.remark = ""
+        self._ids: Counter[str | None] = Counter()
+        self._texts: dict[str, None] = {}
+
+    def add(self, id: str | None, texts: Iterable[str]) -> None:
+        """Count a record."""
+        self.records += 1
+        self._ids[id] += 1
+        self._texts |= dict.fromkeys(texts)
+
+    def __iadd__(self, other: FieldsTaken) -> FieldsTaken:
+        self.records += other.records
+        self.remark = other.remark or self.remark
+        self._ids += other._ids
+        self._texts |= other._texts
+        return self
+
+    def __str__(self) -> str:
+        ids = []
+        for name, count in self._ids.most_common():
+            share = f" of {count:,}"
+            if count == self.records:
+                share = ""
+            if name is None:
+                ids.append(f"no id{share}, so numbered")
+            else:
+                ids.append(f"id{share} from {name}")
+        said = [f"{', '.join(ids)}, text from {' and '.join(self._texts)}", self.remark]
+        plural = "s" * (self.records != 1)
+        return "; ".join([f"{self.records:,} record{plural}", *filter(None, said)])
+
+
 class FileDocuments:
     """Documents that are read from files: records, or with `are_texts` files that are one text each.
 
-    `skipped` names each file, line or row that was left out so far; `path` is that of a file or folder that can be read
-    again.
+    `skipped` names each file, line or row that was left out so far, `taken` says which fields of its records were taken
+    for what; `path` is that of a file or folder that can be read again.
     """
 
     def __init__(
@@ -135,8 +162,10 @@ class FileDocuments:
         path: Path | None = None,
         *,
         are_texts: bool = False,
+        taken: FieldsTaken | None = None,
     ) -> None:
         self._documents = documents
+        self.taken = taken or FieldsTaken()
         self.skipped = skipped
         self.path = path
         self.are_texts = are_texts
@@ -180,12 +209,12 @@ def _table_rows(documents: Any) -> Any:
     elif hasattr(documents, "to_batches") or (
         hasattr(documents, "__arrow_c_stream__") and (hasattr(documents, "schema") or hasattr(documents, "columns"))
     ):
-        rows = (row for batch in _batches(documents) for row in _rows(batch))
+        rows = (row for batch in _batches(documents) for row in rows_of(batch))
     else:
         return documents
     return (
         dict.fromkeys({"text"} & {*map(str, row)})
-        | {str(name): _json_value(value) for name, value in row.items() if not _is_missing(value)}
+        | {str(name): json_value(value) for name, value in row.items() if not _is_missing(value)}
         for row in rows
     )
 
@@ -198,7 +227,7 @@ def _batches(table: Any) -> Iterator[Any]:
         found = table.to_batches()
     else:
         found = pyarrow.RecordBatchReader.from_stream(table)
-    return (batch.slice(start, _ROWS) for batch in found for start in range(0, batch.num_rows, _ROWS))
+    return (batch.slice(start, ROWS_AT_ONCE) for batch in found for start in range(0, batch.num_rows, ROWS_AT_ONCE))
 
 
 def _is_missing(value: Any) -> bool:
@@ -229,23 +258,46 @@ def parse_document(item: Any, position: int | str, *, with_image: bool = True) -
         record = {**record, "text": record.get("text") or ""}
     if "text" not in record:
         raise InvalidArgumentError(f"it has no 'text'; its keys are {_listed(record)}.", advice="name-fields")
-    given = [name for name in ("id", "_id") if record.get(name) is not None]
-    if len(given) > 1:
-        raise InvalidArgumentError(
-            f"it has both 'id' {short(record['id'])} and '_id' {short(record['_id'])}; give one."
-        )
-    id_ = as_id(record[given[0]]) if given else None
+    own = id_field(record)
+    if own is None:
+        id_ = None
+    else:
+        id_ = as_id(record[own])
     text = record.pop("text")
     title = record.pop("title", None)
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
-    rest = {name: value for name, value in record.items() if name not in ("id", "_id")}
+    rest = {name: value for name, value in record.items() if name not in (own, "id", "_id")}
     document = InputDocument(id_, text, _merged_metadata(rest), title or "", image=image)
     if image is None or text != "":
         _checked_text(document.with_title() if isinstance(text, str) else text, id_)
     # The index makes the same check, but after the chunk is encoded.
     encode_metadata(document.metadata, position if id_ is None else id_)
     return document
+
+
+# Names of ids, whatever their case: those of all kinds of records, and those of test collections. A record with one of
+# each is a chunk, and the second is the document that it is of.
+_OWN_IDS = ("id", "_id")
+_IDS_OF_THE_FIELD = ("docid", "docno", "doc_id", "pid")
+
+
+def id_names(names: Iterable[Any]) -> list[str]:
+    """Return those of the fields of a record, or of the columns of a table, that are its id."""
+    lowered = {name: name.lower() for name in names if isinstance(name, str)}
+    own = [name for name, lower in lowered.items() if lower in _OWN_IDS]
+    return own or [name for name, lower in lowered.items() if lower in _IDS_OF_THE_FIELD]
+
+
+def id_field(record: Mapping[str, Any]) -> str | None:
+    """Return the field of the id of a record, if one has a value."""
+    given = id_names(name for name, value in record.items() if value is not None)
+    if len(given) > 1:
+        values = " and ".join(f"{short(name)} {short(record[name])}" for name in given[:2])
+        raise InvalidArgumentError(f"it has both {values}; give one as 'id'.", advice="name-fields")
+    if given:
+        return given[0]
+    return None
 
 
 def _as_record(item: Any) -> dict[str, Any]:
@@ -260,10 +312,10 @@ def _as_record(item: Any) -> dict[str, Any]:
         raise InvalidArgumentError(
             f"received {describe(item)}; expected a text, an (id, text) pair, or a dict with 'text'."
         )
-    return _plain(item)
+    return plain_record(item)
 
 
-def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
+def plain_record(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with its text at the top, also as Elasticsearch, Qdrant and Anserini write it."""
     record = dict(item)
     if "text" in record:
@@ -313,8 +365,8 @@ _FIRST_RECORDS = 100
 class DocumentFields(NamedTuple):
     """The names of the fields that documents are made of; ``meta.year`` is a field inside of another one.
 
-    By default, the id is ``id`` or ``_id``, the text ``text``, the title ``title``, and all others are metadata. The
-    fields of a text are joined by line ends.
+    By default, the id is what `id_names` finds, the text ``text``, the title ``title``, and all others are metadata.
+    The fields of a text are joined by line ends.
     """
 
     id: str | None = None
@@ -349,13 +401,33 @@ class DocumentFields(NamedTuple):
         """The fields of the text."""
         return self.text or ("text",)
 
-    @property
-    def columns(self) -> list[str] | None:
-        """The columns of a table that are needed, if there are any; None: all."""
+    def id_columns(self, names: Iterable[str]) -> list[str]:
+        """Those of the columns of a table that are the id."""
+        if self.id is not None:
+            return [self.id]
+        return id_names(names)
+
+    def columns_of(self, names: list[str]) -> list[str]:
+        """Those of the columns of a table that are needed."""
         if self.metadata is None:
-            return None
-        ids = ("id", "_id") if self.id is None else (self.id,)
-        return [*dict.fromkeys([*ids, *self.text_names, self.title or "title", *self.metadata])]
+            return names
+        needed = {*self.id_columns(names), *self.text_names, self.title or "title", *self.metadata}
+        return [name for name in names if name in needed]
+
+    def taken_of(self, item: Any) -> tuple[str | None, list[str]]:
+        """Return the field of the id of a record, and those of its text, title first."""
+        if not isinstance(item, Mapping):
+            if isinstance(item, str):
+                return None, ["each line"]
+            return "the first value", ["the second value"]
+        title = self.title or "title"
+        texts = [title] * bool(item.get(title))
+        if not self.text and "text" not in item:
+            texts += [name for name in ("contents", "_source", "payload") if name in item][:1]
+        else:
+            texts += self.text_names
+        id = self.id or id_field(item)
+        return id and repr(id), [repr(name) for name in texts]
 
     def check_names(self, found: Iterable[str], where: str) -> None:
         """Check that all named fields, and those of the text, are among those of a table or of some records."""
@@ -370,17 +442,20 @@ class DocumentFields(NamedTuple):
 
     def select(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record with the keys ``id``, ``title``, ``text`` and ``metadata``, as `parse_document` takes it."""
-        plain = _plain(item)
-        record = {**_flat(item), **plain}
+        plain = plain_record(item)
+        record = {**flat_record(item), **plain}
         for name in (self.id, *self.text):
             if name is not None and name not in record:
                 raise InvalidArgumentError(f"it has no field {short(name)}; its fields are {_listed(item)}.")
         selected: dict[str, Any] = {"text": _joined({name: record.get(name) for name in self.text_names})}
-        ids = ("id", "_id") if self.id is None else (self.id,)
+        ids = self.id_columns(name for name, value in record.items() if value is not None)
         selected |= {name if self.id is None else "id": record[name] for name in ids if name in record}
         selected["title"] = record.get(self.title or "title")
         if self.metadata is None:
-            roles = {*ids, *self.text_names, self.title or "title"}
+            unnamed: set[str] = set()
+            if self.id is None:
+                unnamed = {"id", "_id"}
+            roles = {*ids, *unnamed, *self.text_names, self.title or "title"}
             used = roles | {name.split(".")[-1] for name in roles - item.keys()} | ({"id", "text"} - item.keys())
             selected["metadata"] = _merged_metadata({name: plain[name] for name in plain if name not in used})
         else:
@@ -393,15 +468,20 @@ class DocumentFields(NamedTuple):
         remaining = iter(records)
         first = list(itertools.islice(remaining, _FIRST_RECORDS))
         if first:
-            keys = [key for _, item in first if isinstance(item, Mapping) for key in {**_plain(item), **_flat(item)}]
+            keys = [
+                key
+                for _, item in first
+                if isinstance(item, Mapping)
+                for key in {**plain_record(item), **flat_record(item)}
+            ]
             self.check_names(keys, f"{source}: its first records have")
         return itertools.chain(first, remaining)
 
 
-def _flat(item: Mapping[str, Any]) -> dict[str, Any]:
+def flat_record(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with the fields inside of its fields beside them: ``_source.body``."""
     nested = [(name, value) for name, value in item.items() if isinstance(value, Mapping)]
-    return {**item, **{f"{name}.{inner}": each for name, value in nested for inner, each in _flat(value).items()}}
+    return {**item, **{f"{name}.{inner}": each for name, value in nested for inner, each in flat_record(value).items()}}
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:
@@ -431,21 +511,8 @@ def _listed(record: Mapping[str, Any]) -> str:
     return cut(", ".join(map(short, record)) or "none", 200)
 
 
-RecordFormat: TypeAlias = Literal["jsonl", "csv", "parquet", "txt"]
 OnProblem: TypeAlias = Literal["stop", "skip"]
 Pages: TypeAlias = Literal["texts", "images"]
-RECORD_FORMATS: dict[str, RecordFormat] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".txt": "txt",
-}
-_LONGEST_MESSAGE = 500
-_MOST_CHARACTERS = 1 << 28  # of a file whose records are one JSON value
-_GZIP = b"\x1f\x8b"
 
 
 class Reading(NamedTuple):
@@ -465,290 +532,6 @@ class Reading(NamedTuple):
             )
 
 
-def read_records(
-    file: str | Path | BinaryIO, format: Literal["auto", RecordFormat], source: str, reading: Reading
-) -> FileDocuments:
-    """Return the documents of a path, a pipe, a device or an open file, which messages call `source`."""
-    if format == "txt":
-        reading.check_of_text(source)
-    records: Iterator[tuple[int | str, Any]]
-    if format == "parquet":
-        if not isinstance(file, (str, Path)):
-            raise InvalidArgumentError(f"the format {format!r} needs a file with a name; received {source}.")
-        records = _parquet_records(file, source, reading.fields)
-    elif format == "csv":
-        records = _csv_records(file, source, reading)
-    else:
-        if isinstance(file, (str, Path)):
-            opened = open_binary(file)
-        else:
-            opened = file
-        records = _line_records(_lines(opened, source, reading.encoding), source, format, reading)
-    skipped: list[Skipped] = []
-    if isinstance(file, (str, Path)) and is_file(Path(file)):
-        path = Path(file)
-    else:
-        path = None
-    return FileDocuments(_documents(records, source, reading, skipped), skipped, path)
-
-
-def _documents(
-    records: Iterator[tuple[int | str, Any]], source: str, reading: Reading, skipped: list[Skipped]
-) -> Iterator[InputDocument]:
-    """Yield the documents of numbered lines or rows, checked; errors name the file and the line."""
-    for number, item in records:
-        try:
-            if isinstance(item, InvalidArgumentError):
-                raise item
-            if reading.fields.are_named:
-                if not isinstance(item, dict):
-                    raise InvalidArgumentError("it is not a record, but fields are named; expected a JSON object.")
-                item = reading.fields.select(item)
-            document = parse_document(item, number, with_image=reading.pages == "images")
-        except InvalidArgumentError as error:
-            if reading.on_problem == "stop" and not isinstance(error, EmptyTextError):
-                fact = f"{source}:{number}: {cut(error.fact, _LONGEST_MESSAGE)}"
-                raise InvalidArgumentError(fact, advice=error.advice) from error
-            skipped.append(Skipped(f"{source}:{number}", cut(error.fact, _LONGEST_MESSAGE), SkipReason.RECORDS))
-        else:
-            yield document
-
-
-def _lines(opened: BinaryIO, source: str, encoding: str | None) -> Iterator[str]:
-    """Yield the lines of a file; the error for one that is gzip but has another name says so."""
-    is_first = True
-    try:
-        for line in text_lines(opened, source, compressed=source.endswith(".gz"), encoding=encoding or "utf-8-sig"):
-            is_first = False
-            yield line
-    except InvalidArgumentError as error:
-        cause = error.__cause__
-        if is_first and isinstance(cause, UnicodeDecodeError) and cause.object.startswith(_GZIP):
-            raise InvalidArgumentError(
-                f"{source} is compressed with gzip, which is decompressed only in a file whose name ends in .gz, not "
-                "on standard input; name such a file, or decompress it first: gunzip -c FILE.gz"
-            ) from error
-        raise
-
-
-def _line_records(lines: Iterator[str], source: str, format: str, reading: Reading) -> Iterator[tuple[int, Any]]:
-    """Yield line numbers, and texts or what `parse_document` takes; `auto` looks at the first line with a text."""
-    head: list[str] = []
-    for line in lines:
-        head.append(line)
-        if line.strip():
-            break
-    lines = itertools.chain(head, lines)
-    if format == "txt" or (format == "auto" and not (head and head[-1].lstrip().startswith(("{", "[")))):
-        yield from ((number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip())
-        return
-    is_array = source.removesuffix(".gz").endswith(".json")
-    values = _unwrapped(_bulk(_json_values(lines, head[-1].strip() if head else "", is_array)), reading.fields)
-    yield from reading.fields.checked_records(values, source) if reading.fields.are_named else values
-
-
-def _json_values(lines: Iterator[str], first: str, is_array: bool) -> Iterator[tuple[int, Any]]:
-    """Yield the values of JSON lines, or of one array or objects over several lines; errors as values too.
-
-    A line of its own may be a pair of an id and a text; in a file that is called .json, an array holds documents.
-    """
-    try:
-        value = parse_json(first) if first else None
-        is_whole = isinstance(value, list) and (is_array or all(isinstance(each, (dict, list)) for each in value))
-    except InvalidArgumentError:
-        is_whole = first.startswith(("[", "{"))
-    read: list[str] = []
-    if is_whole:
-        size = 0
-        for line in lines:
-            size += len(line)
-            if size > _MOST_CHARACTERS:
-                raise InvalidArgumentError(
-                    f"it is one value of more than {_MOST_CHARACTERS:,} characters; write one record a line (.jsonl)."
-                )
-            read.append(line)
-        try:
-            value = parse_json("".join(read))
-        except InvalidArgumentError:  # JSON lines of which the first is faulty, or objects over several lines
-            lines = iter(re.split(r"(?m)^(?=\{)", "".join(read)) if first == "{" else read)
-        else:
-            values = value if isinstance(value, list) else [value]
-            yield from enumerate(values, start=1)
-            return
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield number, parse_json(line)
-            except InvalidArgumentError as error:
-                yield number, error
-
-
-def _unwrapped(values: Iterator[tuple[int, Any]], fields: DocumentFields) -> Iterator[tuple[int, Any]]:
-    """Yield the records in the only value of a file: those of a list within it (hits.hits), or of an object of ids."""
-    head = list(itertools.islice(values, 2))
-    value = head[0][1] if len(head) == 1 else None
-    if isinstance(value, dict) and not {*fields.text_names} & {*_plain(value), *_flat(value)}:
-        inner = [*_flat(value).values()]
-        lists = [
-            each for each in inner if isinstance(each, list) and each and all(isinstance(one, dict) for one in each)
-        ]
-        if len(lists) == 1:
-            head = list(enumerate(lists[0], start=1))
-        elif value and all(isinstance(each, dict) for each in value.values()):
-            head = list(enumerate(({"id": name, **each} for name, each in value.items()), start=1))
-    return itertools.chain(head, values)
-
-
-def _bulk(values: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Put the ids of Elasticsearch's bulk actions, which stand on lines of their own, into the records after them."""
-    for number, value in values:
-        if isinstance(value, dict) and len(value) == 1:
-            action = next(iter(value.values()))
-        else:
-            action = None
-        if isinstance(action, dict) and next(iter(value)) in ("index", "create") and {*action} <= _BULK:
-            number, record = next(values, (number, {}))
-            yield number, {"_id": action.get("_id"), **record} if isinstance(record, dict) else record
-        elif not (isinstance(action, dict) and next(iter(value)) == "delete" and {*action} <= _BULK):
-            yield number, value
-
-
-_BULK = {"_id", "_index", "_type", "routing", "version", "version_type", "pipeline", "require_alias"}
-_DELIMITERS = (",", ";", "\t", "|")
-
-
-def _csv_records(file: str | Path | BinaryIO, source: str, reading: Reading) -> Iterator[tuple[int, Any]]:
-    """Return an iterator over rows as dicts; a column has the type of all its cells, so the file is read twice.
-
-    The first reading starts again if it meets a byte that is not UTF-8, or an escaped quote.
-    """
-    if isinstance(file, (str, Path)) and is_file(Path(file)):
-        path = file
-        contents = b""
-    else:
-        path = None
-        contents = (open_binary(file) if isinstance(file, (str, Path)) else file).read()
-    encoding = reading.encoding or "utf-8-sig"
-    has_escapes = False
-
-    def table() -> _CsvTable:
-        binary = open_binary(path) if path else io.BytesIO(contents)
-        return _CsvTable(_lines(binary, source, encoding), source, reading.delimiter, has_escapes=has_escapes)
-
-    found = None
-    while found is None:
-        try:
-            found = table().columns(reading.fields)
-        except InvalidArgumentError as error:
-            if reading.encoding is not None or not _may_be_cp1252(error):
-                raise
-            encoding = "cp1252"
-        else:
-            has_escapes = has_escapes or found is None
-    names, numeric = found
-    return _typed_rows(itertools.islice(table().rows(), 1, None), names, numeric, reading.fields)
-
-
-class _CsvTable:
-    """One reading of a CSV file, with a delimiter as its header has it.
-
-    `has_escapes`: a quote within quotes is written as a backslash and a quote, as MySQL and others do, not twice.
-    """
-
-    def __init__(self, lines: Iterator[str], source: str, delimiter: str | None, *, has_escapes: bool) -> None:
-        first = next(lines, "")
-        named = _SEPARATOR.fullmatch(first.strip())
-        header = next(lines, "") if named else first
-        if delimiter is None and named:
-            delimiter = named[1]
-        elif delimiter is None and ".tsv" in Path(source).suffixes and "\t" in header:
-            delimiter = "\t"
-        elif delimiter is None:
-            delimiter = _sniffed(header)
-        self._lines = itertools.chain([header] if header else [], lines)
-        self._source = source
-        self._has_escapes = has_escapes
-        self._before = 1 if named else 0  # lines before the header
-        self._dialect = {
-            "delimiter": delimiter,
-            "escapechar": "\\" if has_escapes else None,
-            "skipinitialspace": f"{delimiter} " in header,
-        }
-        self._escape = re.compile(rf'\\"(?=[^"\r\n{re.escape(delimiter)}])')
-        self._met_escape = False
-        self._null = re.compile(rf"(?:^|(?<={re.escape(delimiter)})) {{0,8}}\\N(?=[{re.escape(delimiter)}\r\n]|\Z)")
-
-    def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows that are not blank, the header first, each with the number of its first line."""
-        return _csv_rows(self._cleaned_lines(), self._source, self._dialect, self._before)
-
-    def columns(self, fields: DocumentFields) -> tuple[list[str], set[str]] | None:
-        """Return the names of all columns, and of those of numbers; None if it has escapes that were read without."""
-        rows = self.rows()
-        try:
-            number, names = next(rows, (1, []))
-            _check_columns(names, fields, f"{self._source}:{number}: ")
-            ids = ("id", "_id") if fields.id is None else (fields.id,)
-            as_texts = {*ids, fields.title or "title", *fields.text_names}
-            numeric = {i for i, name in enumerate(names) if name not in as_texts}
-            for _, row in rows:
-                numeric -= {i for i, cell in enumerate(row) if i in numeric and cell and not _is_number(cell)}
-        except _MalformedCsvError:
-            if self._has_escapes or not (self._met_escape or any(map(self._escape.search, self._lines))):
-                raise
-            return None
-        if self._met_escape and not self._has_escapes:
-            return None
-        return names, {names[i] for i in numeric}
-
-    def _cleaned_lines(self) -> Iterator[str]:
-        """Yield the lines without the NULL of databases."""
-        for line in self._lines:
-            self._met_escape = self._met_escape or self._escape.search(line) is not None
-            yield self._null.sub("", line)
-
-
-def _is_number(cell: str) -> bool:
-    """Whether a cell is a number that has the same text when it is written again: 1.5, but neither 1.50 nor 7e10."""
-    value = number_or_text(cell)
-    return not isinstance(value, str) and str(value) == cell
-
-
-def _typed_rows(
-    rows: Iterator[tuple[int, list[str]]], names: list[str], numeric: set[str], fields: DocumentFields
-) -> Iterator[tuple[int, Any]]:
-    for number, row in rows:
-        cells = {name: cell for name, cell in zip(names, row, strict=False) if cell}
-        if len(row) > len(names):
-            yield number, InvalidArgumentError("more cells than the header has columns.")
-        elif "" in cells and fields.metadata is None:
-            fact = (
-                f"column {names.index('') + 1} has no name in the header, so its value {short(cells[''])} cannot be "
-                "stored; name the column, choose others with metadata, or leave it out (pandas: to_csv(index=False))."
-            )
-            yield number, InvalidArgumentError(fact)
-        else:
-            values = {name: number_or_text(cell) if name in numeric else cell for name, cell in cells.items()}
-            yield number, dict.fromkeys(fields.text_names, "") | values
-
-
-# Excel names the delimiter on a first line of its own.
-_SEPARATOR = re.compile(r"sep=(.)")
-
-
-def _may_be_cp1252(error: InvalidArgumentError) -> bool:
-    """Whether a text that is not UTF-8 may have the encoding of spreadsheets on Windows, so is not binary."""
-    cause = error.__cause__
-    if not isinstance(cause, UnicodeDecodeError) or cause.encoding != "utf-8":
-        return False
-    return b"\0" not in cause.object and not cause.object.startswith(_GZIP)
-
-
-def _sniffed(header: str) -> str:
-    """Return the delimiter of a header: the one that gives most columns."""
-    return max(_DELIMITERS, key=lambda each: len(next(csv.reader([header[:100_000]], delimiter=each), [])))
-
-
 def check_encoding(name: str | None) -> None:
     """Raise `InvalidArgumentError` if Python knows no encoding of a name."""
     try:
@@ -757,102 +540,11 @@ def check_encoding(name: str | None) -> None:
         raise InvalidArgumentError(f"received encoding={name!r}; expected one that Python knows, as cp1252.") from error
 
 
-class _MalformedCsvError(InvalidArgumentError):
-    """A row of a CSV file has a quote that is not closed, or a cell that is too long."""
-
-
-def _csv_rows(
-    lines: Iterable[str], source: str, dialect: Mapping[str, Any], before: int
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of `_CsvTable.rows`; an error names the line at which its row begins."""
-    own: list[str] = []  # the lines of the current row
-
-    def kept() -> Iterator[str]:
-        for line in lines:
-            own.append(line)
-            yield line
-
-    reader = csv.reader(kept(), **dialect)
-    while True:
-        own.clear()
-        first = before + reader.line_num + 1
-        # The csv module's limit on the length of a cell is global, so it is raised only while a row is read.
-        limit = csv.field_size_limit(LONGEST_LINE)
-        try:
-            row = next(reader, None)
-            if row is None:
-                return
-            # A quote that is not closed takes in the rows up to the next quote, which only a strict reader reports.
-            # Strict on all rows, it would also reject stray quotes within a line, which do no harm.
-            if len(own) > 1 or own[0].count('"') % 2:
-                list(csv.reader(own, strict=True, **dialect))
-        except csv.Error as error:
-            raise _MalformedCsvError(
-                f"{source}:{first}: malformed CSV: {error}; in the row that begins here a quote is not closed, or "
-                f"stands within a cell (write it twice), or a cell has more than {LONGEST_LINE:,} characters."
-            ) from error
-        finally:
-            csv.field_size_limit(limit)
-        if row:
-            yield first, row
-
-
-def _check_columns(names: list[str], fields: DocumentFields, place: str) -> None:
-    """Check that no column is repeated, and that there is a column of the text and those that are named."""
-    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
-    if count > 1:
-        raise InvalidArgumentError(f"{place}the header has the column {short(name)} {count:,} times.")
-    fields.check_names(names, f"{place}it has")
-
-
 # Rows converted to Python objects at once; a row group is read page by page.
-_ROWS = 1024
+ROWS_AT_ONCE = 1024
 
 
-def _parquet_records(path: str | Path, source: str, fields: DocumentFields) -> Iterator[tuple[str, Any]]:
-    """Return an iterator over the rows of a file; its columns are checked before the first row is read."""
-    with needs_extra("Reading Parquet files", "parquet"):
-        import pyarrow
-        from pyarrow import parquet
-    file = open_binary(path)
-    try:
-        opened = parquet.ParquetFile(file)
-        names = list(opened.schema_arrow.names)
-    except (pyarrow.ArrowException, OSError) as error:
-        file.close()
-        raise InvalidArgumentError(f"{path} is not a Parquet file: {_reason(error)}.") from error
-    _check_columns(names, fields, f"{source}: ")
-    if fields.columns is None:
-        wanted = None
-    else:
-        wanted = [name for name in names if name in fields.columns]
-
-    def records() -> Iterator[tuple[str, Any]]:
-        number = 0
-        with file:
-            batches = opened.iter_batches(batch_size=_ROWS, columns=wanted)
-            while True:
-                try:
-                    batch = next(batches, None)
-                    rows = [] if batch is None else _rows(batch)
-                except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a time beyond Python's
-                    raise StorageError(f"cannot read {path}: {_reason(error)}.") from error
-                if batch is None:
-                    return
-                for row in rows:
-                    number += 1
-                    try:
-                        # As in CSV: an empty cell is no value, so it is left out.
-                        record = {key: _json_value(value) for key, value in row.items() if value is not None}
-                    except InvalidArgumentError as error:
-                        yield f"row {number}", error
-                    else:
-                        yield f"row {number}", dict.fromkeys(fields.text_names, "") | record
-
-    return records()
-
-
-def _rows(batch: Any) -> list[dict[str, Any]]:
+def rows_of(batch: Any) -> list[dict[str, Any]]:
     """Return the rows of a record batch as Python objects."""
     import pyarrow
 
@@ -865,7 +557,7 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
     return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a value of a table as JSON has it: times as ISO 8601, decimals as numbers, NaN as None, bytes as UTF-8."""
     if isinstance(value, float):
         if math.isfinite(value):
@@ -874,11 +566,11 @@ def _json_value(value: Any) -> Any:
     if value is None or isinstance(value, (str, int)):
         return value
     if hasattr(value, "tolist"):  # an array or a number of numpy
-        return _json_value(value.tolist())
+        return json_value(value.tolist())
     if isinstance(value, dict):
-        return {str(key): _json_value(each) for key, each in value.items()}
+        return {str(key): json_value(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_json_value(each) for each in value]
+        return [json_value(each) for each in value]
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -886,15 +578,10 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, decimal.Decimal):
         if value.is_finite() and value == value.to_integral_value():
             return int(value)
-        return _json_value(float(value))
+        return json_value(float(value))
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError as error:
             raise InvalidArgumentError("it holds bytes that are not UTF-8 text.") from error
     return str(value)  # a UUID, an interval
-
-
-def _reason(error: Exception) -> str:
-    """Return the message of pyarrow, which may end with a full stop or a line end."""
-    return cut(str(error).strip().rstrip("."), 200)

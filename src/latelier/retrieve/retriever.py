@@ -319,11 +319,12 @@ class Retriever(NotCopied):
         ----------
         documents
             Any iterable, read lazily: of texts (which get the integer ids after the largest one in the index, or 0, 1,
-            2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally ``"id"`` or
-            ``"_id"`` and ``"title"`` (put before the text), and ``"image"`` (a path, with ``"page"`` of a PDF; bytes;
-            an image of PIL) for models that read pictures; all other keys are metadata. Or a table of pandas, polars,
-            pyarrow or DuckDB with these columns, documents of LangChain, LlamaIndex or Haystack, or the path of a
-            file or a folder, of which what is new or changed is encoded (`synchronise` also removes).
+            2, ... in an empty index); of ``(id, text)`` pairs; or of dicts with ``"text"``, optionally an id
+            (``"id"`` or ``"_id"``, else ``"docid"``, ``"docno"``, ``"doc_id"`` or ``"pid"``), ``"title"`` (put before
+            the text) and ``"image"`` (a path, with ``"page"`` of a PDF; bytes; an image of PIL) for models that read
+            pictures; all other keys are metadata. Or a table of pandas, polars, pyarrow or DuckDB with these columns,
+            documents of LangChain, LlamaIndex or Haystack, or the path of a file or a folder, of which what is new
+            or changed is encoded (`synchronise` also removes).
         skip_existing
             Skip documents with an id that is in the index. Repeating an interrupted call continues it.
         batch_size
