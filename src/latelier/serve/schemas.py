@@ -89,11 +89,11 @@ _TYPES: dict[Any, Any] = {
     EffortName | float | None: EffortName | Annotated[Number, Field(gt=0)] | None,
 }
 _CHOSEN = {name: kind for name, kind in get_type_hints(SearchOptions).items() if SEARCH_OPTIONS[name].for_clients}
-_FIELDS: dict[str, Any] = {
+_FIELDS: dict[str, Any] = {"k": (Count, Field(10, description="Maximum number of documents per query."))}
+_FIELDS |= {
     name: (_TYPES.get(kind, kind), Field(getattr(_DEFAULT, name), description=SEARCH_OPTIONS[name].help))
     for name, kind in _CHOSEN.items()
 }
-_FIELDS["k"] = (Count, Field(10, description="Maximum number of documents per query."))
 _Chosen: Any = create_model("_Chosen", __base__=_Body, **_FIELDS)
 
 
