@@ -40,7 +40,10 @@ class Family(NamedTuple):
     renames: Mapping[str, str]
 
 
-_OF_QWEN = {r"^model\.(layers|embed_tokens|norm)\b": r"language_model.\1", r"^model\.(visual|language_model)\.": r"\1."}
+_OF_QWEN = {
+    r"^model\.(layers|embed_tokens|norm)\b": r"language_model.\1",
+    r"^model\.(visual|language_model|custom_text_proj)\.": r"\1.",
+}
 FAMILIES = {
     "colpali": Family(
         ("ColPali",),
