@@ -284,16 +284,16 @@ def _report(
     if documents.taken.records:
         typer.echo(f"{printable(str(documents.taken))}.", err=True)
     index: Any = retriever.index
-    documents = len(retriever)
+    count = len(retriever)
     size = index.statistics().bytes or 0
     if as_json:
         skipped = [each._asdict() for each in report.skipped]
         print_json(
-            {"index": str(target), "documents": documents, "bytes": size, **report._asdict(), "skipped": skipped}
+            {"index": str(target), "documents": count, "bytes": size, **report._asdict(), "skipped": skipped}
         )
         return
-    plural = "" if documents == 1 else "s"
-    found = f"{documents:,} document{plural} ({report}), {_searchable(retriever)}; {size / 1e6:,.1f} MB"
+    plural = "" if count == 1 else "s"
+    found = f"{count:,} document{plural} ({report}), {_searchable(retriever)}; {size / 1e6:,.1f} MB"
     typer.echo(f"{printable(str(target))}: {found}.")
     if size > _LARGE:
         typer.echo(_smaller(index, target, size))

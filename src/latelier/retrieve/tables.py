@@ -61,6 +61,7 @@ def read_records(
 ) -> FileDocuments:
     """Return the documents of a path, a pipe, a device or an open file, which messages call `source`."""
     opened = _Source(file, source, reading, FieldsTaken())
+    records: Iterator[tuple[int | str, Any]]
     if format == "auto":
         records = _records_by_first_line(opened)
     else:
