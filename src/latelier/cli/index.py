@@ -288,9 +288,7 @@ def _report(
     size = index.statistics().bytes or 0
     if as_json:
         skipped = [each._asdict() for each in report.skipped]
-        print_json(
-            {"index": str(target), "documents": count, "bytes": size, **report._asdict(), "skipped": skipped}
-        )
+        print_json({"index": str(target), "documents": count, "bytes": size, **report._asdict(), "skipped": skipped})
         return
     plural = "" if count == 1 else "s"
     found = f"{count:,} document{plural} ({report}), {_searchable(retriever)}; {size / 1e6:,.1f} MB"
