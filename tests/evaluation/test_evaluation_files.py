@@ -9,7 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.evaluation import Collection, load_beir, ranking, read_qrels, read_run, write_run, write_trec_qrels
+from latelier.evaluation import (
+    Collection,
+    evaluate,
+    load_beir,
+    ranking,
+    read_excluded,
+    read_qrels,
+    read_run,
+    write_run,
+    write_trec_qrels,
+)
 from latelier.evaluation.files import check_run_file
 
 CORPUS = [
@@ -313,3 +323,50 @@ def test_qrels_that_cannot_be_written(tmp_path):
         write_trec_qrels({"q": {"d": 1}}, 5)
     with pytest.raises(StorageError, match=r"could not write .*absent"):
         write_trec_qrels({"q": {"d": 1}}, tmp_path / "absent" / "qrels.txt")
+
+
+def test_predictions_that_mteb_saves_are_one_run(tmp_path):
+    (tmp_path / "a.json").write_text(
+        '{"mteb_model_meta": {"model_name": "m"}, "default": {"test": {"q1": {"d1": 2.0}}}}'
+    )
+    assert read_run(tmp_path / "a.json") == {"q1": {"d1": 2.0}}
+    (tmp_path / "b.json").write_text('{"en": {"test": {"q1": {"d1": 2.0}}}, "de": {"test": {"q1": {"d1": 2.0}}}}')
+    with pytest.raises(InvalidArgumentError, match="2 runs of mteb, of the subsets and splits en test, de test"):
+        read_run(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'qid,docid,docno,rank,score,query\nq1,17,d1,0,2.5,"a, b"\nq1,3,d2,1,2.0,"a, b"\n',
+        "qid\tdocno\trank\nq1\td1\t1\nq1\td2\t2\n",
+        "query_id,doc_id,score\nq1,d2,1\nq1,d1,3\n",
+    ],
+)
+def test_runs_with_a_header(tmp_path, text):
+    (tmp_path / "run.csv").write_text(text)
+    found = read_run(tmp_path / "run.csv")
+    assert sorted(found["q1"], key=found["q1"].get, reverse=True) == ["d1", "d2"]
+
+
+@pytest.mark.parametrize("name", ["answer_pids", "gold_ids"])
+def test_lists_of_relevant_documents_are_judgements(tmp_path, name):
+    (tmp_path / "qas.jsonl").write_text(f'{{"qid": 0, "query": "what ripens", "{name}": [31, 32]}}')
+    assert read_qrels(tmp_path / "qas.jsonl") == {"0": {"31": 1, "32": 1}}
+
+
+def test_documents_that_do_not_count_for_a_query(folder, tmp_path):
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "x", "excluded_ids": ["d2"], "negative_ids": [7]}\n')
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    collection = load_beir(folder)
+    assert collection.excluded == read_excluded(folder) == {"q1": ["d2", "7"]}
+    run = {"q1": {"d2": 2.0, "d1": 1.0}}
+    assert evaluate(run, collection.qrels, ["RR"])["RR"] == 0.5
+    assert evaluate(run, collection.qrels, ["RR"], excluded=collection.excluded)["RR"] == 1.0
+    (tmp_path / "excluded").write_text("q1 d2\nq1 d3\n")
+    assert read_excluded(tmp_path / "excluded") == {"q1": ["d2", "d3"]}
+    (tmp_path / "excluded").write_text("q1 d2\nq1\n")
+    with pytest.raises(InvalidArgumentError, match="excluded:2: 1 columns"):
+        read_excluded(tmp_path / "excluded")
+    with pytest.raises(InvalidArgumentError, match="query 'q1'; expected a list"):
+        evaluate(run, collection.qrels, ["RR"], excluded={"q1": "d2"})

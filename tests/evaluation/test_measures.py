@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError, MissingExtraError
-from latelier.evaluation import evaluate, read_qrels, read_run
+from latelier.evaluation import Collection, evaluate, read_qrels, read_run
 
 
 def naive(scores, judged, k):
@@ -184,3 +184,15 @@ def test_the_document_with_the_id_of_its_query_is_left_out_where_it_is_no_answer
     own = {"a1": {"a1": 1}, "a2": {"b2": 1}}  # the same ids mean that they belong together
     assert evaluate(run, own, ["RR"]).per_query["a1"]["RR"] == 1.0
     assert evaluate(run, own, ["RR"], ignore_identical_ids=True).per_query["a1"]["RR"] == 0.0
+
+
+def test_numbers_of_two_lists_are_the_same_ids_only_if_the_texts_agree():
+    run, qrels = {"1": {"1": 9.0, "3": 5.0}, "2": {"3": 2.0}}, {"1": {"3": 1}, "2": {"3": 1}}
+    with pytest.warns(UserWarning, match="1 queries of the run found a document with their id, such as '1'"):
+        assert evaluate(run, qrels, ["RR"])["RR"] == 0.75
+    documents = {"1": {"title": "", "text": "The moon."}, "3": {"title": "", "text": "Pears."}}
+    other = Collection(documents, {"1": "what ripens", "2": "fruit"}, qrels)
+    own = Collection(documents, {"1": "the  moon.", "2": "fruit"}, qrels)
+    assert (other.identical_ids(), own.identical_ids()) == (False, True)
+    assert Collection(documents, {"2": "fruit"}, qrels).identical_ids() is None
+    assert evaluate(run, qrels, ["RR"], ignore_identical_ids=own.identical_ids())["RR"] == 1.0

@@ -31,13 +31,17 @@ from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.files import parse_json
 
 if TYPE_CHECKING:
-    from latelier.evaluation import Comparison, Evaluation, Run
+    from latelier.evaluation import Collection, Comparison, Evaluation, Run
     from latelier.indexes import Index
     from latelier.retrieve import Retriever
 
 IdenticalIdsOption: TypeAlias = Annotated[
     bool | None,
     typer.Option(help="Leave out the document with the id of its query; default: where that is relevant to no query."),
+]
+ExcludeOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Documents that do not count: a query and a document a line; default: DATA's."),
 ]
 _OF_A_SEARCH = (
     "index",
@@ -105,6 +109,7 @@ def evaluate(
         OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
     ] = "error",
     ignore_identical_ids: IdenticalIdsOption = None,
+    exclude: ExcludeOption = None,
     device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with the values of every query.")] = False,
 ) -> None:
@@ -124,11 +129,11 @@ def evaluate(
     check_bits(bits, exact=False)
     measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
+    excluded = _excluded(exclude, data)
     if run is not None:
-        refuse_unused_split(context, data)
-        refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
+        _check_of_a_run(context, data)
         qrels = evaluation.read_qrels(data, split)
-        found = evaluation.read_run(run)
+        found: Any = evaluation.read_run(run)
     else:
         if index is not None:
             refuse_unused(context, _OF_A_NEW_INDEX, "has no effect beside --index, which has its own")
@@ -136,22 +141,47 @@ def evaluate(
         collection = evaluation.load_beir(data, split, on_problem=on_problem)
         with _searched_index(index, bits) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
-            ids = collection.documents if index is None else StoredDocuments(searched).ids()
-            check_same_documents({"": dict.fromkeys(map(str, ids), 0.0)}, collection.qrels, "the index")
-            if output is not None:
-                check_run_file(output, collection.queries, map(str, ids))
-            k = _enough(context, k, widest, len(ids))
+            documents = _check_documents(None if index is None else searched, collection, output)
+            k = _enough(context, k, widest, documents)
             lengths = {"max_length_query": max_length_query, "max_length_document": max_length_document}
             with _retriever(index, searched, model, device, trust_remote_code, lengths) as retriever:
                 if index is None:
                     retriever.add(collection.texts().items(), show_progress=True)
-                found = retriever.run(collection.queries, k, **search)
+                found = retriever.run(collection.queries, k, excluded=excluded, **search)
+                if ignore_identical_ids is None:
+                    ignore_identical_ids = collection.identical_ids()
                 qrels = collection.qrels
                 _check_found(found, len(retriever), found.settings["mode"])
     if output is not None:
         evaluation.write_run(found, output)
-    result = evaluation.evaluate(found, qrels, measures, ignore_identical_ids=ignore_identical_ids)
-    _show(result, data, as_json=json_output)
+    options: Any = {"ignore_identical_ids": ignore_identical_ids, "excluded": excluded}
+    _show(evaluation.evaluate(found, qrels, measures, **options), data, as_json=json_output)
+
+
+def _check_of_a_run(context: typer.Context, data: Path) -> None:
+    refuse_unused_split(context, data)
+    refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
+
+
+def _check_documents(index: Index | None, collection: Collection, output: Path | None) -> int:
+    """Check that judged documents are among those to search, and a run of these can be written; return their number."""
+    if index is None:
+        ids = list(collection.documents)
+    else:
+        ids = [str(id) for id in StoredDocuments(index).ids()]
+    check_same_documents({"": dict.fromkeys(ids, 0.0)}, collection.qrels, "the index")
+    if output is not None:
+        check_run_file(output, collection.queries, ids)
+    return len(ids)
+
+
+def _excluded(exclude: Path | None, data: Path | None) -> dict[str, list[str]]:
+    """Return which documents do not count: those of a file that is named, else those of the queries of a folder."""
+    if exclude is not None:
+        return evaluation.read_excluded(exclude)
+    if data is not None and data.is_dir():
+        return evaluation.read_excluded(data)
+    return {}
 
 
 def _show(result: Evaluation, data: Path, *, as_json: bool) -> None:
@@ -231,6 +261,7 @@ def compare(
     trials: Annotated[int, typer.Option(min=1, help="Trials of the randomisation test.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the test.")] = 0,
     ignore_identical_ids: IdenticalIdsOption = None,
+    exclude: ExcludeOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print as JSON, with every query.")] = False,
 ) -> None:
     """Test whether two runs differ beyond chance, query by query, and say which of their settings differ.
@@ -259,6 +290,7 @@ def compare(
     if names[0] == names[1]:  # a run compared with itself
         names = f"{names[0]} (a)", f"{names[1]} (b)"
     options: dict[str, Any] = {"trials": trials, "seed": seed, "ignore_identical_ids": ignore_identical_ids}
+    options["excluded"] = _excluded(exclude, qrels)
     comparison = evaluation.compare(*runs, judged, measure, names=names, **options)
     if json_output:
         print_json(_values(comparison))

@@ -5,17 +5,18 @@ from typing import TYPE_CHECKING
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
-    from latelier.evaluation.checks import Qrels, Run
+    from latelier.evaluation.checks import Excluded, Qrels, Run
     from latelier.evaluation.collection import Collection, load_beir
     from latelier.evaluation.comparison import Comparison, MeasureComparison, compare
     from latelier.evaluation.evaluator import RetrievalEvaluator
-    from latelier.evaluation.files import ranking, read_qrels, read_run, write_run, write_trec_qrels
+    from latelier.evaluation.files import ranking, read_excluded, read_qrels, read_run, write_run, write_trec_qrels
     from latelier.evaluation.measures import Evaluation, evaluate
 
 __all__ = [
     "Collection",
     "Comparison",
     "Evaluation",
+    "Excluded",
     "MeasureComparison",
     "Qrels",
     "RetrievalEvaluator",
@@ -24,6 +25,7 @@ __all__ = [
     "evaluate",
     "load_beir",
     "ranking",
+    "read_excluded",
     "read_qrels",
     "read_run",
     "write_run",
@@ -31,10 +33,10 @@ __all__ = [
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
-    checks=("Qrels", "Run"),
+    checks=("Excluded", "Qrels", "Run"),
     collection=("Collection", "load_beir"),
     comparison=("Comparison", "MeasureComparison", "compare"),
     evaluator=("RetrievalEvaluator",),
-    files=("ranking", "read_qrels", "read_run", "write_run", "write_trec_qrels"),
+    files=("ranking", "read_excluded", "read_qrels", "read_run", "write_run", "write_trec_qrels"),
     measures=("Evaluation", "evaluate"),
 )

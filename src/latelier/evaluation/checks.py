@@ -6,7 +6,7 @@ A run is a plain dict, ``run[query id][document id] = score``; qrels have the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from itertools import islice
 from typing import Literal, TypeAlias, get_args
 
@@ -19,6 +19,9 @@ Run: TypeAlias = Mapping[str, Mapping[str, float]]
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Query id to document id to relevance."""
+
+Excluded: TypeAlias = Mapping[str, Collection[str]]
+"""Query id to the ids of documents that do not count for it."""
 
 OnProblem = Literal["error", "warn"]
 
@@ -81,6 +84,27 @@ def check_evaluated(table: Mapping[str, Mapping[str, float]], name: str) -> None
     check_str_ids("query id", table, name)
     for row in table.values():
         check_str_ids("document id", row, name)
+
+
+def check_excluded(excluded: Excluded) -> Excluded:
+    """Return what is left out, checked: ``{query id: [document id, ...]}``."""
+    for query, ids in excluded.items():
+        if isinstance(ids, str) or not isinstance(ids, Collection):
+            raise InvalidArgumentError(
+                f"received {describe(ids)} as excluded documents of query {short(query)}; expected a list of ids."
+            )
+        check_str_ids("document id", ids, "excluded documents")
+    check_str_ids("query id", excluded, "excluded documents")
+    return excluded
+
+
+def without(run: Run, excluded: Excluded) -> dict[str, dict[str, float]]:
+    """Return a run without the documents that do not count for its queries."""
+    left_out = {query: frozenset(ids) for query, ids in excluded.items()}
+    return {
+        query: {id_: score for id_, score in row.items() if id_ not in left_out.get(query, ())}
+        for query, row in run.items()
+    }
 
 
 def check_str_ids(what: str, ids: Iterable[object], name: str) -> None:

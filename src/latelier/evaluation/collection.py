@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.checks import OnProblem, Problems, check_evaluated, check_relevance, check_str_ids
-from latelier.evaluation.files import find_split, numbered_lines, qrels_entries
+from latelier.evaluation.checks import (
+    OnProblem,
+    Problems,
+    check_evaluated,
+    check_excluded,
+    check_relevance,
+    check_str_ids,
+)
+from latelier.evaluation.files import excluded_ids, find_split, numbered_lines, qrels_entries
 from latelier.utils.files import as_path, is_file, is_folder, parse_json
 
 
@@ -25,6 +32,8 @@ class Collection:
         Query id to text.
     qrels
         Query id to document id to relevance: 0 is not relevant, higher is more relevant.
+    excluded
+        Query id to the ids of documents that do not count for it, as in BRIGHT: those that the question was made of.
 
     Raises
     ------
@@ -47,6 +56,7 @@ class Collection:
     documents: dict[str, dict[str, str]]
     queries: dict[str, str]
     qrels: dict[str, dict[str, int]]
+    excluded: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Here, as evaluation would find it only after all documents are encoded.
@@ -54,10 +64,32 @@ class Collection:
             check_str_ids(what, ids, name)
         check_evaluated(self.qrels, "qrels")
         check_relevance(self.qrels)
+        check_excluded(self.excluded)
 
     def texts(self) -> dict[str, str]:
         """Return document id to the text to index: title and text joined by a space, as in BEIR's published figures."""
         return {id_: f"{document['title']} {document['text']}".strip() for id_, document in self.documents.items()}
+
+    def identical_ids(self) -> bool | None:
+        """Return whether the queries stand among the documents under their own ids; None if they share no id.
+
+        Known by the texts: ids of two lists that are numbered from 1 are the same by chance.
+
+        Examples
+        --------
+        >>> documents = {"1": {"title": "", "text": "The moon."}}
+        >>> Collection(documents, queries={"1": "what is far away"}, qrels={}).identical_ids()
+        False
+        """
+        shared = [id_ for id_ in self.queries if id_ in self.documents]
+        if not shared:
+            return None
+        same = 0
+        for id_ in shared:
+            document = self.documents[id_]
+            texts = {_squeezed(document["text"]), _squeezed(f"{document['title']} {document['text']}")}
+            same += _squeezed(self.queries[id_]) in texts
+        return same * 2 > len(shared)
 
     def __repr__(self) -> str:
         qrels = sum(len(judged) for judged in self.qrels.values())
@@ -67,6 +99,11 @@ class Collection:
             f"{qrels:,} qrel{'' if qrels == 1 else 's'}",
         )
         return f"Collection({', '.join(counts)})"
+
+
+def _squeezed(text: str) -> str:
+    """Return a text without differences of case and white space."""
+    return " ".join(text.lower().split())
 
 
 def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem = "error") -> Collection:
@@ -88,7 +125,8 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     Returns
     -------
     Collection
-        Titles and texts; other fields of the corpus are dropped. Ids written as JSON integers become strings.
+        Titles and texts, and ``excluded_ids`` of queries; other fields are dropped. Ids written as JSON integers become
+        strings.
 
     Raises
     ------
@@ -118,10 +156,16 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
         id_: {"title": record.get("title") or "", "text": record["text"] or ""}
         for id_, record in _records(corpus, ("text", "title"), problems)
     }
-    texts = {id_: record["text"] for id_, record in _records(queries, ("text",), problems)}
+    texts = {}
+    excluded = {}
+    for id_, record in _records(queries, ("text",), problems):
+        texts[id_] = record["text"]
+        if ids := excluded_ids(record):
+            excluded[id_] = ids
     qrels = _qrels(split_qrels, documents, texts, problems)
     problems.settle(str(folder))
-    return Collection(documents, {id_: text for id_, text in texts.items() if id_ in qrels}, qrels)
+    judged = {id_: text for id_, text in texts.items() if id_ in qrels}
+    return Collection(documents, judged, qrels, {id_: ids for id_, ids in excluded.items() if id_ in qrels})
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.checks import Qrels, Run
+from latelier.evaluation.checks import Excluded, Qrels, Run
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
 from latelier.utils.checks import check_count
 from latelier.utils.misc import Markup, escape, fragment, table
@@ -273,6 +273,7 @@ def compare(
     trials: int = 100_000,
     seed: int = 0,
     ignore_identical_ids: bool | None = None,
+    excluded: Excluded | None = None,
 ) -> Comparison:
     """Compare two runs on the same queries: by how much `run_b` differs from `run_a`, and whether by chance.
 
@@ -293,7 +294,7 @@ def compare(
         Trials of the randomisation test. With few queries that differ, it tries all combinations of signs.
     seed
         Seed of the test and of the bootstrap interval: the same arguments give the same result.
-    ignore_identical_ids
+    ignore_identical_ids, excluded
         As in `evaluate`; what a run does not hold makes no difference to it.
 
     Returns
@@ -325,7 +326,8 @@ def compare(
     def evaluated(run: Run | Evaluation, name: str) -> Evaluation:
         if isinstance(run, Evaluation):
             return run
-        return evaluate_named(run, qrels or {}, measures or DEFAULT_MEASURES, f"run {name}", ignore_identical_ids)
+        chosen = measures or DEFAULT_MEASURES
+        return evaluate_named(run, qrels or {}, chosen, f"run {name}", ignore_identical_ids, excluded=excluded)
 
     first = evaluated(run_a, a)
     second = evaluated(run_b, b)

@@ -199,8 +199,16 @@ class RetrievalEvaluator(BaseEvaluator):
             settings = search_settings(given, index, list(queries.values()), self.k, chosen)
             self.run = SearchRun(run, settings | {"seconds": seconds})
         ignored = self.ignore_identical_ids
+        if ignored is None:
+            ignored = self.collection.identical_ids()
         self.evaluation = evaluate_named(
-            self.run, self.collection.qrels, self.measures, "the run", ignored, self.collection.documents
+            self.run,
+            self.collection.qrels,
+            self.measures,
+            "the run",
+            ignored,
+            self.collection.documents,
+            self.collection.excluded,
         )
         if output_path is not None and self.write_csv:
             self._append(Path(output_path), epoch, steps, self.evaluation)

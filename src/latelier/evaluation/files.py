@@ -6,6 +6,7 @@ name neither the file nor the line of a fault, and need its extra; so these are 
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_scores, relevance_fault
@@ -27,6 +28,7 @@ def find_split(folder: Path, split: str) -> Path:
         f"qrels/{split}.tsv",
         f"qrels/{split}.jsonl",
         f"{split}.jsonl",
+        f"qas.{split}.jsonl",
         *(["qrels.jsonl"] if split == "test" else []),
     ]
     for candidate in (folder / f"{stem}{end}" for stem in stems for end in ("", ".gz")):
@@ -67,7 +69,9 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
         ``{"query_id": "q1", "document_id": "d1", "score": 1.5}``, or holds all documents of a query:
         ``{"query_id": "q1", "results": [{"corpus_id": "d1", "score": 1.5}]}``, as the evaluators of
         sentence-transformers write it; ``query-id`` and ``corpus-id`` are accepted too. One object
-        ``{"q1": {"d1": 1.5}}`` is a run of ranx or pytrec_eval.
+        ``{"q1": {"d1": 1.5}}`` is a run of ranx or pytrec_eval, and the predictions that mteb saves hold one. A table
+        with commas or tabs and a header is read by the names of its columns, as PyTerrier and RankLLM write it:
+        ``qid``, ``docno`` and ``score``, else ``rank``.
 
     Returns
     -------
@@ -108,7 +112,8 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
         The file, or a folder as `load_beir` takes it, of which the qrels of a split are read. BEIR's format has three
         columns separated by tabs; with a header, it says in which order. TREC's has four columns. Lines that begin with
         ``#`` are comments. A JSON line is ``{"query_id": "q1", "document_id": "d1", "relevance": 1}``; ``score`` is
-        accepted in place of ``relevance``. One object ``{"q1": {"d1": 1}}`` holds qrels of ranx or pytrec_eval.
+        accepted in place of ``relevance``, and ``{"qid": 0, "answer_pids": [31, 32]}`` of LoTTE. One object
+        ``{"q1": {"d1": 1}}`` holds qrels of ranx or pytrec_eval.
     split
         Which qrels of a folder.
 
@@ -143,6 +148,64 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
     return qrels
 
 
+# Fields of a query with the ids of documents that do not count for it, in BRIGHT and MM-BRIGHT.
+_EXCLUDED = ("excluded_ids", "negative_ids")
+
+
+def excluded_ids(record: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the documents that do not count for a query."""
+    lists = [record[name] for name in _EXCLUDED if isinstance(record.get(name), list)]
+    return [str(id_) for ids in lists for id_ in ids]
+
+
+def read_excluded(path: str | Path) -> dict[str, list[str]]:
+    r"""Read which documents do not count for which query: lines of a query and a document, plain or with ``.gz``.
+
+    Parameters
+    ----------
+    path
+        The file, whose two ids stand between white space, or a tab if they have white space themselves; or a folder as
+        `load_beir` takes it, whose queries have ``excluded_ids`` in BRIGHT.
+
+    Returns
+    -------
+    dict
+        Query id to document ids, as `evaluate` and `Retriever.run` take it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a line has not two ids; the message names the file and the line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "excluded.txt"
+    >>> _ = path.write_text("q1 d2\nq1 d3\n")
+    >>> read_excluded(path)
+    {'q1': ['d2', 'd3']}
+    """
+    path = as_path(path)
+    excluded: dict[str, list[str]] = {}
+    if is_folder(path):
+        files = [path / name for name in ("queries.jsonl", "queries.jsonl.gz") if is_file(path / name)]
+        for number, line in (numbered for file in files[:1] for numbered in numbered_lines(file)):
+            if not any(name in line for name in _EXCLUDED):
+                continue
+            record = parse_json(line)
+            if isinstance(record, dict) and (ids := excluded_ids(record)):
+                excluded[_id(record, ("_id", *_QUERY_OF_TEXTS), f"{files[0]}:{number}")] = ids
+        return excluded
+    for number, line in _lines(path)[1]:
+        ids = line.split("\t")
+        if len(ids) == 1:
+            ids = line.split()
+        if len(ids) != 2 or not all(ids):
+            raise InvalidArgumentError(f"{path}:{number}: {len(ids)} columns; expected a query id and a document id.")
+        excluded.setdefault(ids[0], []).append(ids[1])
+    return excluded
+
+
 _QUERY = ("query_id", "query-id", "qid", "q_id", "query", "topic", "q")
 _DOCUMENT = (
     "document_id",
@@ -159,6 +222,8 @@ _DOCUMENT = (
     "doc",
     "d",
 )
+_RELEVANT = ("answer_pids", "gold_ids")  # lists of the relevant documents of a query: LoTTE, BRIGHT
+_QUERY_OF_TEXTS = ("qid", "query_id", "query-id", "id", "_id")  # where the query is a text
 _RELEVANCE = ("relevance", "score", "rel", "label", "grade")
 _RUN_FORMS = (
     "query, Q0, document, rank, score and name (TREC), or separated by tabs query, document, rank, score (ColBERT) or "
@@ -220,6 +285,10 @@ def _run_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
     if _is_json(first):
         yield from _json_entries(lines, str(path), ("score",))
         return
+    columns = _named_columns(first)
+    if columns is not None:
+        yield from _named_entries(path, columns, lines)
+        return
     tabs = first.count("\t")
     ranks: dict[str, int] = {}
     for number, line in lines:
@@ -240,6 +309,49 @@ def _run_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
                 f"{ranks[query]}, as in runs of ColBERT and MS MARCO, where each query's documents are in order."
             )
         yield number, query, document, cells[3] if tabs == 3 else 1 / ranks[query]
+
+
+class _RunColumns(NamedTuple):
+    """The places of the columns of a run with a header."""
+
+    delimiter: str
+    count: int
+    query: int
+    document: int
+    score: int | None
+    rank: int | None
+
+
+def _named_columns(header: str) -> _RunColumns | None:
+    """Return the columns of a run if its first line names them; beside ``docno``, ``docid`` is a number."""
+    for delimiter in (",", "\t"):
+        names = [name.strip().strip('"').lower() for name in header.split(delimiter)]
+        places = {name: place for place, name in reversed([*enumerate(names)])}
+        query = next((places[name] for name in (*_QUERY_OF_TEXTS, *_QUERY) if name in places), None)
+        document = next((places[name] for name in ("docno", *_DOCUMENT) if name in places), None)
+        score = places.get("score")
+        rank = places.get("rank")
+        if query is not None and document is not None and query != document and (score, rank) != (None, None):
+            return _RunColumns(delimiter, len(names), query, document, score, rank)
+    return None
+
+
+def _named_entries(
+    path: Path, columns: _RunColumns, lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, str, str, Any]]:
+    """Yield number, query, document and score, or the negative rank, of rows with a header."""
+    next(lines)
+    for number, line in lines:
+        cells = next(csv.reader([line], delimiter=columns.delimiter))
+        if len(cells) != columns.count:
+            raise InvalidArgumentError(f"{path}:{number}: {len(cells)} columns; the header has {columns.count}.")
+        if columns.score is not None:
+            value: Any = cells[columns.score]
+        else:
+            value = _to_float(cells[columns.rank or 0])
+            if value is not None:
+                value = -value
+        yield number, cells[columns.query], cells[columns.document], value
 
 
 def _to_float(value: Any) -> float | None:
@@ -293,7 +405,13 @@ def _json_entries(
         if not isinstance(record, dict):
             raise InvalidArgumentError(f"{place}: expected a JSON object, received {type(record).__name__}.")
         if record and all(isinstance(row, dict) for row in record.values()):
-            yield from ((number, query, id_, value) for query, row in record.items() for id_, value in row.items())
+            table = _of_mteb(record, place)
+            yield from ((number, query, id_, value) for query, row in table.items() for id_, value in row.items())
+            continue
+        relevant = next((record[name] for name in _RELEVANT if isinstance(record.get(name), list)), None)
+        if relevant is not None and values == _RELEVANCE:
+            query = _id(record, _QUERY_OF_TEXTS, place)
+            yield from ((number, query, str(id_), 1) for id_ in relevant)
             continue
         query = _id(record, _QUERY, place)
         results = record.get("results", [record])
@@ -301,6 +419,24 @@ def _json_entries(
             raise InvalidArgumentError(f"{place}: results is {describe(results)}; expected a list of JSON objects.")
         for result in results:
             yield number, query, _id(result, _DOCUMENT, place), _field(result, values, place)
+
+
+def _of_mteb(record: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return the only run of mteb's predictions, ``{subset: {split: run}}`` beside the model's; others as they are."""
+    parts = {
+        f"{subset} {split}": table
+        for subset, splits in record.items()
+        for split, table in splits.items()
+        if isinstance(table, dict) and table and all(isinstance(row, dict) for row in table.values())
+    }
+    if not parts:
+        return record
+    if len(parts) > 1:
+        raise InvalidArgumentError(
+            f"{place}: it holds {len(parts)} runs of mteb, of the subsets and splits {', '.join(parts)}; write the one "
+            "to read to a file of its own: {query id: {document id: score}}."
+        )
+    return next(iter(parts.values()))
 
 
 def _id(record: dict[str, Any], names: tuple[str, ...], place: str) -> str:

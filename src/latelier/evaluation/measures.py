@@ -16,7 +16,17 @@ from types import ModuleType
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_same_documents, check_scores
+from latelier.evaluation.checks import (
+    Excluded,
+    Qrels,
+    Run,
+    check_evaluated,
+    check_excluded,
+    check_relevance,
+    check_same_documents,
+    check_scores,
+    without,
+)
 from latelier.evaluation.files import ranking
 from latelier.utils.checks import describe
 from latelier.utils.misc import bar, fragment, needs_extra, table, warn_caller
@@ -77,6 +87,7 @@ def evaluate(
     measures: Iterable[str] = DEFAULT_MEASURES,
     *,
     ignore_identical_ids: bool | None = None,
+    excluded: Excluded | None = None,
 ) -> Evaluation:
     """Compute retrieval measures over all queries that have relevance judgements.
 
@@ -92,8 +103,12 @@ def evaluate(
         ``"Success@1"``, ...
     ignore_identical_ids
         Leave out the document with the id of its query, as BEIR does: in collections such as ArguAna, the queries stand
-        among the documents. Default: where a query found such a document, and no query has it as a relevant one. The
-        settings say so.
+        among the documents. Default: where a query found such a document, no query has it as a relevant one, and such
+        ids are not numbers, which two lists share by chance: then a warning says that they are kept. The settings say
+        so. `Collection.identical_ids` knows it from the texts.
+    excluded
+        Query id to the ids of documents that do not count for it, such as ``excluded`` of a `Collection` of BRIGHT:
+        they are left out of the run.
 
     Returns
     -------
@@ -127,7 +142,7 @@ def evaluate(
     >>> evaluation["RR@10"], evaluation.per_query["q2"]["RR@10"]
     (0.75, 0.5)
     """
-    return evaluate_named(run, qrels, measures, "the run", ignore_identical_ids)
+    return evaluate_named(run, qrels, measures, "the run", ignore_identical_ids, excluded=excluded)
 
 
 def evaluate_named(
@@ -137,6 +152,7 @@ def evaluate_named(
     label: str,
     ignore_identical_ids: bool | None,
     documents: Container[str] = (),
+    excluded: Excluded | None = None,
 ) -> Evaluation:
     """Do what `evaluate` does, and call the run by a label in messages; warnings name the caller's caller.
 
@@ -151,11 +167,13 @@ def evaluate_named(
     _check(run, qrels, label)
     check_same_documents(run, qrels, label, documents)
     if ignore_identical_ids is None:
-        own = any(query in row for query, row in run.items() if query in qrels)
-        ignore_identical_ids = own and not any(judged.get(query, 0) > 0 for query, judged in qrels.items())
+        ignore_identical_ids = _has_identical_ids(run, qrels, label)
     if ignore_identical_ids:
         run = without_own(run)
         settings["ignore_identical_ids"] = True
+    if excluded:
+        run = without(run, check_excluded(excluded))
+        settings["excluded"] = sum(map(len, excluded.values()))
     # Negated ranks as scores: every measure sees the same order.
     ranked = {
         query: {id_: float(-rank) for rank, (id_, _) in enumerate(ranking(run[query]))}
@@ -174,6 +192,21 @@ def evaluate_named(
         {q: {name: values[str(m)] for name, m in parsed.items()} for q, values in per_query.items()},
         settings,
     )
+
+
+def _has_identical_ids(run: Run, qrels: Qrels, label: str) -> bool:
+    """Whether the ids of queries and documents are those of one list; of numbers, nobody can know by the ids alone."""
+    own = [query for query, row in run.items() if query in qrels and query in row]
+    if not own or any(judged.get(query, 0) > 0 for query, judged in qrels.items()):
+        return False
+    if all(query.isdecimal() for query in own):
+        warn_caller(
+            f"{len(own):,} queries of {label} found a document with their id, such as {own[0]!r}; these ids are "
+            "numbers, so the documents are kept. If they are the queries themselves, give ignore_identical_ids=True "
+            "(--ignore-identical-ids); if not, False.",
+        )
+        return False
+    return True
 
 
 def without_own(run: Run) -> dict[str, dict[str, float]]:

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -650,6 +650,8 @@ class Retriever(NotCopied):
         self,
         queries: Mapping[str, str],
         k: int = 100,
+        *,
+        excluded: Mapping[str, Collection[str]] | None = None,
         **options: Unpack[SearchKeywords],
     ) -> SearchRun:
         """Search many queries and return a run, as `latelier.evaluation.evaluate` takes it.
@@ -660,6 +662,9 @@ class Retriever(NotCopied):
             Query id to text.
         k
             Documents per query.
+        excluded
+            Query id to the ids, as str, of documents that do not count for it, such as ``excluded`` of a collection:
+            they are left out, and others are found in their place.
         **options
             As in `search`.
 
@@ -693,11 +698,13 @@ class Retriever(NotCopied):
         encoded = self._encode(texts, chosen)
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
-            found = stored.find(encoded, k, chosen)
-        run = {
-            query: {str(stored.document(hit.id)): hit.score for hit in hits}
-            for query, hits in zip(queries, found, strict=True)
-        }
+            left_out = {query: frozenset(ids) for query, ids in (excluded or {}).items() if query in queries}
+            found = stored.find(encoded, k + max(map(len, left_out.values()), default=0), chosen)
+            run = {}
+            for query, hits in zip(queries, found, strict=True):
+                scores = {str(stored.document(hit.id)): hit.score for hit in hits}
+                counted = [(id, score) for id, score in scores.items() if id not in left_out.get(query, ())]
+                run[query] = dict(counted[:k])
         seconds = {"seconds": round(time.perf_counter() - begin, 3)}
         return SearchRun(run, self._settings(texts, k, chosen) | seconds)
 
