@@ -12,25 +12,8 @@ from latelier.indexes.ranking import BlockSize
 
 
 def on_device(index, **options):
-    index._gpu = GpuSearch(torch.device("cpu"), index._decode, index._gpu_dtype, **options)
+    index._gpu = GpuSearch(torch.device("cpu"), index._decode, index.dtype, **options)
     return index
-
-
-@pytest.mark.parametrize("nbits", [8, 4, 1])
-def test_a_coded_index_is_scored_exactly(nbits):
-    rng = np.random.default_rng(1)
-    index = indexes.IVF(nbits=nbits)
-    documents = [rng.normal(size=(n, 24)).astype("float32") for n in rng.integers(1, 9, 300)]
-    index.add(range(300), documents, metadata=[{"n": i} for i in range(300)])
-    index.remove([3, 77])
-    queries = [rng.normal(size=(n, 24)).astype("float32") for n in (1, 5)]
-    exact = index.search(queries, 7, effort="exact")
-    narrow = index.search(queries, 7, effort="exact", filter="n % 9 = 1")
-    on_device(index)
-    for wanted, found in ((exact, index.search(queries, 7)), (narrow, index.search(queries, 7, filter="n % 9 = 1"))):
-        assert [[hit.id for hit in row] for row in found] == [[hit.id for hit in row] for row in wanted]
-        for row, own in zip(wanted, found, strict=True):
-            np.testing.assert_allclose([h.score for h in own], [h.score for h in row], rtol=2e-3, atol=2e-2)
 
 
 def test_queries_in_several_rounds_and_documents_in_several_blocks():
@@ -57,12 +40,12 @@ def test_of_equal_scores_the_document_that_was_added_first_comes_first():
 
 @pytest.mark.parametrize("long", ["documents", "queries"])
 def test_vectors_beyond_half_precision_are_scored_in_single(long):
-    index = on_device(indexes.IVF())
-    factors = {"documents": (1e5, 1.0), "queries": (1.0, 1e5)}[long]
+    index = on_device(indexes.Flat(dtype="float16"))
+    factors = {"documents": (3e4, 1.0), "queries": (1.0, 1e5)}[long]
     index.add(["a", "b"], [factors[0] * np.eye(4)[:2], factors[0] * np.eye(4)[2:]])
     [[first, second]] = index.search(factors[1] * np.array([[1.0, 0.0, 0.5, 0.0]]), 2)
     assert (first.id, second.id) == ("a", "b")
-    assert (first.score, second.score) == pytest.approx((1e5, 5e4), rel=1e-2)
+    assert (first.score, second.score) == pytest.approx((max(factors), max(factors) / 2), rel=1e-2)
 
 
 def test_the_copy_follows_the_index():

@@ -204,9 +204,9 @@ texts, mask = torch.zeros(2, dtype=torch.int64), torch.zeros(8, dtype=torch.uint
 done = []
 for dtype, dim in ((torch.float32, 128), (torch.bfloat16, 128), (torch.bfloat16, 384)):
     vectors = torch.zeros(8, dim, dtype=dtype)
-    packed, padded = (vectors, texts, texts, None, 7, 9), (vectors, None, None, mask, 7, 9)
+    packed, padded = (vectors, texts, None, 7, 9), (vectors, None, mask, 7, 9)
     for sides, share, step, places in ((packed * 2, 7, 0, None), (padded * 2, 2, 2, positions)):
-        tile = kernels._tile(256, vectors, positions=places is not None)
+        tile = kernels._tile(256, dim, dtype.itemsize, vectors.device, positions=places is not None)
         numbers = (share, step, 1, 16, dim, 32, *tile[:3], 256)
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "precision": "tf32x3"}
         done.append(kernels._forward.warmup(*sides, scores, places, *numbers, **options, grid=(1,)))

@@ -1,7 +1,6 @@
 """Exact search on a GPU, which holds a copy of all vectors of an index and scores every document for every query.
 
-It does not use inverted lists or binary codes: reading them is slow on a GPU, and they may miss documents. Many queries
-are scored together, so that the vectors are read once for all of them.
+Many queries are scored together, so that the vectors are read once for all of them.
 """
 
 from __future__ import annotations
@@ -169,9 +168,9 @@ class _Merged:
         if not self._waiting:
             return
         scores, row_ids = zip(*self._waiting, strict=True)
-        highest, which = _highest(torch.cat(scores, dim=1), self._k)
+        own_best, which = highest(torch.cat(scores, dim=1), self._k)
         own = torch.from_numpy(np.concatenate(row_ids)).to(which.device)[which]
-        self._scores, order = _highest(torch.cat([self._scores, highest], dim=1), self._k)
+        self._scores, order = highest(torch.cat([self._scores, own_best], dim=1), self._k)
         self._row_ids = torch.cat([self._row_ids, own], dim=1).gather(1, order)
         self._waiting = []
 
@@ -194,14 +193,14 @@ def _score(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor
         return choose_engine("auto", left, right).all_pairs(left, right).to(documents.device)
 
 
-def _highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `k` highest scores of each row, descending, and their columns; of equal scores the first come first.
 
     `torch.topk` keeps any of equal scores, and a stable sort of all takes as long as scoring them. So a key has the
     bits of a score, in an order as integers have it, above the column, counted from the end.
     """
     columns = scores.shape[1]
-    bits = torch.fmax(scores + 0.0, scores.new_tensor(-torch.inf)).view(torch.int32)  # no -0.0, and no NaN
+    bits = torch.fmax(scores + 0.0, scores.new_full((), -torch.inf)).view(torch.int32)  # no -0.0, and no NaN
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
     keys = ordered + torch.arange(columns - 1, -1, -1, device=scores.device)
     best = keys.topk(min(k, columns), dim=1).indices

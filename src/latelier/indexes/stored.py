@@ -65,8 +65,6 @@ from latelier.utils.misc import progress_bar
 if TYPE_CHECKING:
     import torch
 
-    from latelier.indexes.gpu import GpuSearch
-
 # Memory of temporary arrays that every write and search needs, and of each thread that computes: a thread unpacks up to
 # 32,768 tokens at a time.
 _LEAST_WORKING = 8 << 20
@@ -181,7 +179,7 @@ class StoredIndex(Index):
             of_new[name] = known[0 if value is None else known.index(value)]
         self.path = None if path is None else as_folder(path)
         self._max_memory = parse_bytes("max_memory", max_memory)
-        self._gpu: GpuSearch | None = None
+        self._gpu: Any = None  # see `_on_device`
         # before a folder is made
         if device is None:
             resolved = None
@@ -201,9 +199,7 @@ class StoredIndex(Index):
             self._storage.close()
             raise
         if resolved is not None and resolved.type != "cpu":
-            from latelier.indexes.gpu import GpuSearch
-
-            self._gpu = GpuSearch(resolved, self._decode, self._gpu_dtype)
+            self._gpu = self._on_device(resolved)
 
     @property
     def read_only(self) -> bool:
@@ -325,7 +321,7 @@ class StoredIndex(Index):
         best = TopK(len(queries), min(k, max(1, snapshot.documents)))
         parts = snapshot.parts(row_ids)
         if parts and self._gpu is not None:
-            self._gpu.search(parts, queries, best)
+            self._search_on_device(snapshot, parts, queries, best, options)
         elif parts:
             self._search(snapshot, parts, queries, best, options)
         return best
@@ -564,17 +560,24 @@ class StoredIndex(Index):
     ) -> None:
         """Search the documents in `parts`, and add those with the highest scores to `best`."""
 
+    def _on_device(self, device: torch.device) -> Any:
+        """Return what searches on a device; it has a method ``clear`` and an attribute ``device``."""
+        from latelier.indexes.gpu import GpuSearch
+
+        return GpuSearch(device, self._decode, self.dtype)
+
+    def _search_on_device(
+        self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
+    ) -> None:
+        """See `_search`; on the device."""
+        self._gpu.search(parts, queries, best)
+
     def _sizes(self, documents: int, tokens: int, dim: int) -> tuple[int, dict[str, int]]:
         """Return the bytes that so many documents take in memory, and those of each array, most read ones first."""
         return self._document_bytes * documents, token_bytes(self._layout(dim, ()), tokens)
 
     def after_write(self) -> None:
         """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
-
-    @property
-    def _gpu_dtype(self) -> str:
-        """Floating type of the vectors that a GPU holds."""
-        return str(self.dtype)
 
     def _describe(self) -> str:
         """Return the description of the stored numbers in `repr`."""

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from sentence_transformers import MultiVectorEncoder
@@ -26,11 +27,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from latelier.arrays import at_least_float32
+from latelier.arrays import as_tensor, at_least_float32
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError
 from latelier.utils import batch_by_tokens
-from latelier.utils.batching import lengths_to_offsets, move_features, select_rows, used_positions
+from latelier.utils.batching import lengths_to_offsets, move_features, rows_of, select_rows, used_positions
 from latelier.utils.checks import check_count
 from latelier.utils.misc import warn_caller
 
@@ -38,6 +39,10 @@ from latelier.utils.misc import warn_caller
 # matrix products to be busy.
 _CPU_TOKENS = 1024
 _ACCELERATOR_TOKENS = 32768
+# Where the activations of all passes are kept anyway, a further pass on a GPU pays off if it saves so many tokens of
+# padding times the square of the model's width: for 384 dimensions 29,000 tokens, as long as launching a pass takes.
+_PASS = 1 << 32
+_MOST_TOKENS = 1 << 18
 
 
 class MiniBatches(NamedTuple):
@@ -58,27 +63,57 @@ def run_rows(model: nn.Module, features: dict[str, Any], mini_batches: MiniBatch
     `model`: a late-interaction model, or a wrapper around one. `features`: the features; not modified. Returns: the
     scored tokens of each row, in the order of the rows, with gradients; at least float32.
     """
-    on_cpu = features["input_ids"].device.type == "cpu"
     used = used_positions(features).cpu()  # once: each mini-batch would wait for a GPU again
     lengths = used.sum(dim=1).numpy()
-    budget = mini_batches.max_tokens or (_CPU_TOKENS if on_cpu else _ACCELERATOR_TOKENS)
-    texts: list[Tensor | None] = [None] * len(lengths)
-    for rows in batch_by_tokens(lengths, budget, mini_batches.max_rows):
+    order = []
+    passes = []
+    for rows in _split(model, lengths, mini_batches, on_cpu=features["input_ids"].device.type == "cpu"):
         if len(rows) == len(lengths):  # one mini-batch: the features as they are
-            return TokenEmbeddings.from_list(_pass(model, features, mini_batches.recompute))
-        passed = _pass(model, select_rows(features, used, rows), mini_batches.recompute)
-        for row, text in zip(rows.tolist(), passed, strict=True):
-            texts[row] = text
-    return TokenEmbeddings.from_list([text for text in texts if text is not None])
+            return _pass(model, features, mini_batches.recompute)
+        order.append(rows)
+        passes.append(_pass(model, select_rows(features, used, rows), mini_batches.recompute))
+    joined = TokenEmbeddings.concatenate(passes)
+    places = np.argsort(np.concatenate(order))
+    # index_select, not joined[places]: the gradient of the latter sorts the rows
+    tokens = as_tensor(rows_of(joined.offsets, places)).to(joined.device, non_blocking=True)
+    return TokenEmbeddings(joined.vectors.index_select(0, tokens), lengths_to_offsets(joined.lengths[places]))
 
 
-def _pass(model: nn.Module, features: dict[str, Any], recompute: bool) -> list[Tensor]:
-    """Run one pass: return the vectors of the scored tokens, one ``(tokens, dim)`` matrix per row."""
+def _split(model: nn.Module, lengths: np.ndarray, mini_batches: MiniBatches, *, on_cpu: bool) -> Iterator[np.ndarray]:
+    """Yield the rows of each mini-batch."""
+    budget = mini_batches.max_tokens or (_CPU_TOKENS if on_cpu else _ACCELERATOR_TOKENS)
+    if on_cpu or mini_batches.max_tokens or mini_batches.recompute:
+        yield from batch_by_tokens(lengths, budget, mini_batches.max_rows)
+        return
+    width = next((weight.shape[-1] for weight in model.parameters() if weight.ndim == 2), 1)
+    order = np.argsort(-lengths, kind="stable")
+    for rows in _cut_where_padding_is_saved(order, lengths, _PASS // width**2):
+        for some in batch_by_tokens(lengths[rows], _MOST_TOKENS, mini_batches.max_rows):
+            yield rows[some]
+
+
+def _cut_where_padding_is_saved(rows: np.ndarray, lengths: np.ndarray, least: int) -> list[np.ndarray]:
+    """Cut rows, longest first, in two where that saves most padding, and these again, if it saves more than `least`."""
+    if not len(rows):
+        return []
+    saved = (lengths[rows[0]] - lengths[rows]) * np.arange(len(rows), 0, -1)
+    place = int(saved.argmax())
+    if saved[place] <= least:
+        return [rows]
+    first, second = rows[:place], rows[place:]
+    return [
+        *_cut_where_padding_is_saved(first, lengths, least),
+        *_cut_where_padding_is_saved(second, lengths, least),
+    ]
+
+
+def _pass(model: nn.Module, features: dict[str, Any], recompute: bool) -> TokenEmbeddings:
+    """Run one pass: return the vectors of the scored tokens of each row."""
     if not (recompute and torch.is_grad_enabled()):
         vectors, lengths = _forward(model, features)
     else:
         vectors, lengths = checkpoint(_first_with_wrapper(model), features, use_reentrant=False)
-    return list(vectors.split(lengths.tolist()))
+    return TokenEmbeddings(vectors, lengths_to_offsets(lengths.cpu().numpy()))
 
 
 def _forward(model: nn.Module, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -163,37 +198,38 @@ def embed_batch(
     if mini_batches is None:
         mini_batches = MiniBatches()
     columns = _read_columns(model, sentence_features, warn_once)
-    ((queries, query_keys),) = _embed_columns(model, columns[:1], mini_batches)
-    outputs = _embed_columns(model, columns[1:], mini_batches)
-    for i, (texts, _) in enumerate(outputs, start=1):
-        if len(queries) == 0 or len(texts) == 0 or len(texts) % len(queries):
-            raise InvalidArgumentError(
-                f"sentence_features[{i}] has {len(texts)} rows for {len(queries)} queries; expected one document "
-                "for each query, or all documents of each query next to each other: a multiple of the queries' rows."
-            )
-    documents = TokenEmbeddings.concatenate([texts for texts, _ in outputs])
-    order = _grouped_by_query([len(texts) for texts, _ in outputs], len(queries))
-    if len(outputs) > 1 and len(queries) > 1:
-        # split, not documents[i]: the gradient of each such slice would be as large as that of all documents.
-        texts_of = documents.vectors.split(documents.lengths.tolist())
-        documents = TokenEmbeddings.from_list([texts_of[i] for i in order])
-    per_query = len(documents) // len(queries)
-    for i, length in enumerate(documents.lengths.tolist()):
-        if length == 0:
-            raise InvalidArgumentError(
-                f"document {i % per_query} of query {i // per_query} has no token that is scored, so its score is "
-                "minus infinity; give it a text, or a shorter skiplist."
-            )
-    keys = [key for _, key in outputs if key is not None]
-    if len(keys) == len(outputs):
-        document_keys = torch.cat(keys)[torch.tensor(order)]
-    else:
-        document_keys = None
+    with _shared_casts(mini_batches):
+        queries, query_keys = _embed_columns(model, columns[:1], mini_batches, None)
+        documents, document_keys = _embed_columns(model, columns[1:], mini_batches, len(queries))
+    empty = np.flatnonzero(documents.lengths == 0)
+    if len(empty):
+        query, document = divmod(int(empty[0]), len(documents) // len(queries))
+        raise InvalidArgumentError(
+            f"document {document} of query {query} has no token that is scored, so its score is minus infinity; give "
+            "it a text, or a shorter skiplist."
+        )
     return EmbeddedBatch(queries, documents, query_keys, document_keys)
+
+
+@contextmanager
+def _shared_casts(mini_batches: MiniBatches) -> Iterator[None]:
+    """Let all passes share the weights that autocast converts: it forgets them at the end of its outermost block."""
+    if mini_batches.recompute or not torch.cuda.is_available():
+        yield
+        return
+    dtype = torch.get_autocast_dtype("cuda")
+    with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda")):
+        yield
 
 
 def _grouped_by_query(rows: list[int], queries: int) -> list[int]:
     """Return the positions of the documents of query 0, 1, ... in the concatenation of columns of these sizes."""
+    for i, size in enumerate(rows, start=1):
+        if queries == 0 or size == 0 or size % queries:
+            raise InvalidArgumentError(
+                f"sentence_features[{i}] has {size} rows for {queries} queries; expected one document for each query, "
+                "or all documents of each query next to each other: a multiple of the queries' rows."
+            )
     starts = [sum(rows[:i]) for i in range(len(rows))]
     shares = [(start, size // queries) for start, size in zip(starts, rows, strict=True)]
     return [start + q * share + i for q in range(queries) for start, share in shares for i in range(share)]
@@ -226,21 +262,25 @@ def _read_columns(
 
 
 def _embed_columns(
-    model: nn.Module, columns: list[dict[str, Any]], mini_batches: MiniBatches
-) -> list[tuple[TokenEmbeddings, Tensor | None]]:
-    """Embed columns: return the token vectors and the keys of each."""
-    if not _are_token_ids(columns):  # images, say: one pass for each column
-        passes = [TokenEmbeddings.from_list(_pass(model, column, mini_batches.recompute)) for column in columns]
-        return [(texts, _hash_rows(column)) for texts, column in zip(passes, columns, strict=True)]
-    keys = [_hash_rows(column) for column in columns]  # first: it would wait for a GPU to finish the passes
-    texts = run_rows(model, _concatenate_columns(columns), mini_batches)
-    embedded = []
-    start = 0
-    for column, key in zip(columns, keys, strict=True):
-        stop = start + len(column["input_ids"])
-        embedded.append((texts[start:stop], key))
-        start = stop
-    return embedded
+    model: nn.Module, columns: list[dict[str, Any]], mini_batches: MiniBatches, queries: int | None
+) -> tuple[TokenEmbeddings, Tensor | None]:
+    """Return the token vectors and the keys of all columns; of documents, in groups for so many `queries`."""
+    if _are_token_ids(columns):
+        joined = columns[0]
+        if queries is not None:
+            # Grouped before the pass, so that what it returns is the batch: nothing is cut up and joined again.
+            joined = _join_columns(columns, _grouped_by_query([len(c["input_ids"]) for c in columns], queries))
+        keys = _hash_rows(joined)  # first: it would wait for a GPU to finish the pass
+        return run_rows(model, joined, mini_batches), keys
+    passes = [_pass(model, column, mini_batches.recompute) for column in columns]  # images, say
+    texts = TokenEmbeddings.concatenate(passes)
+    hashes = [_hash_rows(column) for column in columns]
+    keys = torch.cat(hashes) if all(key is not None for key in hashes) else None  # type: ignore[arg-type]
+    if queries is None:
+        return texts, keys
+    order = _grouped_by_query([len(each) for each in passes], queries)
+    rows = texts.vectors.split(texts.lengths.tolist())
+    return TokenEmbeddings.from_list([rows[i] for i in order]), None if keys is None else keys[order]
 
 
 def _are_token_ids(columns: list[dict[str, Any]]) -> bool:
@@ -252,12 +292,16 @@ def _are_token_ids(columns: list[dict[str, Any]]) -> bool:
     return all(v.shape == ids.shape and v.ndim == 2 and not v.is_floating_point() for ids, v in tensors)
 
 
-def _concatenate_columns(columns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Concatenate columns, padded with zeros, which the attention mask excludes."""
-    width = max(column["input_ids"].shape[1] for column in columns)
+def _join_columns(columns: list[dict[str, Any]], order: list[int]) -> dict[str, Any]:
+    """Concatenate columns, padded with zeros, which the attention mask excludes, and put their rows in an order."""
     joined = dict(columns[0])
+    if len(columns) == 1:
+        return joined
+    width = max(column["input_ids"].shape[1] for column in columns)
+    places = torch.tensor(order)
     for key in [key for key, value in joined.items() if isinstance(value, Tensor)]:
-        joined[key] = torch.cat([nn.functional.pad(c[key], (0, width - c[key].shape[1])) for c in columns])
+        rows = torch.cat([nn.functional.pad(c[key], (0, width - c[key].shape[1])) for c in columns])
+        joined[key] = rows[places.to(rows.device, non_blocking=True)]
     return joined
 
 

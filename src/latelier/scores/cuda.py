@@ -29,6 +29,11 @@ def is_installed() -> bool:
     return find_spec("triton") is not None
 
 
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
 class FusedEngine(Engine):
     """CUDA with triton: float32, float16, bfloat16 and int8, with gradients."""
 
@@ -39,7 +44,7 @@ class FusedEngine(Engine):
         device = documents.vectors.device
         if device.type != "cuda" or torch.version.cuda is None:
             return f"runs on CUDA, but the documents are on {device}"
-        if torch.cuda.get_device_capability(device) < _CAPABILITY:
+        if _capability(device) < _CAPABILITY:
             return f"needs a GPU of compute capability 8.0 or later, which {torch.cuda.get_device_name(device)} is not"
         if torch.float64 in (queries.vectors.dtype, documents.vectors.dtype):
             return "takes float32, float16, bfloat16 and int8, but received float64"
@@ -65,8 +70,13 @@ def _score(queries: Side, documents: Side, *, share: int, step: int) -> torch.Te
         return torch.zeros(len(queries), share, device=device)
     dtype = _dtype(queries, documents)
     with torch.cuda.device_of(documents.vectors):  # triton launches on the current device; on the CPU this does nothing
-        left, right = (_rows(side, device, dtype) for side in (queries, documents))
-        return _MaxSim.apply(left.vectors, right.vectors, left, right, share, step)
+        left = _rows(queries, device, dtype)
+        right = _rows(documents, device, dtype)
+        if needs_gradient(queries, documents):
+            return _MaxSim.apply(left.vectors, right.vectors, left, right, share, step)
+        from latelier.scores.triton import best_tokens
+
+        return best_tokens(left, right, share, step, positions=False)[0]
 
 
 def _dtype(queries: Side, documents: Side) -> torch.dtype:
@@ -85,16 +95,15 @@ def _rows(side: Side, device: torch.device, dtype: torch.dtype) -> Rows:
 
     if side.is_padded:
         padded, mask = side.padded
-        texts, tokens, dim = padded.shape
-        vectors = padded.to(device, dtype).reshape(-1, dim).contiguous()
-        return Rows(vectors, None, None, mask.to(device).contiguous().view(torch.uint8), texts, tokens)
+        mask = mask.to(device).contiguous().view(torch.uint8)
+        return Rows(padded.to(device, dtype).contiguous(), None, mask, len(padded), padded.shape[1])
     if side.packed.scales is not None:
         packed = side.packed.to("float32")
     else:
         packed = side.packed
     vectors = as_tensor(packed.vectors).to(device, dtype).contiguous()
     offsets = as_tensor(packed.offsets).to(device, non_blocking=True)
-    return Rows(vectors, offsets[:-1], offsets.diff(), None, len(packed), int(packed.lengths.max(initial=0)))
+    return Rows(vectors, offsets, None, len(packed), int(packed.lengths.max(initial=0)))
 
 
 class _MaxSim(torch.autograd.Function):
@@ -112,22 +121,19 @@ class _MaxSim(torch.autograd.Function):
     ) -> torch.Tensor:
         from latelier.scores.triton import best_tokens
 
-        ctx.sides = [side._replace(vectors=side.vectors[:0]) for side in (queries, documents)]
+        ctx.sides = [side[1:] for side in (queries, documents)]
         ctx.step = step
-        gradient = any(ctx.needs_input_grad)
         queries, documents = (side._replace(vectors=side.vectors.detach()) for side in (queries, documents))
-        scores, positions = best_tokens(queries, documents, share, step, positions=gradient)
-        if gradient:
-            ctx.save_for_backward(query_vectors, document_vectors, positions)
+        scores, positions = best_tokens(queries, documents, share, step, positions=True)
+        ctx.save_for_backward(query_vectors, document_vectors, positions)
         return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from latelier.scores.triton import add_gradients
+        from latelier.scores.triton import Rows, add_gradients
 
         *vectors, positions = ctx.saved_tensors
-        queries, documents = (side._replace(vectors=v) for side, v in zip(ctx.sides, vectors, strict=True))
-        gradients = add_gradients(queries, documents, gradient.float().contiguous(), positions, ctx.step)
-        left, right = (gradient.to(v.dtype) for gradient, v in zip(gradients, vectors, strict=True))
+        queries, documents = (Rows(each, *side) for each, side in zip(vectors, ctx.sides, strict=True))
+        left, right = add_gradients(queries, documents, gradient.float().contiguous(), positions, ctx.step)
         return left, right, None, None, None, None

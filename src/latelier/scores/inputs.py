@@ -5,7 +5,6 @@ Each becomes a `Side`, which offers the texts packed and padded: the form that w
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache, wraps
@@ -273,7 +272,7 @@ def outside_graphs(function: Callable[..., _Returned]) -> Callable[..., _Returne
     """Make a function that calls kernels run uncompiled, inside compiled models too.
 
     `torch.compiler.disable` imports torch's compiler, which takes 130 MB and a second even in a program that only
-    searches an index. It is called here only if the compiler has been imported already: otherwise there is no graph.
+    searches an index, and a call through it takes as long as a small one does. So it is called only in a graph.
     """
 
     @cache
@@ -282,7 +281,7 @@ def outside_graphs(function: Callable[..., _Returned]) -> Callable[..., _Returne
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> _Returned:
-        if "torch._dynamo" not in sys.modules:
+        if not torch.compiler.is_compiling():
             return function(*args, **options)
         result: _Returned = disabled()(*args, **options)
         return result

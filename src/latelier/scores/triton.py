@@ -13,7 +13,7 @@ number of tokens is bounded by memory alone. Importing this module needs triton,
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -46,13 +46,12 @@ class _Tile(NamedTuple):
 class Rows(NamedTuple):
     """The tokens of texts, packed or padded.
 
-    Packed: text ``i`` has the ``tokens[i]`` rows of `vectors` from ``first[i]`` on. Padded: it has `longest` rows, of
-    which those count where `mask` is not 0.
+    Packed: text ``i`` has the rows ``offsets[i]`` to ``offsets[i + 1] - 1`` of `vectors`. Padded: it has `longest`
+    rows, of which those count where `mask` is not 0.
     """
 
-    vectors: torch.Tensor  # (rows, dim), contiguous, floating
-    first: torch.Tensor | None  # (texts,) int64
-    tokens: torch.Tensor | None  # (texts,) int64
+    vectors: torch.Tensor  # (..., dim), contiguous, floating
+    offsets: torch.Tensor | None  # (texts + 1,) int64
     mask: torch.Tensor | None  # (texts, longest) uint8, contiguous
     texts: int
     longest: int  # no text has more rows
@@ -70,87 +69,119 @@ def best_tokens(
     power of two of query rows per query; or None.
     """
     texts = queries.texts
-    dim = queries.vectors.shape[1]
-    device = queries.vectors.device
+    vectors = queries.vectors
     length = _padded_length(queries, grouped=step > 0)
     # of one query if each has its own
     if step:
         rows = length
     else:
-        rows = max(16, triton.next_power_of_2(texts * length))
-    tile = _tile(rows, queries.vectors, positions=positions)
-    blocks = triton.cdiv(texts * length, tile.queries)
+        rows = max(16, power_of_two(texts * length))
+    tile = _tile(rows, vectors.shape[-1], vectors.element_size(), vectors.device, positions=positions)
+    blocks = -(-texts * length // tile.queries)
     parts = max(1, length // tile.queries)  # programs for the tokens of one query
-    scores = torch.zeros(parts, texts, share, dtype=torch.float32, device=device)
+    scores = torch.empty((texts, share) if parts == 1 else (parts, texts, share), device=vectors.device)
+    places = None
     if positions:
-        places = torch.empty(share, blocks * tile.queries, dtype=torch.int32, device=device)
-    else:
-        places = None
+        places = torch.empty((share, blocks * tile.queries), dtype=torch.int32, device=vectors.device)
     if scores.numel():
         columns = max(1, min(_DOCUMENTS, blocks * share // _PROGRAMS))
-        _forward[(blocks * triton.cdiv(share, columns),)](
-            *queries, *documents, scores, places, share, step, blocks, columns, dim, length, *tile[:3],
-            mask_width=1 if documents.mask is None else triton.next_power_of_2(documents.longest),
-            precision=_precision(), num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
-    return scores[0] if parts == 1 else scores.sum(dim=0), places
+        mask_width = 1 if documents.mask is None else power_of_two(documents.longest)
+        given = (*queries, *documents, scores, places, share, step, blocks, columns)
+        compiled = (vectors.shape[-1], length, *tile[:3], mask_width, _precision())
+        grid = (blocks * -(-share // columns), 1, 1)
+        launch(_forward, grid, given, compiled, num_warps=tile.num_warps, num_stages=tile.num_stages)
+    return scores if parts == 1 else scores.sum(dim=0), places
 
 
 def add_gradients(
     queries: Rows, documents: Rows, gradients: torch.Tensor, positions: torch.Tensor, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of both sides' vectors, float32.
+    """Return the gradients of both sides' vectors, in their dtype.
 
     `queries`, `documents`: as in `best_tokens`. `gradients`: of the scores, ``(queries, share)`` float32, contiguous.
     `positions`: what `best_tokens` returned. `step`: as in `best_tokens`. Returns: as `vectors` of both sides, zero in
-    rows that are no token's. They are added by atomic operations, so the last digit depends on their order.
+    rows that are no token's. They are added in float32 by atomic operations, so the last digit depends on their order.
     """
     share = gradients.shape[1]
-    dim = queries.vectors.shape[1]
-    left, right = (torch.zeros_like(side.vectors, dtype=torch.float32) for side in (queries, documents))
+    sides = (queries.vectors, documents.vectors)
+    dim = sides[0].shape[-1]
+    # one allocation, filled once and converted once, since each takes a launch
+    both = torch.zeros(sum(side.numel() for side in sides), device=gradients.device)
     if gradients.numel() and positions.numel():
         length = _padded_length(queries, grouped=step > 0)
-        width = min(_WIDEST, triton.next_power_of_2(dim))
-        grid = positions.shape[1] // _ROWS, triton.cdiv(share, _COLUMNS), triton.cdiv(dim, width)
-        _backward[grid](
-            *queries, *documents, gradients, positions, left, right, share, step, _COLUMNS,
-            positions.shape[1], dim, length, _ROWS, width,
-        )  # fmt: skip
-    return left, right
+        width = min(_WIDEST, power_of_two(dim))
+        left, right = both.split([side.numel() for side in sides])
+        given = (*queries, *documents, gradients, positions, left, right, share, step, _COLUMNS, positions.shape[1])
+        grid = (positions.shape[1] // _ROWS, -(-share // _COLUMNS), -(-dim // width))
+        launch(_backward, grid, given, (dim, length, _ROWS, width))
+    parts = both.to(sides[0].dtype).split([side.numel() for side in sides])
+    return parts[0].view(sides[0].shape), parts[1].view(sides[1].shape)
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int, int], given: tuple[Any, ...], compiled: tuple[Any, ...], **options: int
+) -> None:
+    """Run a kernel with its arguments, of which the last, `compiled`, are constants.
+
+    Triton takes longer to find the kernel that it has compiled for such arguments than a small call takes on the GPU.
+    So kernels are kept here by what they are compiled for: constants, dtypes, absent tensors, and whether addresses are
+    multiples of 16.
+    """
+    key: list[Any] = [kernel, *compiled, *options.values()]
+    for value in given:
+        if isinstance(value, torch.Tensor):
+            key += (value.dtype, value.data_ptr() % 16 == 0)
+        else:
+            key.append(value is None)
+    key.append(given[0].device)
+    known = _compiled.get(tuple(key))
+    if known is not None:
+        known[grid](*given, *compiled)
+        return
+    made = kernel[grid](*given, *compiled, **options)
+    if made is not None:  # not by the interpreter
+        _compiled[tuple(key)] = made
+
+
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is at least a positive number."""
+    return 1 << (number - 1).bit_length()
 
 
 def _padded_length(queries: Rows, *, grouped: bool) -> int:
     """Return the number of rows of one query in a program: a power of two, as is that of the program."""
-    length = triton.next_power_of_2(max(1, queries.longest))
+    length = power_of_two(max(1, queries.longest))
     # a program has one query then, and a product 16 rows at least
     if grouped:
         return max(16, length)
     return length
 
 
-def _tile(rows: int, vectors: torch.Tensor, *, positions: bool) -> _Tile:
+@cache
+def _tile(rows: int, dim: int, itemsize: int, device: torch.device, *, positions: bool) -> _Tile:
     """Return the size of a program for so many query rows; the sizes were the fastest of some thirty on an H100."""
-    dim = vectors.shape[1]
-    itemsize = vectors.element_size()
     if itemsize > 2:
         tile = _Tile(128, 64, 32, 4, 3)
     else:
         tile = _Tile(128, 128, 64, 8, 3)
     if dim <= _WIDEST:
-        width = max(16, triton.next_power_of_2(dim))
+        width = max(16, power_of_two(dim))
         if itemsize > 2:
             whole = _Tile(128, 64, width, 8, 2)
         else:
             whole = _Tile(256, 64, width, 8, 2 if positions else 3)
         small = _Tile(128, 64, width, 4, 2)
-        tile = next((t for t in (whole, small) if t.bytes(itemsize) < _shared_memory(vectors.device)), tile)
+        tile = next((t for t in (whole, small) if t.bytes(itemsize) < shared_memory(device)), tile)
     if rows >= tile.queries:
         return tile
     return _Tile(rows, 64, tile.width, 4, 3)
 
 
 @cache
-def _shared_memory(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program may have, less what triton adds."""
     if device.type != "cuda":
         return 99 << 10  # what every GPU of compute capability 8.0 or later has
@@ -172,8 +203,7 @@ _VARYING = [
 
 @triton.jit
 def _token_rows(
-    first: tl.tensor,
-    tokens: tl.tensor,
+    offsets: tl.tensor,
     mask: tl.tensor,
     texts: tl.tensor,
     longest: tl.tensor,
@@ -184,8 +214,8 @@ def _token_rows(
     text = position // length
     token = position % length
     if mask is None:
-        valid = token < tl.load(tokens + text, mask=text < texts, other=0)
-        row = tl.load(first + text, mask=text < texts, other=0) + token
+        row = tl.load(offsets + text, mask=text < texts, other=0) + token
+        valid = row < tl.load(offsets + text + 1, mask=text < texts, other=0)
     else:
         row = text.to(tl.int64) * longest + token
         valid = tl.load(mask + row, mask=(text < texts) & (token < longest), other=0) != 0
@@ -194,38 +224,40 @@ def _token_rows(
 
 @triton.jit
 def _document_rows(
-    first: tl.tensor,
-    tokens: tl.tensor,
-    mask: tl.tensor,
-    longest: tl.tensor,
-    document: tl.tensor,
-    width: tl.constexpr,
+    offsets: tl.tensor, mask: tl.tensor, longest: tl.tensor, document: tl.tensor, width: tl.constexpr
 ) -> tl.tuple:
-    """Return the first row of a document, how many rows it has up to its last token, and whether some do not count."""
+    """Return the first row of a document, and the row after its last one or, if it is padded, which rows count."""
     if mask is None:
-        row = tl.load(first + document)
-        rows = tl.load(tokens + document).to(tl.int32)
-        has_holes = rows < 0
+        row = tl.load(offsets + document)
+        end = tl.load(offsets + document + 1)
     else:
         row = document.to(tl.int64) * longest
         token = tl.arange(0, width)
-        counts = tl.load(mask + row + token, mask=token < longest, other=0) != 0
-        rows = tl.max(tl.where(counts, token + 1, 0), axis=0)
-        has_holes = tl.sum(counts.to(tl.int32), axis=0) < rows
-    return row, rows, has_holes
+        end = tl.load(mask + row + token, mask=token < longest, other=0)
+    return row, end
+
+
+@triton.jit
+def _count(mask: tl.tensor, row: tl.tensor, end: tl.tensor, width: tl.constexpr) -> tl.tuple:
+    """Return how many rows a document has up to its last token, and whether some do not count."""
+    if mask is None:
+        rows = (end - row).to(tl.int32)
+        has_holes = rows < 0
+    else:
+        rows = tl.max(tl.where(end != 0, tl.arange(0, width) + 1, 0), axis=0)
+        has_holes = tl.sum((end != 0).to(tl.int32), axis=0) < rows
+    return rows, has_holes
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _forward(
     query_vectors: tl.tensor,
-    query_first: tl.tensor,
-    query_tokens: tl.tensor,
+    query_offsets: tl.tensor,
     query_mask: tl.tensor,
     texts: tl.tensor,
     longest_query: tl.tensor,
     document_vectors: tl.tensor,
-    document_first: tl.tensor,
-    document_tokens: tl.tensor,
+    document_offsets: tl.tensor,
     document_mask: tl.tensor,
     document_texts: tl.tensor,
     longest_document: tl.tensor,
@@ -247,7 +279,7 @@ def _forward(
     block = tl.program_id(0) % blocks
     start = tl.program_id(0) // blocks * columns
     r = tl.arange(0, tile)
-    rows, _, valid = _token_rows(query_first, query_tokens, query_mask, texts, longest_query, block * tile + r, length)
+    rows, _, valid = _token_rows(query_offsets, query_mask, texts, longest_query, block * tile + r, length)
     q_rows = query_vectors + rows[:, None] * dim
     k = tl.arange(0, width)
     if dim <= width:
@@ -258,11 +290,15 @@ def _forward(
     part = block * tile % length // tile
     out = scores + (part * texts + query).to(tl.int64) * share
     j = tl.arange(0, document_tile)
-    for column in range(start, tl.minimum(start + columns, share)):
-        document = (block * tile // length) * step + column
-        first, tokens, has_holes = _document_rows(
-            document_first, document_tokens, document_mask, longest_document, document, mask_width
-        )
+    stop = tl.minimum(start + columns, share)
+    base = (block * tile // length) * step
+    ahead, end = _document_rows(document_offsets, document_mask, longest_document, base + start, mask_width)
+    for column in range(start, stop):
+        first = ahead
+        tokens, has_holes = _count(document_mask, first, end, mask_width)
+        # read while this document is scored, so that the next one need not wait
+        following = base + tl.minimum(column + 1, stop - 1)
+        ahead, end = _document_rows(document_offsets, document_mask, longest_document, following, mask_width)
         best = tl.full([tile], float("-inf"), tl.float32)
         place = tl.full([tile], -1, tl.int32)
         for offset in range(0, tokens, document_tile):
@@ -300,14 +336,12 @@ def _forward(
 @triton.jit(do_not_specialize=_VARYING)
 def _backward(
     query_vectors: tl.tensor,
-    query_first: tl.tensor,
-    query_tokens: tl.tensor,
+    query_offsets: tl.tensor,
     query_mask: tl.tensor,
     texts: tl.tensor,
     longest_query: tl.tensor,
     document_vectors: tl.tensor,
-    document_first: tl.tensor,
-    document_tokens: tl.tensor,
+    document_offsets: tl.tensor,
     document_mask: tl.tensor,
     document_texts: tl.tensor,
     longest_document: tl.tensor,
@@ -328,7 +362,7 @@ def _backward(
     start = tl.program_id(1) * columns
     k = tl.program_id(2) * width + tl.arange(0, width)
     position = tl.program_id(0) * rows + tl.arange(0, rows)
-    q, query, valid = _token_rows(query_first, query_tokens, query_mask, texts, longest_query, position, length)
+    q, query, valid = _token_rows(query_offsets, query_mask, texts, longest_query, position, length)
     q_cells = q[:, None] * dim + k[None, :]
     inside = valid[:, None] & (k < dim)[None, :]
     vectors = tl.load(query_vectors + q_cells, mask=inside, other=0.0).to(tl.float32)
@@ -339,7 +373,7 @@ def _backward(
         taken = (place >= 0) & (weight != 0.0)
         document = query * step + column
         if document_mask is None:
-            d = tl.load(document_first + document, mask=taken, other=0) + place
+            d = tl.load(document_offsets + document, mask=taken, other=0) + place
         else:
             d = document.to(tl.int64) * longest_document + place
         cells = d[:, None] * dim + k[None, :]

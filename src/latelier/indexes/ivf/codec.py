@@ -473,6 +473,11 @@ class DocumentTable:
         self._window = window
         self._read = frozenset(read)
 
+    @property
+    def places(self) -> list[tuple[Segment, np.ndarray]]:
+        """The segments, and the ordinals of the documents of each."""
+        return [(segment, self._ordinals[id(segment)]) for segment in self.segments]
+
     def count_tokens(self, ordinals: np.ndarray) -> int:
         """Return the number of tokens of some documents."""
         return int(self.documents.lengths[ordinals].sum())

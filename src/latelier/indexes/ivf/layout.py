@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 Bits: TypeAlias = Literal[8, 4, 2, 1]
 # Bits per number that tokens can be coded with.
@@ -62,6 +65,36 @@ class CodedDocuments(NamedTuple):
     leads: np.ndarray
     cells: np.ndarray
     lengths: np.ndarray
+
+
+class DeviceCodes(NamedTuple):
+    """Codes on a device, as they are on disk; unsigned words as signed ones of as many bits.
+
+    `first`, `lengths`: of each document, its first row and its number of tokens, int64. `codebook`: ``(cells, width)``
+    int8; `sizes`: ``(3, 16)`` int32, by number of a size: `SMALL_1`, `SMALL_2`, `LARGE_2`.
+    """
+
+    first: torch.Tensor
+    lengths: torch.Tensor
+    signs: torch.Tensor
+    codes: torch.Tensor
+    scales: torch.Tensor
+    leads: torch.Tensor
+    cells: torch.Tensor
+    codebook: torch.Tensor
+    sizes: torch.Tensor
+
+
+class DeviceQueries(NamedTuple):
+    """Rotated queries: ``(queries, tokens, width)`` float16, `high` + `low`, times ``scales (queries, tokens)``.
+
+    `tokens` is a power of two from 16 on. `leads` are divided by the scale; that of a missing token is 0, as its scale.
+    """
+
+    high: torch.Tensor
+    low: torch.Tensor
+    leads: torch.Tensor
+    scales: torch.Tensor
 
 
 def sign_words(dim: int) -> int:
