@@ -315,7 +315,7 @@ class _RunColumns(NamedTuple):
     """The places of the columns of a run with a header."""
 
     delimiter: str
-    count: int
+    width: int
     query: int
     document: int
     score: int | None
@@ -343,8 +343,8 @@ def _named_entries(
     next(lines)
     for number, line in lines:
         cells = next(csv.reader([line], delimiter=columns.delimiter))
-        if len(cells) != columns.count:
-            raise InvalidArgumentError(f"{path}:{number}: {len(cells)} columns; the header has {columns.count}.")
+        if len(cells) != columns.width:
+            raise InvalidArgumentError(f"{path}:{number}: {len(cells)} columns; the header has {columns.width}.")
         if columns.score is not None:
             value: Any = cells[columns.score]
         else:
