@@ -57,7 +57,7 @@ def test_every_page_is_in_the_navigation():
 def test_the_reference_has_every_public_package():
     # The directive puts all names into the page that the package has in __all__.
     shown = re.findall(r"^\.\. automodule:: latelier\.(\w+)$", "\n".join(PAGES.values()), re.MULTILINE)
-    assert sorted(shown) == sorted(set(latelier.__all__) - {"cli"})
+    assert sorted(shown) == sorted(set(latelier.__all__) - {"cli", "ColBERT", "Retriever"})
 
 
 def test_every_command_is_documented_with_all_its_options():

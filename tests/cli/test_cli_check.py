@@ -17,14 +17,14 @@ def test_check_prints_what_the_index_holds_its_recall_and_its_integrity(run, fol
 
 def test_check_of_a_damaged_index_fails(run, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "index")
-    [vectors] = copy.rglob("vectors.npy")
+    [vectors] = copy.rglob("codes.npy")
     content = bytearray(vectors.read_bytes())
     content[-1] ^= 1
     vectors.write_bytes(content)
     result = run("check", copy)
     assert result.exit_code == 1
     assert "1 of " in result.stdout
-    assert "vectors.npy" in result.stdout
+    assert "codes.npy" in result.stdout
     vectors.unlink()
     result = run("check", copy, "--json")
     assert result.exit_code == 1

@@ -264,7 +264,7 @@ def test_texts_are_encoded_as_the_model_encodes_them(client, retriever, input_ty
         ({"query": "a", "filter": "yera > 1"}, "unknown field 'yera'"),
         ({"query": "a", "filter": "1; DROP TABLE document"}, "rejected"),
         ({"vectors": [[[1.0, 2.0]]]}, "dim"),
-        ({"vectors": [[[0.1] * 384], [[3e38] * 384]]}, "query 1 and document"),
+        ({"vectors": [[[0.1] * 384], [[3e38] * 384]]}, "query 1 has a vector of length"),
     ],
 )
 def test_a_faulty_search_is_answered_with_what_is_wrong(client, body, message):

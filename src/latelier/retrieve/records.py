@@ -87,7 +87,13 @@ def _begins_with(part: str, title: str) -> bool:
 
 
 class SkipReason(str, Enum):
-    """Why a file, a folder, a record or a document was left out."""
+    """Why a file, a folder, a record or a document was left out.
+
+    Examples
+    --------
+    >>> SkipReason.EMPTY.value
+    'empty'
+    """
 
     EMPTY = "empty"  # it was read, and holds no text
     RECORDS = "records"  # it was read; some or all of its records, mails or pages cannot be stored

@@ -18,7 +18,7 @@ TEXTS = ["wing shock", "heat", "wing wing flow jet", "absent"]
 
 def documents(count, seed=0, dim=4):
     rng = np.random.default_rng(seed)
-    vectors = [rng.integers(-2, 3, size=(n, dim)).astype("float32") for n in rng.integers(1, 6, size=count)]
+    vectors = [rng.choice([-2, -1, 1, 2], size=(n, dim)).astype("float32") for n in rng.integers(1, 6, size=count)]
     texts = [" ".join(rng.choice(WORDS, size=rng.integers(1, 9))) if i % 7 else None for i in range(count)]
     return vectors, texts, [{"n": i, "parity": "odd" if i % 2 else "even"} for i in range(count)]
 

@@ -16,7 +16,7 @@ def test_many_single_documents_make_few_segments(tmp_path):
     index = indexes.Flat(tmp_path / "index")
     rng = np.random.default_rng(0)
     for i in range(80):
-        index.add(i, np.full((rng.integers(1, 20), 2), float(i)))
+        index.add(i, np.full((rng.integers(1, 20), 2), i + 1.0))
         if i % 50 == 0:
             assert len(folders(index)) <= 10
     assert len(folders(index)) <= 10

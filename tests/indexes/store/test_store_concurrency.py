@@ -97,7 +97,7 @@ def test_searching_never_waits_for_a_writer(index):
             thread.start()
             thread.join(timeout=60)
             found.append(index.search(ONE)[0])
-            yield np.full((1, 2), float(i))
+            yield np.full((1, 2), i + 1.0)
 
     index.add([0, 1, 2], stream())
     assert found == [[("old", about(index, 2.0))]] * 6
