@@ -124,12 +124,12 @@ def evaluate(
       latelier evaluate ./scifact --index ./scifact-index --mode hybrid --measure nDCG@10
       latelier evaluate qrels.txt --run bm25.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.evaluation.measures import default_measures, largest_cutoff
+    from latelier.evaluation.measures import default_measures, evaluate_named, largest_cutoff
 
-    check_bits(bits, exact=False)
     measures = measure or default_measures(k)
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
     excluded = _excluded(exclude, data)
+    documents: set[str] = set()  # that are searched
     if run is not None:
         _check_of_a_run(context, data)
         qrels = evaluation.read_qrels(data, split)
@@ -142,7 +142,7 @@ def evaluate(
         with _searched_index(index, bits) as searched:
             # What can fail is checked before a model is loaded and anything is encoded.
             documents = _check_documents(None if index is None else searched, collection, output)
-            k = _enough(context, k, widest, documents)
+            k = _enough(context, k, widest, len(documents))
             lengths = {"max_length_query": max_length_query, "max_length_document": max_length_document}
             with _retriever(index, searched, model, device, trust_remote_code, lengths) as retriever:
                 if index is None:
@@ -154,8 +154,8 @@ def evaluate(
                 _check_found(found, len(retriever), found.settings["mode"])
     if output is not None:
         evaluation.write_run(found, output)
-    options: Any = {"ignore_identical_ids": ignore_identical_ids, "excluded": excluded}
-    _show(evaluation.evaluate(found, qrels, measures, **options), data, as_json=json_output)
+    result = evaluate_named(found, qrels, measures, "the run", ignore_identical_ids, documents, excluded)
+    _show(result, data, as_json=json_output)
 
 
 def _check_of_a_run(context: typer.Context, data: Path) -> None:
@@ -163,8 +163,8 @@ def _check_of_a_run(context: typer.Context, data: Path) -> None:
     refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
 
 
-def _check_documents(index: Index | None, collection: Collection, output: Path | None) -> int:
-    """Check that judged documents are among those to search, and a run of these can be written; return their number."""
+def _check_documents(index: Index | None, collection: Collection, output: Path | None) -> set[str]:
+    """Check that judged documents are among those to search, and a run of these can be written; return their ids."""
     if index is None:
         ids = list(collection.documents)
     else:
@@ -172,7 +172,7 @@ def _check_documents(index: Index | None, collection: Collection, output: Path |
     check_same_documents({"": dict.fromkeys(ids, 0.0)}, collection.qrels, "the index")
     if output is not None:
         check_run_file(output, collection.queries, ids)
-    return len(ids)
+    return set(ids)
 
 
 def _excluded(exclude: Path | None, data: Path | None) -> dict[str, list[str]]:
@@ -223,6 +223,7 @@ def _searched_index(index: str | None, bits: int | None) -> Iterator[Index]:
         with open_index(index) as opened:
             yield opened
         return
+    check_bits(bits, exact=False)
     with TemporaryDirectory(prefix="latelier-evaluate-") as folder, make_index(Path(folder), bits, None) as made:
         yield made
 
