@@ -19,7 +19,6 @@ import {
   drawn,
   element,
   heatMap,
-  highlighted,
   isAddress,
   isCode,
   isDate,
@@ -31,13 +30,16 @@ import {
   stageTimes,
   titleLength,
   wholeLines,
+  wholeWords,
 } from "./render.js";
+import { excerpt, formOf, keepsLines, wholeText } from "./text.js";
 
 const DEBOUNCE_MS = 150;
 const PATIENCE_MS = 300; // then the page says that it searches
 const SETTLED_MS = 1000; // after such a pause a search is an entry of the history, and one of the recent ones
 const MOST_RECENT = 5;
 const LEAST_SNIPPET = 200; // characters, where the title has matched
+const LONGEST_SNIPPET = 600; // before it is known what matches
 const FREQUENT = 10; // values that are shown of a field of many
 const MOST_RESULTS = 1000; // as the server returns at once
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "contains"];
@@ -361,15 +363,55 @@ async function showPage(query, result, label) {
   return pageMap(explanation, await sheet);
 }
 
-function resultItem(query, result) {
+// Steps through what matched in a whole text, and closes it.
+function matchBar(text, close) {
+  let current = -1;
+  const count = element("span", { role: "status" });
+  const step = (by) => {
+    const strong = [...text.querySelectorAll("mark.level-3, mark.level-4")];
+    const marks = strong.length ? strong : [...text.querySelectorAll("mark")];
+    for (const mark of marks) mark.classList.remove("current");
+    count.textContent = marks.length ? "" : "No word matches.";
+    if (!marks.length) return;
+    current = (current + by + marks.length) % marks.length;
+    marks[current].classList.add("current");
+    marks[current].scrollIntoView({ block: "center" });
+    count.textContent = `${current + 1} of ${marks.length}`;
+  };
+  const button = (label, act) => {
+    const made = element("button", { type: "button" }, label);
+    made.addEventListener("click", act);
+    return made;
+  };
+  const previous = button("Previous match", () => step(current < 0 ? 0 : -1));
+  const next = button("Next match", () => step(1));
+  const bar = element("div", { className: "matches", hidden: true }, previous, next, count, button("Close", close));
+  bar.begin = () => {
+    current = -1;
+    step(1);
+  };
+  return bar;
+}
+
+// Fields that say nothing, since all results have the same value.
+function sharedFields(results) {
+  if (results.length < 2) return new Set();
+  const [first, ...others] = results.map((result) => result.metadata ?? {});
+  const isShared = (field) => others.every((metadata) => JSON.stringify(metadata[field]) === JSON.stringify(first[field]));
+  return new Set(Object.keys(first).filter((field) => typeof first[field] !== "bigint" && isShared(field)));
+}
+
+function resultItem(query, result, shared) {
   const id = String(result.id);
   const metadata = result.metadata ?? {};
   const whole = Array.from(result.text ?? "(stored without its text)");
   const begin = titleLength(result);
   const [name, ...headings] = (whole.slice(0, begin).join("").trim() || String(metadata.title ?? fileName(result) ?? id)).split(HEADINGS);
   const nameEnd = begin && Array.from(name).length;
-  const isProgram = isCode(String(metadata.path ?? id));
-  const text = element("p", { className: isProgram ? "text code short" : "text short" }, whole.slice(begin).join(""));
+  const file = String(metadata.path ?? (isCode(id) ? id : ""));
+  const form = formOf(file);
+  const isProgram = form === "code";
+  const text = element("div", { className: isProgram ? "text code short" : "text short" });
   let spans = [];
   let snippet = { start: begin, end: whole.length };
   const isPage = isPicture(result);
@@ -377,18 +419,26 @@ function resultItem(query, result) {
   const more = element("button", { type: "button", ariaExpanded: "false" }, "Whole text");
   const place = element("div");
   const { linkPrefix } = document.documentElement.dataset;
-  const file = linkPrefix && metadata.path && linkPrefix + String(metadata.path).split("/").map(encodeURIComponent).join("/");
-  const address = ["url", "link", "source"].map((field) => metadata[field]).find(isAddress) ?? file;
+  const stored = linkPrefix && metadata.path && linkPrefix + String(metadata.path).split("/").map(encodeURIComponent).join("/");
+  const address = ["url", "link", "source"].map((field) => metadata[field]).find(isAddress) ?? stored;
   const title = address ? link(address, name) : element("span", {}, name);
   const path = element("span", {}, headings.join(HEADINGS));
   const position = element("span", {}, metadata.page ? `page ${metadata.page}` : "");
   const where = element("p", { className: "where" }, element("span", {}, name === id ? "" : id), path, position);
+  const isTold = (field) => field === "page" || shared.has(field) || (isPage && SIZES.includes(field));
   const shown = Object.entries(metadata).filter(
-    ([field, value]) => value !== null && typeof value !== "object" && field !== "page" && !(isPage && SIZES.includes(field)) && ![id, name].includes(value),
+    ([field, value]) => value !== null && typeof value !== "object" && !isTold(field) && ![id, name].includes(value),
   );
   const chips = shown.map(([field, value]) => element("li", {}, chip(field, value)));
-  const show = isProgram ? marked : highlighted;
-  const short = () => text.replaceChildren(...show(whole, spans, snippet.start, snippet.end, begin));
+  const short = () => {
+    const end = Math.min(snippet.end, snippet.start + LONGEST_SNIPPET);
+    text.replaceChildren(...excerpt(whole, spans, form, begin, { start: snippet.start, end }));
+  };
+  const long = () => text.replaceChildren(...wholeText(whole, spans, form, begin));
+  const matches = matchBar(text, () => {
+    more.click();
+    item.focus();
+  });
   map.addEventListener("click", async () => {
     const open = map.ariaExpanded === "true";
     map.ariaExpanded = String(!open);
@@ -406,23 +456,27 @@ function resultItem(query, result) {
   more.addEventListener("click", async () => {
     const open = !text.classList.toggle("short");
     more.ariaExpanded = String(open);
+    matches.hidden = !open;
     if (!open) return short();
-    text.replaceChildren(...highlighted(whole, spans, begin, whole.length, begin));
-    if (result.start === null) return;
-    const stored = await read(at("index").value, id).catch(() => null);
-    const shift = stored?.text ? passageAt(stored.text, whole, begin) : -1;
-    if (shift < 0 || text.classList.contains("short")) return;
-    const moved = spans
-      .filter((span) => span.start >= begin)
-      .map((span) => ({ ...span, start: span.start + shift - begin, end: span.end + shift - begin }));
-    text.replaceChildren(...highlighted(Array.from(stored.text), moved));
-    text.querySelector("mark")?.scrollIntoView({ block: "center" });
+    long();
+    if (result.start === null) return matches.begin();
+    const document = await read(at("index").value, id).catch(() => null);
+    const shift = document?.text ? passageAt(document.text, whole, begin) : -1;
+    if (text.classList.contains("short")) return;
+    if (shift >= 0) {
+      const moved = spans
+        .filter((span) => span.start >= begin)
+        .map((span) => ({ ...span, start: span.start + shift - begin, end: span.end + shift - begin }));
+      text.replaceChildren(...wholeText(Array.from(document.text), moved, form));
+    }
+    matches.begin();
   });
   const tools = element("div", { className: "tools" }, map, ...(isPage && !result.text ? [] : [more]));
   const score = element("span", { className: "score", title: "score" }, result.score.toFixed(3));
   const head = element("div", { className: "head" }, element("h2", {}, title), score);
   const foot = element("div", { className: "foot" }, element("ul", { className: "metadata", ariaLabel: "Metadata" }, ...chips), tools);
-  const item = element("li", { tabIndex: -1 }, head, where, text, foot, place);
+  const item = element("li", { tabIndex: -1 }, head, where, matches, text, foot, place);
+  short();
   if (isPage) {
     item.prepend(thumbnail(result.id, `Picture of ${name}`));
     item.classList.add("picture");
@@ -432,16 +486,16 @@ function resultItem(query, result) {
     spans = explanation.spans;
     const { start, end } = explanation.snippet;
     snippet = { start: Math.max(start, begin), end: Math.max(end, Math.min(begin + LEAST_SNIPPET, whole.length)) };
-    if (isProgram) snippet = wholeLines(whole, snippet, begin);
+    snippet = isProgram ? wholeLines(whole, snippet, begin) : wholeWords(whole, snippet, begin);
     if (begin) {
       title.replaceChildren(...marked(whole, spans, 0, nameEnd));
       path.replaceChildren(...marked(whole, spans, Math.min(nameEnd + HEADINGS.length, begin), begin));
     }
     if (text.classList.contains("short")) short();
-    else text.replaceChildren(...highlighted(whole, spans, begin, whole.length, begin));
+    else long();
   };
   // The line of what matched best, where neither a page nor a heading says where it is.
-  item.needsLine = result.text !== null && !headings.length && !metadata.page;
+  item.needsLine = result.text !== null && !headings.length && !metadata.page && keepsLines(file);
   item.locate = (stored) => {
     if (!result.start && snippet.start === begin && snippet.end === whole.length) return;
     const shift = result.start ? passageAt(stored, whole, begin) : begin;
@@ -455,9 +509,9 @@ function resultItem(query, result) {
 }
 
 // One document that cannot be shown says so, and hides no other one.
-function itemOf(query, result) {
+function itemOf(query, result, shared) {
   try {
-    return resultItem(query, result);
+    return resultItem(query, result, shared);
   } catch (error) {
     const why = element("p", { className: "error" }, `This document cannot be shown: ${error.message}`);
     const head = element("div", { className: "head" }, element("h2", {}, String(result.id)));
@@ -525,7 +579,8 @@ async function run(isMore = false) {
     const [found] = answer.results;
     const present = isMore ? at("results").children.length : 0;
     const results = found.slice(present);
-    const items = results.map((result) => itemOf(query, result));
+    const shared = sharedFields(found);
+    const items = results.map((result) => itemOf(query, result, shared));
     if (isMore) at("results").append(...items);
     else at("results").replaceChildren(...items);
     if (isMore) items[0]?.focus();

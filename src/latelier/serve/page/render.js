@@ -6,17 +6,27 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
+// What a word has to add to the score for each strength of mark: similarities, so a weak result has weak marks or none.
+const LEVELS = [0.35, 0.5, 0.65, 0.8];
+const FUNCTION_WORDS = new Set(
+  `a about after all also am an and any are as at be been but by can could did do does for from had has have he her his how i
+  if in into is it its me my no not of on or our she should so than that the their them then there these they this to
+  was we were what when where which who why will with would you your`.split(/\s+/),
+);
+
+const levelOf = (word, contribution) =>
+  /[\p{L}\p{N}]/u.test(word) && !FUNCTION_WORDS.has(word.toLowerCase()) ? LEVELS.filter((least) => contribution >= least).length : 0;
+
 // Characters from `from` to before `to`, with the spans that added to the score marked; offsets count code points, as in
 // Python, so texts are arrays of these.
 export function marked(characters, spans, from, to) {
-  const strongest = Math.max(...spans.map((span) => span.contribution), 0);
   const nodes = [];
   let end = from;
   for (const span of [...spans].sort((a, b) => a.start - b.start)) {
     if (span.start < end || span.end > to) continue;
     nodes.push(characters.slice(end, span.start).join(""));
     const word = characters.slice(span.start, span.end).join("");
-    const level = strongest > 0 && /[\p{L}\p{N}]/u.test(word) ? Math.ceil((4 * span.contribution) / strongest) : 0;
+    const level = levelOf(word, span.contribution);
     const title = `adds ${span.contribution.toFixed(3)} to the score`;
     nodes.push(level > 0 ? element("mark", { className: `level-${level}`, title }, word) : word);
     end = span.end;
@@ -24,10 +34,14 @@ export function marked(characters, spans, from, to) {
   return [...nodes, characters.slice(end, to).join("")];
 }
 
-// The same with an ellipsis where something is left out of the text that begins at `begin`.
-export function highlighted(characters, spans, from = 0, to = characters.length, begin = 0) {
-  const last = Math.min(to, characters.length);
-  return [from > begin ? "… " : "", ...marked(characters, spans, from, last), last < characters.length ? "\u00a0…" : ""];
+// A part of a text, extended to whole words.
+export function wholeWords(characters, { start, end }, begin) {
+  const isInside = (i) => i > begin && i < characters.length && /\S/.test(characters[i - 1]) && /\S/.test(characters[i]);
+  let first = start;
+  let last = end;
+  while (start - first < LONGEST_WORD && isInside(first)) first -= 1;
+  while (last - end < LONGEST_WORD && isInside(last)) last += 1;
+  return { start: first, end: last };
 }
 
 // Between the title of a document and the headings above a passage.
@@ -36,6 +50,7 @@ const CODE =
   /\.(bash|c|cc|cfg|conf|cpp|cs|dart|exs?|go|h|hh|hpp|hs|ini|java|jl|jsx?|json|kt|lua|mjs|mli?|php|pl|ps1|pyi?|r|rb|rs|scala|sh|sql|svelte|swift|tf|toml|tsx?|vue|ya?ml|zig|zsh)$/i;
 const DATE = /^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$/;
 const LONGEST_VALUE = 60;
+const LONGEST_WORD = 30;
 const dates = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone: "UTC" });
 
 export const isCode = (path) => CODE.test(path);
@@ -68,8 +83,10 @@ export function readableSize(bytes) {
 export function titleLength({ text, start, end, metadata }) {
   if (text === null) return 0;
   if (start !== null) return Array.from(text).length - (end - start);
-  const title = metadata?.title;
-  return typeof title === "string" && text.startsWith(`${title} `) ? Array.from(title).length + 1 : 0;
+  const file = String(metadata?.path ?? "").split("/").pop();
+  const titles = [metadata?.title, file, file.replace(/\.[^.]+$/, "")];
+  const title = titles.find((each) => typeof each === "string" && each && text.startsWith(`${each} `));
+  return title ? Array.from(title).length + 1 : 0;
 }
 
 // Where a passage, from `begin` on in its own text, stands in the whole one; -1 if white space was stored as another.
@@ -88,23 +105,35 @@ export function wholeLines(characters, { start, end }, begin) {
   return { start: first, end: last };
 }
 
+const LEAST_SHOWN = 0.35;
+
 // The similarities of the words of a query (rows) with those of a document (columns): the best of their tokens.
 export function heatMap(explanation) {
   const { query_words, document_words, similarities } = explanation;
   const special = (word) => (word.is_special ? { className: "special", title: "a token of the model's own" } : {});
+  const similarity = (asked, word) => Math.max(...asked.positions.flatMap((i) => word.positions.map((j) => similarities[i][j])));
+  const rows = query_words.map((asked) => document_words.map((word) => similarity(asked, word)));
+  // Columns where nothing matches are folded; the best of each word of the query always stays.
+  const kept = new Set(rows.map((values) => values.indexOf(Math.max(...values))));
+  document_words.forEach((_, j) => {
+    if (rows.some((values, i) => !query_words[i].is_special && values[j] >= LEAST_SHOWN)) kept.add(j);
+  });
+  const className = (j) => (kept.has(j) ? "" : kept.has(j - 1) || j === 0 ? "folded gap" : "folded");
   const head = element("tr", {}, element("th", { scope: "col", className: "corner" }, "query \\ document"));
-  for (const word of document_words) head.append(element("th", { scope: "col", ...special(word) }, word.word));
+  document_words.forEach((word, j) => {
+    const cell = element("th", { scope: "col", ...special(word) }, word.word);
+    if (className(j)) cell.className += ` ${className(j)}`;
+    head.append(cell);
+  });
   const body = element("tbody");
-  for (const asked of query_words) {
-    const values = document_words.map((word) =>
-      Math.max(...asked.positions.flatMap((i) => word.positions.map((j) => similarities[i][j]))),
-    );
+  query_words.forEach((asked, i) => {
+    const values = rows[i];
     const best = values.indexOf(Math.max(...values));
     const line = element("tr", {}, element("th", { scope: "row", ...special(asked) }, asked.word));
     values.forEach((value, j) => {
       const level = Math.max(0, Math.min(6, Math.round(value * 6)));
       const title = `${asked.word} and ${document_words[j].word}: ${value.toFixed(3)}`;
-      const cell = element("td", { className: `h${level}`, title, ariaLabel: value.toFixed(2) });
+      const cell = element("td", { className: `h${level} ${className(j)}`, title, ariaLabel: value.toFixed(2) });
       if (j === best) {
         cell.classList.add("best");
         cell.textContent = value.toFixed(2);
@@ -112,10 +141,16 @@ export function heatMap(explanation) {
       line.append(cell);
     });
     body.append(line);
-  }
+  });
   const caption = element("caption", { className: "hidden" }, "Similarity of each word of the query with each of the document");
   const table = element("table", {}, caption, element("thead", {}, head), body);
-  return element("div", { className: "heat", tabIndex: 0, role: "region", ariaLabel: "Heat map" }, table);
+  const heat = element("div", { className: "heat", tabIndex: 0, role: "region", ariaLabel: "Heat map" }, table);
+  if (kept.size === document_words.length) return element("div", {}, heat);
+  const unfold = element("button", { type: "button", ariaPressed: "false" }, `Show all ${document_words.length} words`);
+  unfold.addEventListener("click", () => {
+    unfold.ariaPressed = String(heat.classList.toggle("whole"));
+  });
+  return element("div", {}, heat, unfold);
 }
 
 export function drawn(bitmap, label) {

@@ -1,0 +1,178 @@
+// What a stored text looks like without the marks of its format. Offsets are code points of the stored text, so the spans
+// that matched stay where they are.
+
+import { element, isCode, marked } from "./render.js";
+
+const PLAIN = /\.(txt|text|log|org|adoc|asciidoc|tex|textile)$/i;
+const TABLE = /\.(csv|tsv)$/i;
+const STORED_AS_IT_IS = /\.(md|markdown|mdx|qmd|rmd|rst)$/i;
+
+// Files that are parsed are stored as Markdown; a text that comes from no file is shown as it is.
+export function formOf(path) {
+  if (!path) return "plain";
+  if (isCode(path)) return "code";
+  if (TABLE.test(path)) return "table";
+  return PLAIN.test(path) || !/\.\w+$/.test(path) ? "plain" : "markdown";
+}
+
+// Whether a line of the stored text is the same line of the file.
+export const keepsLines = (path) => Boolean(path) && (formOf(path) !== "markdown" || STORED_AS_IT_IS.test(path));
+
+const HEADING = /^(\s{0,3}#{1,6}\s+)(.*?)\s*#*\s*$/;
+const ITEM = /^(\s*(?:[-*+]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?)/;
+const QUOTE = /^\s{0,3}>\s?/;
+const FENCE = /^\s*(?:```|~~~)/;
+const RULE = /^\s{0,3}(?:[-*_=]\s*){3,}$/;
+const DIVIDER = /^[\s|:-]*-[\s|:-]*$/; // below the head of a table
+// Links and pictures keep their words, marks of emphasis and code vanish.
+const INLINE = /!?\[([^\][]{0,500})\]\([^()\s]{0,2000}(?:\s"[^"]{0,500}")?\)|<(https?:[^<>\s]{1,2000})>|\*\*|__|~~|`+/g;
+
+const MARKS = /^[*_`]+|[*_`]+$/g; // around the words of a link
+
+const points = (text) => Array.from(text).length;
+
+function* linesOf(characters, from, to) {
+  for (let start = from; start < to; ) {
+    const next = characters.indexOf("\n", start);
+    const end = next < 0 || next > to ? to : next;
+    yield { start, end, text: characters.slice(start, end).join("") };
+    start = end + 1;
+  }
+}
+
+// The ranges of a line that are shown; `skip` is the number of its first characters that say what the line is.
+function visible({ start, text }, skip = 0, last = text.length) {
+  const ranges = [];
+  let at = skip;
+  const add = (from, to) => {
+    if (to > from) ranges.push({ start: start + points(text.slice(0, from)), end: start + points(text.slice(0, to)) });
+  };
+  for (const found of text.matchAll(INLINE)) {
+    if (found.index < at || found.index >= last) continue;
+    add(at, found.index);
+    const words = (found[1] ?? found[2])?.replaceAll(MARKS, "");
+    const offset = words ? found[0].indexOf(words) : 0;
+    if (words) add(found.index + offset, found.index + offset + words.length);
+    at = found.index + found[0].length;
+  }
+  add(at, last);
+  return ranges;
+}
+
+// The cells of a row of a table with `separator`, each as ranges; quotes around a cell are left out.
+function cellsOf(line, separator) {
+  const { start, text } = line;
+  const cells = [];
+  let from = 0;
+  let quoted = false;
+  for (let i = 0; i <= text.length; i += 1) {
+    if (text[i] === '"' && separator !== "|") quoted = !quoted;
+    if (i < text.length && (quoted || text[i] !== separator)) continue;
+    const cell = text.slice(from, i);
+    const isQuoted = separator !== "|" && /^\s*".*"\s*$/.test(cell);
+    const begin = from + cell.length - cell.trimStart().length + Number(isQuoted);
+    const end = Math.max(begin, from + cell.trimEnd().length - Number(isQuoted));
+    const offset = start + points(text.slice(0, begin));
+    cells.push(
+      separator === "|"
+        ? visible(line, begin, end)
+        : [{ start: offset, end: offset + points(text.slice(begin, end)) }],
+    );
+    from = i + 1;
+  }
+  return separator === "|" ? cells.slice(1, -1) : cells;
+}
+
+// The blocks of a text between two offsets: { kind, parts }, where parts are ranges; of a row, also its cells.
+export function blocksOf(characters, form, from = 0, to = characters.length) {
+  const blocks = [];
+  let inFence = false;
+  let separator = ",";
+  for (const line of linesOf(characters, from, to)) {
+    const { text } = line;
+    const before = blocks.at(-1);
+    const add = (kind, parts, more = {}) => blocks.push({ kind, parts, ...more });
+    const addRow = (cells) => add("row", cells.flatMap((cell, i) => (i ? [{ gap: " · " }, ...cell] : cell)), { cells });
+    const join = (kind, parts) => (before?.kind === kind ? before.parts.push(...parts) : add(kind, parts));
+    if (form === "table") {
+      if (!blocks.length) separator = [",", "\t", ";"].reduce((a, b) => (text.split(b).length > text.split(a).length ? b : a));
+      if (text.trim()) addRow(cellsOf(line, separator));
+    } else if (form !== "markdown") {
+      join("lines", [{ start: line.start, end: line.end }]);
+    } else if (FENCE.test(text)) {
+      inFence = !inFence;
+      if (inFence) add("code", []);
+    } else if (inFence) {
+      join("code", [{ start: line.start, end: line.end }]);
+    } else if (!text.trim() || RULE.test(text)) {
+      add("blank", []);
+    } else if (HEADING.test(text)) {
+      const [, mark, words] = HEADING.exec(text);
+      add("heading", visible(line, mark.length, mark.length + words.length), { level: mark.trim().length });
+    } else if (/^\s*\|.*\|\s*$/.test(text)) {
+      if (!DIVIDER.test(text)) addRow(cellsOf(line, "|"));
+    } else if (ITEM.test(text)) {
+      add("item", visible(line, ITEM.exec(text)[0].length));
+    } else {
+      const parts = visible(line, QUOTE.exec(text)?.[0].length ?? 0);
+      join(before?.kind === "item" ? "item" : "paragraph", parts.length ? [{ gap: " " }, ...parts] : []);
+    }
+  }
+  return blocks;
+}
+
+const isText = (part) => !part.gap;
+
+function nodesOf(characters, spans, parts) {
+  return parts.flatMap((part, i) => {
+    if (part.gap) return i ? [part.gap] : [];
+    return marked(characters, spans, part.start, part.end);
+  });
+}
+
+// The part of a text around what matched, in one run of words.
+export function excerpt(characters, spans, form, begin, { start, end }) {
+  const nodes = [start > begin ? "… " : ""];
+  const first = Math.max(begin, characters.lastIndexOf("\n", Math.max(0, start - 1)) + 1);
+  const next = characters.indexOf("\n", end);
+  for (const { kind, parts } of blocksOf(characters, form, first, next < 0 ? characters.length : next)) {
+    const shown = parts
+      .filter((part) => part.gap || (part.end > start && part.start < end))
+      .map((part) => (part.gap ? part : { start: Math.max(part.start, start), end: Math.min(part.end, end) }));
+    if (!shown.some(isText)) continue;
+    const isFirst = nodes.length < 2;
+    if (!isFirst) nodes.push(kind === "paragraph" || kind === "lines" ? " " : " · ");
+    if (kind === "lines" || kind === "code") shown.forEach((part, i) => nodes.push(i ? "\n" : "", ...marked(characters, spans, part.start, part.end)));
+    else nodes.push(...nodesOf(characters, spans, shown));
+  }
+  return [...nodes, end < characters.length ? "\u00a0…" : ""];
+}
+
+const row = (name, characters, spans, cells) =>
+  element("tr", {}, ...cells.map((cell) => element(name, {}, ...nodesOf(characters, spans, cell))));
+
+// A whole text as elements: headings, lists, tables, code and paragraphs.
+export function wholeText(characters, spans, form, begin = 0) {
+  const made = [];
+  let open = { kind: "" }; // the list or table that goes on
+  for (const { kind, parts, level, cells } of blocksOf(characters, form, begin)) {
+    const starts = open.kind !== kind;
+    if (kind === "item") {
+      if (starts) made.push((open = { kind, node: element("ul") }).node);
+      open.node.append(element("li", {}, ...nodesOf(characters, spans, parts)));
+    } else if (kind === "row") {
+      if (starts) {
+        open = { kind, node: element("tbody") };
+        const head = element("thead", {}, row("th", characters, spans, cells));
+        made.push(element("div", { className: "table" }, element("table", {}, head, open.node)));
+      } else open.node.append(row("td", characters, spans, cells));
+    } else if (kind === "heading") {
+      made.push(element(`h${Math.min(6, level + 2)}`, {}, ...nodesOf(characters, spans, parts)));
+    } else if (kind === "code" || kind === "lines") {
+      const lines = parts.flatMap((part, i) => [i ? "\n" : "", ...marked(characters, spans, part.start, part.end)]);
+      made.push(element(kind === "code" || form === "code" ? "pre" : "p", {}, ...lines));
+    } else if (kind === "paragraph") made.push(element("p", {}, ...nodesOf(characters, spans, parts)));
+    if (kind !== "item" && kind !== "row") open = { kind: "" };
+  }
+  return made;
+}
