@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from latelier.cli import app
@@ -17,14 +18,19 @@ RECORDS = [
 
 
 class Runner(CliRunner):
-    """Holds the streams, which are closed once nothing does: code that replaces sys.stdout for a moment would do it."""
+    """Prints to its own streams, also while a thread of an earlier test replaces sys.stdout for a moment.
+
+    They are held here, since they are closed once nothing does.
+    """
 
     @contextmanager
     def isolation(self, *arguments, **options):
-        with super().isolation(*arguments, **options) as captured:
+        streams = typer.echo.__globals__
+        with super().isolation(*arguments, **options) as captured, pytest.MonkeyPatch.context() as patch:
             held = sys.stdin, sys.stdout, sys.stderr
+            patch.setitem(streams, "_default_text_stdout", lambda: held[1])
+            patch.setitem(streams, "_default_text_stderr", lambda: held[2])
             yield captured
-            del held
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ import numba
 from llvmlite import ir
 from numba.core import cgutils as cgutils
 from numba.core import types as types
+from numba.core.compiler_lock import global_compiler_lock as global_compiler_lock
 from numba.extending import intrinsic as intrinsic
 from numba.extending import register_jitable
 
