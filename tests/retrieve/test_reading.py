@@ -70,21 +70,30 @@ def test_values_and_errors_are_those_of_the_function():
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (hang, "took longer than 1 seconds"),
+        (hang, "took longer than 5 seconds"),
         (fill, "more memory"),
         (end, r"ended the process that reads it \(exit code"),
         (recurse, "RecursionError"),
     ],
 )
 def test_a_call_that_hangs_fills_or_ends_the_process_is_an_error(function, reason, monkeypatch):
-    monkeypatch.setattr(reading, "_SECONDS", 60 if function is fill else 1)
+    monkeypatch.setattr(reading, "_SECONDS", 5 if function is hang else 60)
     monkeypatch.setattr(reading, "_MEMORY", 1 << 29)
     monkeypatch.setattr(reading, "_idle", {})
     if function is fill and sys.platform != "linux":
         pytest.skip("this system limits no memory")
     with pytest.raises(InvalidArgumentError, match=reason):
         list(in_worker(function))
+    monkeypatch.setattr(reading, "_SECONDS", 60)
     assert [value[1] for value in in_worker(squares, 3)] == [0, 1, 4]
+
+
+def test_memory_of_this_process_costs_no_process(monkeypatch):
+    monkeypatch.setattr(reading, "_idle", {})
+    held = bytearray(b"1" * (reading._RETAINED + 1))
+    processes = {value[0] for _ in range(2) for value in in_worker(squares, 1)}
+    assert len(processes) == 1
+    del held
 
 
 def test_calls_within_a_call_and_calls_left_unfinished():
