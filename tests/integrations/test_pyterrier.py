@@ -90,7 +90,7 @@ def test_documents_of_several_fields_and_without_text(minilm):
         {"docno": 3, "title": "", "body": " "},
     ]
     indexer = PyTerrierIndexer(Retriever(minilm), text=["title", "body"])
-    with pytest.warns(UserWarning, match="1 document .* 3"):
+    with pytest.warns(UserWarning, match="1 of the documents .* 3"):
         search = indexer.index(documents)
     assert search.retriever.index.ids() == ["1", "2"]
     [record] = search.retriever.index.get(["1"])

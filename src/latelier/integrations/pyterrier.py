@@ -97,8 +97,7 @@ class PyTerrierIndexer(pt.Indexer):
             else:
                 empty.append(docno)
         if empty:
-            noun = "document has" if len(empty) == 1 else "documents have"
-            message = f"{len(empty)} {noun} no text and cannot be found: {', '.join(empty[:5])}"
+            message = f"{len(empty)} of the documents cannot be found, as they have no text: {', '.join(empty[:5])}"
             warnings.warn(message, stacklevel=2)
 
 
@@ -157,7 +156,9 @@ class PyTerrierRetriever(OpenedRetriever, pt.Transformer):
             their order, the results of each best first.
         """
         pt.validate.query_frame(inp, extra_columns=["query"])
-        columns = [*inp.columns, _DOCNO, "score", "rank", *([_TEXT] if self.text else [])]
+        columns = [*inp.columns, _DOCNO, "score", "rank"]
+        if self.text:
+            columns.append(_TEXT)
         found = []
         if len(inp):
             found = self.retriever.search(inp["query"].tolist(), k=self.k, **self.search_options)

@@ -184,7 +184,10 @@ def _build(
     place["cache_dir"] = base.place["cache_folder"]
     config = transformers.AutoConfig.from_pretrained(base.name, **place)
     given = (checkpoint.options.get("model_kwargs") or {}).get("dtype")
-    dtype = heads[weights[0]].dtype if given in (None, "auto") else given
+    if given in (None, "auto"):
+        dtype = heads[weights[0]].dtype
+    else:
+        dtype = given
     kind: Any = transformers.MODEL_MAPPING[type(config)]
     inside = {name: each for name, each in saved.items() if not name.startswith("lm_head.")}
     encoder, report = kind.from_pretrained(

@@ -220,7 +220,10 @@ def _limit_memory(memory: int) -> None:
     import resource
 
     # Of Linux, what is written to, as allocators reserve much more address space.
-    limit = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+    if sys.platform == "linux":
+        limit = resource.RLIMIT_DATA
+    else:
+        limit = resource.RLIMIT_AS
     with suppress(OSError, ValueError):  # a lower limit is set already, or the system has none
         resource.setrlimit(limit, (memory, resource.getrlimit(limit)[1]))
 
@@ -232,8 +235,12 @@ def _peak_memory() -> int:
     if sys.platform == "linux":  # whose ru_maxrss begins with the memory of the process that started this one
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-        return 1024 * int(found[1]) if found else 0
+        if found:
+            return 1024 * int(found[1])
+        return 0
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    if sys.platform == "darwin":
+        return peak
+    return 1024 * peak

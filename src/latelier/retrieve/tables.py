@@ -228,7 +228,10 @@ def _json_values(lines: Iterator[str], first: str, is_array: bool) -> Iterator[t
     A line of its own may be a pair of an id and a text; in a file that is called .json, an array holds documents.
     """
     try:
-        value = parse_json(first, nan_as_null=True) if first else None
+        if first:
+            value = parse_json(first, nan_as_null=True)
+        else:
+            value = None
         is_whole = isinstance(value, list) and (is_array or all(isinstance(each, (dict, list)) for each in value))
     except InvalidArgumentError:
         is_whole = first.startswith(("[", "{"))
@@ -247,7 +250,10 @@ def _json_values(lines: Iterator[str], first: str, is_array: bool) -> Iterator[t
         except InvalidArgumentError:  # JSON lines of which the first is faulty, or objects over several lines
             lines = iter(re.split(r"(?m)^(?=\{)", "".join(read)) if first == "{" else read)
         else:
-            values = value if isinstance(value, list) else [value]
+            if isinstance(value, list):
+                values = value
+            else:
+                values = [value]
             yield from enumerate(values, start=1)
             return
     for number, line in enumerate(lines, start=1):
@@ -261,7 +267,10 @@ def _json_values(lines: Iterator[str], first: str, is_array: bool) -> Iterator[t
 def _unwrapped(values: Iterator[tuple[int, Any]], fields: DocumentFields) -> Iterator[tuple[int, Any]]:
     """Yield the records in the only value of a file: those of a list within it (hits.hits), or of an object of ids."""
     head = list(itertools.islice(values, 2))
-    value = head[0][1] if len(head) == 1 else None
+    if len(head) == 1:
+        value = head[0][1]
+    else:
+        value = None
     if isinstance(value, dict) and not {*fields.text_names} & {*plain_record(value), *flat_record(value)}:
         inner = [*flat_record(value).values()]
         lists = [
@@ -346,7 +355,10 @@ def _delimited_records(source: _Source, *, by_tabs: bool) -> Iterator[tuple[int,
     has_quotes = True
 
     def table() -> _CsvTable:
-        binary = open_binary(path) if path else io.BytesIO(contents)
+        if path:
+            binary = open_binary(path)
+        else:
+            binary = io.BytesIO(contents)
         lines = _lines(binary, source.name, encoding)
         return _CsvTable(lines, source.name, reading, by_tabs, has_quotes=has_quotes, has_escapes=has_escapes)
 
@@ -408,7 +420,11 @@ class _CsvTable:
         self._lines = itertools.chain([header] if header else [], lines)
         self._source = source
         self._has_escapes = has_escapes
-        self._before = 1 if named else 0  # lines before the header
+        # lines before the header
+        if named:
+            self._before = 1
+        else:
+            self._before = 0
         self._is_by_tabs = delimiter == "\t"
         quoting = csv.QUOTE_MINIMAL
         escape = rf'\\"(?=[^"\r\n{re.escape(delimiter)}])'
@@ -603,7 +619,10 @@ def _parquet_records(source: _Source) -> Iterator[tuple[str, Any]]:
             while True:
                 try:
                     batch = next(batches, None)
-                    rows = [] if batch is None else rows_of(batch)
+                    if batch is None:
+                        rows = []
+                    else:
+                        rows = rows_of(batch)
                 except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a time beyond Python's
                     raise StorageError(f"cannot read {path}: {_reason(error)}.") from error
                 if batch is None:

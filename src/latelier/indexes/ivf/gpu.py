@@ -206,7 +206,10 @@ class CodedSearch:
         first = np.zeros(len(table.numbers), dtype="int64")
         for (segment, ordinals), start in zip(table.places, starts, strict=False):
             first[ordinals] = start + segment.offsets[:-1]
-        codebook = codec.cells.integers if codec.has_cells else np.zeros((1, 1), "int8")
+        if codec.has_cells:
+            codebook = codec.cells.integers
+        else:
+            codebook = np.zeros((1, 1), "int8")
         signs = arrays[SIGNS]
         codes = DeviceCodes(
             first=self._upload(first),
@@ -421,5 +424,8 @@ def _decode(codes: DeviceCodes, codec: Codec, rows: slice) -> tuple[torch.Tensor
         return (sign * sizes[4 * planes[0] + 2 * planes[1] + planes[2]]).float(), scales, leads
     cells = codes.cells[rows].int() & 0xFFFF
     own = codes.sizes[:, cells & ((1 << SIZE_BITS) - 1)]
-    size = torch.where(planes[0] > 0, own[2][:, None], own[1][:, None]) if planes else own[0][:, None]
+    if planes:
+        size = torch.where(planes[0] > 0, own[2][:, None], own[1][:, None])
+    else:
+        size = own[0][:, None]
     return (codes.codebook[cells >> SIZE_BITS] + sign * size).clamp(-128, 127).float(), scales, leads
