@@ -70,7 +70,7 @@ def many(shallow, tmp_path_factory):
         "long": [("long", LONG)],
         "places": PLACES,
         "cut": moon,
-        "odd": [{"id": name, "text": "Fruit.", "homepage": "http://["} for name in ("first", "second", "third")],
+        "odd": [{"id": name, "text": "Fruit.", "homepage": f"http://[{name}"} for name in ("first", "second", "third")],
         "tags": [{"id": f"{i}", "text": "The moon.", "tag": f"tag {max(i, 9)}"} for i in range(32)],
     }
     for name, documents in contents.items():

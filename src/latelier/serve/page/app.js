@@ -397,8 +397,8 @@ function matchBar(text, close) {
 function sharedFields(results) {
   if (results.length < 2) return new Set();
   const [first, ...others] = results.map((result) => result.metadata ?? {});
-  const isShared = (field) => others.every((metadata) => JSON.stringify(metadata[field]) === JSON.stringify(first[field]));
-  return new Set(Object.keys(first).filter((field) => typeof first[field] !== "bigint" && isShared(field)));
+  const text = (value) => JSON.stringify(value, (_, part) => (typeof part === "bigint" ? `${part}n` : part));
+  return new Set(Object.keys(first).filter((field) => others.every((metadata) => text(metadata[field]) === text(first[field]))));
 }
 
 function resultItem(query, result, shared) {
