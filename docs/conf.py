@@ -20,7 +20,7 @@ autodoc_default_options = {
     "show-inheritance": True,
 }
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
+autodoc_preserve_defaults = False  # it takes them from the source, where a method's options are not listed one by one
 maximum_signature_line_length = 80  # longer ones take a line for each parameter
 python_use_unqualified_type_names = True
 numpydoc_show_class_members = False  # autodoc lists them
