@@ -77,6 +77,20 @@ def test_scores_are_distilled(train, tmp_path, scale, normalize):
     assert f'"normalize_scores": {str(normalize).lower()}' in card
 
 
+def test_tables_of_ids_with_their_texts(run, small, tmp_path):
+    (tmp_path / "qidpidtriples.tsv").write_text("".join(f"{i}\t{i}\t{i + 1}\n" for i in range(12)))
+    (tmp_path / "queries.tsv").write_text("".join(f"{i}\t{PAIRS[i]['query']}\n" for i in range(12)))
+    (tmp_path / "collection.tsv").write_text("".join(f"{i}\t{PAIRS[i]['positive']}\n" for i in range(13)))
+    command = ["train", tmp_path / "qidpidtriples.tsv", "--output", tmp_path / "out", "--model", small, "--epochs", 1]
+    refused = run(*command)
+    assert refused.exit_code == 1
+    assert "qidpidtriples.tsv:1 holds ids; pass queries=" in refused.stderr
+    sides = ("--queries", tmp_path / "queries.tsv", "--documents", tmp_path / "collection.tsv")
+    result = run(*command, *sides, "--device", "cpu", "--validation-queries", 0)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [f"{tmp_path / 'out'}: trained on 12 rows, 1 steps."]
+
+
 def test_faulty_rows_are_named(train, tmp_path):
     result = train([*PAIRS[:2], {"query": "q"}])
     assert result.exit_code == 1

@@ -244,3 +244,135 @@ def test_rows_are_selected_by_position():
     for rows in ([1, -2], np.array([1, 0]), torch.tensor([1, 0]), range(1, -1, -1)):
         assert content(SCORED.select(rows)) == tuple(list(reversed(part)) for part in content(SCORED))
     assert len(SCORED.select([])) == 0
+
+
+ROW = (["where is Rome?", "what is rust?"], [["On the Tiber.", "In Georgia."], ["Iron oxide.", "A novel."]], None)
+ROWS = [[query, *documents] for query, documents in zip(*ROW[:2], strict=True)]
+NUMBERED = {"10": "On the Tiber.", "11": "In Georgia.", "12": "Iron oxide.", "7": "A novel."}
+IDS = [["1", "10", "11"], ["2", "12", "7"]]
+
+
+def passages(*texts):
+    return [{"docid": str(i), "title": text.split()[0], "text": text.split(" ", 1)[1]} for i, text in enumerate(texts)]
+
+
+def tabs(rows):
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+TEVATRON = [
+    {"query_id": str(i), "query": query, "positive_passages": passages(good), "negative_passages": passages(bad)}
+    for i, (query, good, bad) in enumerate(ROWS)
+]
+
+
+@pytest.mark.parametrize(
+    ("contents", "by_id"),
+    [
+        (tabs(ROWS), False),  # triples.tsv
+        ("anchor\tpositive\tnegative\n" + tabs(ROWS), False),
+        (lines(ROWS), False),
+        (lines([query, good, [bad]] for query, good, bad in ROWS), False),
+        (lines(TEVATRON), False),
+        (tabs(IDS), True),  # qidpidtriples
+        (lines([[1, 10, 11], [2, "12", 7]]), True),  # ColBERT's triples.jsonl
+        (lines({"query": query, "positive": good, "negative": bad} for query, good, bad in IDS), True),
+    ],
+    ids=["triples.tsv", "header", "lists", "lists in lists", "tevatron", "qidpidtriples", "triples.jsonl", "id fields"],
+)
+@pytest.mark.parametrize("end", [".txt", ".gz"])
+def test_files_of_the_field(tmp_path, contents, by_id, end):
+    file = tmp_path / f"triples{end}"
+    opener = gzip.open if end == ".gz" else open
+    with opener(file, "wt", encoding="utf-8") as opened:
+        opened.write(contents)
+    sides = {}
+    if by_id:
+        with pytest.raises(InvalidArgumentError, match=r"triples\..*:1 holds ids; pass queries=.* and documents="):
+            load_training_set(file)
+        (tmp_path / "queries.tsv").write_text(tabs([str(id_), text] for id_, text in QUERIES.items()))
+        (tmp_path / "collection.tsv").write_text(tabs(NUMBERED.items()))
+        sides = {"queries": tmp_path / "queries.tsv", "documents": tmp_path / "collection.tsv"}
+    assert content(load_training_set(file, **sides)) == ROW
+
+
+def test_a_quote_is_a_letter_in_tables_with_tabs_and_not_in_csv(tmp_path):
+    (tmp_path / "rows.tsv").write_text('say "no\t"No" means no.\n"yes\tIt does.\n')
+    assert content(load_training_set(tmp_path / "rows.tsv"))[:2] == (
+        ['say "no', '"yes'],
+        [['"No" means no.'], ["It does."]],
+    )
+    (tmp_path / "rows.csv").write_text('query,positive\n"a, b","He said ""no""."\n')
+    assert content(load_training_set(tmp_path / "rows.csv"))[:2] == (["a, b"], [['He said "no".']])
+    (tmp_path / "rows.tsv").write_text("query\tpositive\nq\tx\ty\n")
+    with pytest.raises(InvalidArgumentError, match=r"rows\.tsv:2: 3 cells; the header has 2 columns"):
+        load_training_set(tmp_path / "rows.tsv")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        TEVATRON,
+        [{"anchor": query, "positive": good, "negative": bad} for query, good, bad in ROWS],
+        [{"query": query, "pos": [good], "neg": [bad]} for query, good, bad in ROWS],
+    ],
+    ids=["tevatron", "sentence-transformers", "FlagEmbedding"],
+)
+def test_parquet_also_as_the_shards_of_a_hub_folder(tmp_path, rows):
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    assert content(load_training_set(tmp_path / "rows.parquet")) == ROW
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    for shard, row in enumerate(rows):
+        Dataset.from_list([row]).to_parquet(tmp_path / "hub" / "data" / f"train-{shard:05}-of-00002.parquet")
+    assert content(load_training_set(tmp_path / "hub")) == ROW
+
+
+def test_ids_and_texts_as_parquet(tmp_path):
+    Dataset.from_list(PYLATE[:1] * 2).to_parquet(tmp_path / "rows.parquet")
+    Dataset.from_list([{"query_id": 1, "text": QUERIES[1]}]).to_parquet(tmp_path / "queries.parquet")
+    documents = [{"docno": id_, "contents": text} for id_, text in DOCUMENTS.items()]
+    Dataset.from_list(documents).to_parquet(tmp_path / "documents.parquet")
+    sides = {name: tmp_path / f"{name}.parquet" for name in ("queries", "documents")}
+    assert content(load_training_set(tmp_path / "rows.parquet", **sides)) == content(SCORED.select([0, 0]))
+
+
+def test_lists_of_ids_and_scores_are_those_of_colbert():
+    row = [1, ["a", 0.9], ["b", 0.1]]
+    found = load_training_set([row], queries=QUERIES, documents=DOCUMENTS)
+    assert content(found) == content(SCORED.select([0]))
+
+
+def test_texts_in_place_of_ids_are_named():
+    with pytest.raises(InvalidArgumentError, match=r"no text for the query 'q'; with queries=.*, rows hold ids"):
+        load_training_set([GOOD], queries=QUERIES, documents=DOCUMENTS)
+    with pytest.raises(InvalidArgumentError, match=r"row 0 holds ids; pass queries=.* and documents="):
+        load_training_set([GOOD], queries=QUERIES)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_rows_beyond_memory_are_read_from_a_file(tmp_path, scored):
+    rows = [{"query": f"q{i % 7}", "documents": [f"d{i}", f"e{i}"]} for i in range(2500)]
+    if scored:
+        rows = [row | {"scores": [i, -0.5]} for i, row in enumerate(rows)]
+    file = write(tmp_path / "rows.jsonl", rows)
+    small = load_training_set(file, max_memory=100_000)
+    whole = load_training_set(file, max_memory=None)
+    assert type(small) is not type(whole)
+    assert content(small) == content(whole)
+    assert list(small.rows) == list(whole.rows)
+    assert repr(small) == repr(whole)
+    chosen = [2499, -2, 5, 5]
+    assert content(small.select(chosen)) == content(whole.select(chosen))
+    assert small.select(chosen).documents[1] == whole.documents[-2]
+    assert small.select(chosen).to_dataset().to_list() == whole.select(chosen).to_dataset().to_list()
+    rows[2400]["documents"] = ["d", " "]
+    with pytest.raises(InvalidArgumentError, match=r"rows\.jsonl:2401: document 1 is ' '"):
+        load_training_set(write(file, rows), max_memory=100_000)
+    rows[2400]["documents"] = ["d", "e", "f"]
+    rows[2400].pop("scores", None)
+    with pytest.raises(InvalidArgumentError, match=r"rows\.jsonl:2401 has (3 documents, the rows|no scores)"):
+        load_training_set(write(file, rows), max_memory=100_000)

@@ -1,13 +1,15 @@
 """`train`: the same as the command, as a function; see also the tests of the command."""
 
+import copy
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from latelier.data import TrainingSet
+from latelier.data import TrainingSet, load_training_set
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.models import ColBERT
 from latelier.training import TrainingOptions, TrainingReport, train
@@ -42,6 +44,19 @@ def test_a_model_is_trained_in_place_and_saved(model, options, tmp_path):
     assert {file.stat().st_mode for file in (tmp_path / "out").rglob("*") if file.is_file()} == {
         (tmp_path / "new").stat().st_mode
     }
+
+
+def test_rows_beyond_memory_are_trained_on_in_the_same_way(untrained, options, tmp_path):
+    file = tmp_path / "triples.tsv"
+    file.write_text("".join(f"what is {i % 20}?\t{i} is a number.\tNothing is {i}.\n" for i in range(40)))
+    options = replace(options, validation_queries=2)
+    vectors = []
+    for name, most in (("whole", None), ("stored", 1000)):
+        model = copy.deepcopy(untrained)
+        report = train(load_training_set(file, max_memory=most), tmp_path / name, model, options=options)
+        assert (report.rows, report.steps, report.validation_queries) == (36, 6, 2)
+        vectors.append(model.encode_query("what is 3?"))
+    torch.testing.assert_close(*vectors, rtol=0, atol=0)
 
 
 def test_without_validation_and_progress_nothing_is_measured_or_printed(model, options, tmp_path, capfd):

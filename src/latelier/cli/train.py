@@ -10,16 +10,16 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from latelier.cli.options import DeviceOption, TrustOption, is_given, refuse_unused
+from latelier.cli.options import DeviceOption, TrustOption, refuse_unused
 from latelier.cli.output import print_json, printable, quiet_loading
-from latelier.utils.files import is_file, is_folder, open_binary, text_lines
+from latelier.utils.files import is_folder
 
 Start: TypeAlias = Literal["dense", "colbert"]
 
 
 def train(
     context: typer.Context,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Training data: a .jsonl file or a BEIR folder.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Training data: a file or a BEIR folder.")],
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder for the model; new or empty.")],
     *,
     model: Annotated[str | None, typer.Option(help="Name or folder; default: all-MiniLM-L6-v2.")] = None,
@@ -60,10 +60,14 @@ def train(
     """Train a late-interaction model and save it.
 
     \b
-    FILE holds one row per line, in any of these formats:
+    FILE holds one row per line, as JSON or separated by tabs, or is Parquet, in any of these formats:
       {"query": "...", "positive": "...", "negative": "optional, also a list", "scores": [...]}
       {"query": "...", "pos": ["..."], "neg": ["..."], "pos_scores": [...], "neg_scores": [...]}
+      {"query": "...", "positive_passages": [{"title": "...", "text": "..."}], "negative_passages": [...]}
+      ["query", "positive", "negative", ...]
       {"query_id": 1, "document_ids": [...], "scores": [...]}   with --queries and --documents
+    With --queries and --documents the other formats hold ids, too. Rows of more than a gigabyte are kept in a
+    temporary file.
 
     Rows with scores are trained by distillation, others with a contrastive loss. Some queries are split off as a
     validation set, which is measured before, during and after training. The best checkpoint is saved; it also loads in
@@ -75,7 +79,9 @@ def train(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.data import load_training_set
 
-    _refuse_unused_texts(context, file)
+    if is_folder(Path(file)):
+        names = ("queries", "documents")
+        refuse_unused(context, names, f"has no effect on {file}, a folder, which has texts of its own")
     if head_only:
         refuse_unused(
             context, ("epochs", "batch_size", "learning_rate", "temperature"), "has no effect with --head-only"
@@ -113,19 +119,6 @@ def train(
         print_json({**asdict(report), "model": str(report.model)})
     else:
         typer.echo(printable(str(report), lines=True))
-
-
-def _refuse_unused_texts(context: typer.Context, file: str) -> None:
-    """Check that ``--queries`` and ``--documents`` have an effect: only rows with ids take texts from them."""
-    names = ("queries", "documents")
-    path = Path(file)
-    if is_folder(path):
-        refuse_unused(context, names, f"has no effect on {file}, a folder, which has texts of its own")
-    if not any(is_given(context, name) for name in names) or not is_file(path):  # a pipe can be read only once
-        return
-    lines = text_lines(open_binary(path), file, compressed=path.suffix == ".gz")
-    if not any('"document_ids"' in line for line in lines):
-        refuse_unused(context, names, f"has no effect on {file}, whose rows hold texts, not ids")
 
 
 @contextmanager

@@ -8,12 +8,16 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import itertools
 import json
 import math
 import os
 import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -22,10 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from latelier.arrays import is_array
+from latelier.data.files import parquet_files, read_rows
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
-from latelier.utils.checks import check_count, check_unicode, short
-from latelier.utils.files import as_path, is_folder, open_binary, parse_json, text_lines
+from latelier.evaluation.collection import holds_collection
+from latelier.retrieve.records import id_names
+from latelier.utils.checks import check_count, check_unicode, parse_bytes, short
+from latelier.utils.files import as_path, is_folder
 from latelier.utils.misc import needs_extra
 
 if TYPE_CHECKING:
@@ -33,17 +40,21 @@ if TYPE_CHECKING:
 
 
 _QUERY = ("query", "anchor", "question")
-_POSITIVE = ("positive", "pos", "document", "answer")
-_NEGATIVE = ("negative", "negatives", "neg")
+_QUERY_ID = ("query_id", "qid")
+_POSITIVE = ("positive", "pos", "document", "answer", "positive_passages")
+_NEGATIVE = ("negative", "negatives", "neg", "negative_passages")
 _SCORES = ("scores", "score", "labels", "label")  # the names that the trainer takes
 _SCORES_OF_PARTS = ("pos_scores", "neg_scores")
 _OPTIONAL = (*_NEGATIVE, "scores", "labels", *_SCORES_OF_PARTS)  # "scope" and "store" would be near "score"
+# Tables without a header, by the number of their columns: MS MARCO's passages and queries, DPR's, MS MARCO's documents.
+_COLUMNS_OF_TEXTS = {2: ("id", "text"), 3: ("id", "text", "title"), 4: ("id", "url", "title", "text")}
 _NUMBERED = re.compile(r"document_(\d{1,9})")
 _POSITIVES = re.compile(rf"({'|'.join(_POSITIVE)}|positives)_?\d{{0,9}}")
 _NEAR = 0.8  # similarity in difflib: "negativ" is near "negative" (0.93), "sources" not near "scores" (0.77)
 _FORMATS = (
     "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores}, {query, document_1, "
-    "document_2, ..., scores} or {query_id, document_ids, scores}"
+    "document_2, ..., scores}, {query, positive_passages, negative_passages}, {query_id, document_ids, scores} or "
+    "[query, positive, negative, ...]"
 )
 _EXPECTED_SCORES = (
     "a list, a teacher's score for each document. If it says which pairs are relevant, give those alone, without it"
@@ -63,14 +74,58 @@ class Example(NamedTuple):
 def read_row(
     row: Any, where: str, queries: Mapping[Any, str] | None = None, documents: Mapping[Any, str] | None = None
 ) -> list[Example]:
-    """Read a row in any of the formats: one example for each positive; with scores, one example with all documents."""
+    """Read a row in any of the formats: one example for each positive; with scores, one example with all documents.
+
+    With `queries` and `documents`, the texts of ids, a row holds ids.
+    """
+    if isinstance(row, (list, tuple)):
+        row = _named(row)
     if not isinstance(row, Mapping):
         raise InvalidArgumentError(f"{where} is {short(row)}; expected an object, such as {_FORMATS}.")
     row = _plain(row)
-    if row.get("document_ids") is not None:
+    has_ids = row.get("document_ids") is not None
+    if has_ids:
         _check_names(row, where)
-        return [_of_ids(row, where, queries, documents)]
-    query = _first(row, _QUERY)
+        ids = _list(row["document_ids"], where, "document_ids")
+        scores = _scores(row, _score_field(row) or "scores", ids, where)
+        examples = [Example(where, row.get("query_id"), ids, scores)]
+    else:
+        names = _QUERY
+        if queries is not None:
+            names = (*_QUERY_ID, *_QUERY)
+        examples = _examples(row, where, names)
+        has_ids = all(_is_number(value) for each in examples for value in (each.query, *each.documents))
+    if queries is not None and documents is not None:
+        return [_with_texts(example, queries, documents) for example in examples]
+    if has_ids or queries is not None or documents is not None:
+        raise InvalidArgumentError(f"{where} holds ids; pass queries=... and documents=... with their texts.")
+    return examples
+
+
+def _named(row: Sequence[Any]) -> Any:
+    """Return a row that is a list with names: query, positive, negatives; or query, then pairs of an id and a score."""
+    if len(row) < 2:
+        return row
+    scored = [each for each in row[1:] if isinstance(each, (list, tuple)) and len(each) == 2 and _is_real(each[1])]
+    if len(scored) == len(row) - 1:
+        ids = [id_ for id_, _ in scored]
+        return {"query_id": row[0], "document_ids": ids, "scores": [score for _, score in scored]}
+    named = {"query": row[0], "positive": row[1]}
+    if len(row) > 2:
+        named["negative"] = [each for value in row[2:] for each in _one_or_several(value)]
+    return named
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_real(value) or (isinstance(value, str) and value.isdecimal())
+
+
+def _examples(row: dict[Any, Any], where: str, query_names: Sequence[str]) -> list[Example]:
+    query = _first(row, query_names)
     positive = _first(row, _POSITIVE)
     if row.get("documents") is not None:
         texts = _list(row["documents"], where, "documents")
@@ -86,7 +141,7 @@ def read_row(
     if texts is not None:
         name = _score_field(row)
         return [Example(where, query, texts, None if name is None else _scores(row, name, texts, where))]
-    positives = _one_or_several(positive)
+    positives = _texts(positive)
     negatives = _negatives(row)
     scores = _scores_of_parts(row, positives, negatives, where)
     if scores is not None:
@@ -100,19 +155,18 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
     """Return id to text of the rows of a `kind`, a title before its text; an id with two texts is refused."""
     texts: dict[Any, str] = {}
     for where, row in rows:
-        if isinstance(row, tuple) and len(row) == 2:
-            row = {"id": row[0], "text": row[1]}
+        if isinstance(row, (list, tuple)) and len(row) in _COLUMNS_OF_TEXTS:
+            row = dict(zip(_COLUMNS_OF_TEXTS[len(row)], row, strict=True))
         if not isinstance(row, Mapping):
             raise InvalidArgumentError(f"{where} is {short(row)}; expected {kind}_id and text.")
         row = _plain(row)
-        id_ = next((row[name] for name in (f"{kind}_id", "_id", "id") if name in row), None)
-        text = next((row[name] for name in ("text", kind) if name in row), None)
+        id_ = _first(row, (f"{kind}_id", *id_names(row), *_QUERY_ID))
+        text = _first(row, ("text", "contents", kind))
         if id_ is None or text is None:
             raise InvalidArgumentError(
                 f"{where} has the fields {', '.join(map(str, row))}; expected {kind}_id and text."
             )
-        if row.get("title"):
-            text = f"{row['title']} {text}".strip()
+        text = titled({**row, "text": text})
         if texts.get(id_, text) != text:
             raise InvalidArgumentError(
                 f"{where} has the id {short(id_)} with the text {short(text)}; a row before it has this id with the "
@@ -184,15 +238,11 @@ def _near_name(name: str) -> str | None:
     return None
 
 
-def _of_ids(
-    row: Mapping[str, Any], where: str, queries: Mapping[Any, str] | None, documents: Mapping[Any, str] | None
-) -> Example:
-    if queries is None or documents is None:
-        raise InvalidArgumentError(f"{where} holds ids; pass queries=... and documents=... with their texts.")
-    ids = _list(row["document_ids"], where, "document_ids")
-    texts = [_text(documents, id_, where, "document") for id_ in ids]
-    query = _text(queries, row.get("query_id"), where, "query")
-    return Example(where, query, texts, _scores(row, _score_field(row) or "scores", texts, where))
+def _with_texts(example: Example, queries: Mapping[Any, str], documents: Mapping[Any, str]) -> Example:
+    """Return an example of ids with texts in their places."""
+    query = _text(queries, example.query, example.where, "query")
+    texts = [_text(documents, id_, example.where, "document") for id_ in example.documents]
+    return example._replace(query=query, documents=texts)
 
 
 def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
@@ -203,7 +253,9 @@ def _text(texts: Mapping[Any, str], id_: Any, where: str, kind: str) -> str:
         found = next((texts[key] for key in (id_, str(id_), same) if key in texts), None)
         if found is not None:
             return found
-    raise InvalidArgumentError(f"{where}: there is no text for the {kind} {short(id_)}.")
+    raise InvalidArgumentError(
+        f"{where}: there is no text for the {kind} {short(id_)}; with queries=... and documents=..., rows hold ids."
+    )
 
 
 def _negatives(row: Mapping[str, Any]) -> list[str]:
@@ -211,7 +263,22 @@ def _negatives(row: Mapping[str, Any]) -> list[str]:
     values = [
         value for name, value in row.items() if isinstance(name, str) and _is_negative(name) and value is not None
     ]
-    return [text for value in values for text in _one_or_several(value)]
+    return [text for value in values for text in _texts(value)]
+
+
+def _texts(value: Any) -> list[Any]:
+    """Return texts that are given as one, as a list, or as passages with titles, of which a data set makes columns."""
+    if isinstance(value, Mapping) and all(isinstance(column, list) for column in value.values()):
+        value = [dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True)]
+    return [titled(each) if isinstance(each, Mapping) else each for each in _one_or_several(value)]
+
+
+def titled(record: Mapping[str, Any]) -> Any:
+    """Return the text of a record, after its title as in documents."""
+    text = record.get("text")
+    if record.get("title") and isinstance(text, str):
+        return f"{record['title']} {text}".strip()
+    return text
 
 
 def _one_or_several(value: Any) -> list[Any]:
@@ -221,7 +288,7 @@ def _one_or_several(value: Any) -> list[Any]:
 
 
 def _is_negative(name: str) -> bool:
-    return re.fullmatch(r"(neg|negatives?)_?\d{0,9}", name) is not None
+    return re.fullmatch(r"(neg|negatives?)_?\d{0,9}|negative_passages", name) is not None
 
 
 def _numbered_documents(row: Mapping[str, Any]) -> list[Any] | None:
@@ -371,6 +438,9 @@ class TrainingSet:
         """
         with needs_extra("Making a data set for the trainer", "train"):
             from datasets import Dataset
+        return Dataset.from_dict(self._columns())
+
+    def _columns(self) -> dict[str, Sequence[str] | Sequence[Sequence[float]]]:
         columns: dict[str, Sequence[str] | Sequence[Sequence[float]]] = {"query": list(self.queries)}
         for j in range(self.width):
             if self.scores is not None:
@@ -382,7 +452,7 @@ class TrainingSet:
             columns[name] = [documents[j] for documents in self.documents]
         if self.scores is not None:
             columns["scores"] = [list(map(float, scores)) for scores in self.scores]
-        return Dataset.from_dict(columns)
+        return columns
 
     def _check_row(self, i: int) -> None:
         if self.rows is not None:
@@ -419,15 +489,18 @@ def load_training_set(
     documents: Any = None,
     candidates: int | None = None,
     split: str = "train",
+    max_memory: int | str | None = "1GB",
 ) -> TrainingSet:
     """Load training data.
 
     Parameters
     ----------
     source
-        A file with one JSON object per line (``.jsonl``, ``.jsonl.gz``), a folder in BEIR layout, a
-        `datasets.Dataset`, or any iterable of dicts. A row has one of these formats:
+        A file, a folder in BEIR layout or with Parquet files as the Hugging Face Hub has them, a `datasets.Dataset`, or
+        any iterable of rows. A file is JSON Lines, a table with tabs or commas, each plain or with ``.gz``, or Parquet;
+        a table without a header holds query, positive and negatives. A row has one of these formats:
 
+        * ``[query, positive, negative, ...]``, where a negative may be a list of them;
         * ``{query, positive}``, with any number of ``negative``, ``negative_1``, ... or a list ``negatives``;
           the query may also be called ``anchor`` or ``question``, the positive ``document`` or ``answer``; with
           ``scores``, a list, the positive's first, one row with all texts as scored candidates;
@@ -435,8 +508,13 @@ def load_training_set(
           ``pos_scores`` and ``neg_scores``, or with ``scores``, one row with all texts as scored candidates;
         * ``{query, documents}``, a list, the positive first; or ``{query, documents, scores}``, two lists;
         * ``{query, document_1, document_2, ..., scores}``, as `TrainingSet.to_dataset` writes it;
-        * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, together with `queries` and
-          `documents`.
+        * ``{query, positive_passages, negative_passages}`` (Tevatron), lists of ``{title, text}``, as ``pos`` and
+          ``neg``;
+        * ``{query_id, document_ids, scores}`` (PyLate), lists or their string form, or
+          ``[query_id, [document_id, score], ...]`` (ColBERT), together with `queries` and `documents`.
+
+        With `queries` and `documents`, the other formats hold ids in the places of texts, as MS MARCO's
+        ``qidpidtriples`` and ColBERT's ``triples.jsonl``.
 
         ``scores`` may also be called ``score``, ``labels`` or ``label``, which beside scores are ignored; they are
         lists of numbers in any case. Lists may be arrays. Other fields are ignored, unless the name is nearly that of
@@ -444,12 +522,18 @@ def load_training_set(
         would be read, such as ``positive`` and ``answer``, or ``documents`` and ``negative``.
     queries, documents
         Id to text, for rows that hold ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
-        ``{document_id, text}``. The id may also be called ``_id`` or ``id``, the text ``query`` or ``document``. The
-        ids ``7`` and ``"7"`` are the same, ``"007"`` is another one.
+        ``{document_id, text}``. The id may also be called ``_id``, ``id``, ``qid``, ``docid``, ``docno``, ``doc_id`` or
+        ``pid``, the text ``query``, ``document`` or ``contents``; a file may be MS MARCO's ``queries.tsv`` or
+        ``collection.tsv``, without a header. They are kept in memory. The ids ``7`` and ``"7"`` are the same, ``"007"``
+        is another one.
     candidates
         Keep the first `candidates` documents of each row, for rows of unequal length.
     split
-        For a BEIR folder: the relevance judgements to use, ``qrels/<split>.tsv``. Each relevant document makes a row.
+        For a folder: the relevance judgements to use, ``qrels/<split>.tsv``, of which each relevant document makes a
+        row; or the Parquet files to read, ``<split>-00000-of-00002.parquet``.
+    max_memory
+        Rows that take more are kept in a temporary file, and read when they are used: bytes, or a text such as
+        ``"1GB"``; None keeps all in memory.
 
     Returns
     -------
@@ -477,57 +561,164 @@ def load_training_set(
     TrainingSet(1 row, 2 documents each, with scores)
     """
     check_count("candidates", candidates, optional=True)
-    if isinstance(source, (str, os.PathLike)) and is_folder(as_path(source, "source")):
-        return _from_beir(as_path(source), split)
-    by_id = (
-        None if queries is None else texts_by_id(_numbered(queries, "queries"), "query"),
-        None if documents is None else texts_by_id(_numbered(documents, "documents"), "document"),
-    )
-    examples = [example for where, row in _numbered(source, "row") for example in read_row(row, where, *by_id)]
-    scored = {example.scores is not None for example in examples}
-    if len(scored) > 1:
-        odd = next(e for e in examples if (e.scores is None) != (examples[0].scores is None))
-        raise InvalidArgumentError(
-            f"{odd.where} has {'no scores' if odd.scores is None else 'scores'}, unlike the rows before it; all rows "
-            "need a teacher's scores, or none."
-        )
+    most = parse_bytes("max_memory", max_memory)
+    rows: Iterable[tuple[str, Any]]
+    if isinstance(source, (str, os.PathLike)) and is_folder(folder := as_path(source, "source")):
+        files = parquet_files(folder, split)
+        if not files or holds_collection(folder):
+            return _from_beir(folder, split)
+        rows = read_rows(files, _QUERY)
+    else:
+        rows = _numbered(source, "row", (*_QUERY, *_QUERY_ID))
+    query_texts = None
+    if queries is not None:
+        query_texts = texts_by_id(_numbered(queries, "queries", ("text", "query")), "query")
+    document_texts = None
+    if documents is not None:
+        document_texts = texts_by_id(_numbered(documents, "documents", ("text", "contents", "document")), "document")
+    examples = (example for where, row in rows for example in read_row(row, where, query_texts, document_texts))
+    examples = _uniform(examples, candidates)
+    kept: list[Example] = []
+    size = 0
     for example in examples:
+        kept.append(example)
+        size += _BYTES_OF_ROW + sum(map(_size, (example.query, *example.documents)))
+        if most is not None and size > most:
+            return _stored(itertools.chain(kept, examples))
+    return _in_memory(kept)
+
+
+# Python's own of a row and of a text, beside its characters.
+_BYTES_OF_ROW = 400
+_BYTES_OF_TEXT = 60
+
+
+def _size(text: Any) -> int:
+    if isinstance(text, str):
+        return _BYTES_OF_TEXT + len(text)
+    return 0
+
+
+def _uniform(examples: Iterable[Example], candidates: int | None) -> Iterator[Example]:
+    """Yield examples of the first `candidates` documents, after a check that all have scores, or none has."""
+    is_scored = None
+    for example in examples:
+        if is_scored is None:
+            is_scored = example.scores is not None
+        if (example.scores is not None) != is_scored:
+            raise InvalidArgumentError(
+                f"{example.where} has {'no scores' if is_scored else 'scores'}, unlike the rows before it; all rows "
+                "need a teacher's scores, or none."
+            )
         if candidates is not None and len(example.documents) < candidates:
             raise InvalidArgumentError(
                 f"{example.where} has {len(example.documents)} documents; candidates={candidates} needs as many."
             )
+        scores = example.scores
+        if scores is not None:
+            scores = scores[:candidates]
+        yield example._replace(documents=example.documents[:candidates], scores=scores)
+
+
+def _in_memory(examples: Sequence[Example]) -> TrainingSet:
+    scores = None
+    if examples and examples[0].scores is not None:
+        scores = [example.scores or [] for example in examples]
     return TrainingSet(
         [example.query for example in examples],
-        [example.documents[:candidates] for example in examples],
-        [(example.scores or [])[:candidates] for example in examples] if scored == {True} else None,
+        [example.documents for example in examples],
+        scores,
         [example.where for example in examples],
     )
 
 
-def _numbered(source: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield rows, each with its name in error messages."""
+_ROWS_OF_BATCH = 1000
+
+
+def _stored(examples: Iterator[Example]) -> TrainingSet:
+    """Write rows to a temporary file, and return them as they are there."""
+    with needs_extra("Reading training data larger than max_memory", "train"):
+        import pyarrow
+        from datasets import Dataset
+    folder = _TemporaryFolder()
+    file = str(folder.path / "rows.arrow")
+    first = next(examples)
+    examples = itertools.chain([first], examples)
+    writer = None
+    with ExitStack() as stack:
+        while batch := list(itertools.islice(examples, _ROWS_OF_BATCH)):
+            checked = _in_memory([first, *batch])  # the first of all again: each has as many documents
+            table = pyarrow.table({**checked._columns(), "row": checked.rows}).slice(1)
+            if writer is None:
+                sink = stack.enter_context(pyarrow.OSFile(file, "wb"))
+                writer = stack.enter_context(pyarrow.ipc.new_stream(sink, table.schema))
+            writer.write_table(table)
+    return _StoredTrainingSet(Dataset.from_file(file), folder)
+
+
+class _TemporaryFolder:
+    """A folder that is removed when nothing refers to it any more."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="latelier-rows-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+class _StoredTrainingSet(TrainingSet):
+    """Rows in a file, read when they are asked for; they were checked when they were written."""
+
+    def __init__(self, dataset: Dataset, folder: _TemporaryFolder) -> None:
+        self.__dict__ |= {"_dataset": dataset, "_folder": folder, "scores": None}
+        names = dataset.column_names
+        for name, column in {"queries": "query", "scores": "scores", "rows": "row"}.items():
+            if column in names:
+                self.__dict__[name] = _Values(dataset, column)
+        others = [name for name in names if name not in ("query", "scores", "row")]
+        self.__dict__["documents"] = _Values(dataset, others)
+
+    def select(self, rows: Sequence[int]) -> TrainingSet:
+        """Return the rows at some positions, without reading them."""
+        positions = np.asarray(rows, "int64")
+        chosen = self._dataset.select(np.where(positions < 0, positions + len(self), positions))
+        return _StoredTrainingSet(chosen, self._folder)
+
+    def to_dataset(self) -> Dataset:
+        """Return the data set of the file."""
+        return self._dataset.remove_columns(["row"])
+
+
+class _Values(Sequence[Any]):
+    """One column of a data set, or the lists of several ones; each value is read when it is asked for."""
+
+    def __init__(self, dataset: Dataset, names: str | list[str]) -> None:
+        self._dataset = dataset.select_columns(names)
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, position: Any) -> Any:
+        row = self._dataset[position]
+        if isinstance(self._names, str):
+            return row[self._names]
+        return [row[name] for name in self._names]
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._dataset.iter(_ROWS_OF_BATCH):
+            if isinstance(self._names, str):
+                yield from batch[self._names]
+            else:
+                yield from map(list, zip(*(batch[name] for name in self._names), strict=True))
+
+
+def _numbered(source: Any, name: str, header: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield rows, each with its name in error messages; `header`: see `read_rows`."""
     if isinstance(source, Mapping):
         yield from ((f"{name}[{key!r}]", (key, value)) for key, value in source.items())
     elif isinstance(source, (str, os.PathLike)):
-        yield from _lines(as_path(source, name))
+        yield from read_rows([as_path(source, name)], header)
     else:
         yield from ((f"{name} {i}" if name == "row" else f"{name}[{i}]", row) for i, row in enumerate(source))
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
-    is_empty = True
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            is_empty = False
-            where = f"{path.name}:{number}"
-            try:
-                value = parse_json(line)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"{where}: {error} Expected one object per line.") from error
-            yield where, value
-    if is_empty:
-        raise InvalidArgumentError(f"{path} is empty; expected one object per line.")
 
 
 def _from_beir(folder: Path, split: str) -> TrainingSet:

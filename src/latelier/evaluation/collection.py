@@ -168,6 +168,11 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     return Collection(documents, judged, qrels, {id_: ids for id_, ids in excluded.items() if id_ in qrels})
 
 
+def holds_collection(folder: Path) -> bool:
+    """Whether a folder holds documents of a collection, rather than rows to train on."""
+    return any(folder.glob("corpus*")) or any(folder.glob("collection.*"))
+
+
 def _find(folder: Path, name: str) -> Path:
     for candidate in (folder / name, folder / f"{name}.gz"):
         if is_file(candidate):

@@ -599,20 +599,41 @@ def _parquet_records(source: _Source) -> Iterator[tuple[str, Any]]:
     fields = source.reading.fields
     if not isinstance(path, (str, Path)):
         raise InvalidArgumentError(f"the format 'parquet' needs a file with a name; received {source.name}.")
+
+    def needed(names: list[str]) -> list[str]:
+        _check_columns(names, fields, f"{source.name}: ")
+        return fields.columns_of(names)
+
+    def records() -> Iterator[tuple[str, Any]]:
+        for number, row in rows:
+            if isinstance(row, InvalidArgumentError):
+                yield f"row {number}", row
+            else:
+                yield f"row {number}", dict.fromkeys(fields.text_names, "") | row
+
+    rows = parquet_rows(path, needed)
+    return records()
+
+
+def parquet_rows(
+    path: str | Path, needed: Callable[[list[str]], list[str]] = list
+) -> Iterator[tuple[int, dict[str, Any] | InvalidArgumentError]]:
+    """Return an iterator over the numbered rows of a Parquet file, without nulls; `needed` chooses its columns."""
     with needs_extra("Reading Parquet files", "parquet"):
         import pyarrow
         from pyarrow import parquet
     file = open_binary(path)
     try:
         opened = parquet.ParquetFile(file)
-        names = list(opened.schema_arrow.names)
+        wanted = needed(list(opened.schema_arrow.names))
     except (pyarrow.ArrowException, OSError) as error:
         file.close()
         raise InvalidArgumentError(f"{path} is not a Parquet file: {_reason(error)}.") from error
-    _check_columns(names, fields, f"{source.name}: ")
-    wanted = fields.columns_of(names)
+    except InvalidArgumentError:
+        file.close()
+        raise
 
-    def records() -> Iterator[tuple[str, Any]]:
+    def rows() -> Iterator[tuple[int, dict[str, Any] | InvalidArgumentError]]:
         number = 0
         with file:
             batches = opened.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted)
@@ -620,24 +641,22 @@ def _parquet_records(source: _Source) -> Iterator[tuple[str, Any]]:
                 try:
                     batch = next(batches, None)
                     if batch is None:
-                        rows = []
+                        values = []
                     else:
-                        rows = rows_of(batch)
+                        values = rows_of(batch)
                 except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a time beyond Python's
                     raise StorageError(f"cannot read {path}: {_reason(error)}.") from error
                 if batch is None:
                     return
-                for row in rows:
+                for row in values:
                     number += 1
                     try:
                         # As in CSV: an empty cell is no value, so it is left out.
-                        record = {key: json_value(value) for key, value in row.items() if value is not None}
+                        yield number, {key: json_value(value) for key, value in row.items() if value is not None}
                     except InvalidArgumentError as error:
-                        yield f"row {number}", error
-                    else:
-                        yield f"row {number}", dict.fromkeys(fields.text_names, "") | record
+                        yield number, error
 
-    return records()
+    return rows()
 
 
 def _reason(error: Exception) -> str:

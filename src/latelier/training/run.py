@@ -207,6 +207,7 @@ class TrainingReport:
 
 # Documents to search: enough to make the search hard, few enough to encode them at each validation.
 _CORPUS = 2000
+_SAMPLE = 100_000
 _ONE_IN = 10  # at most one query in ten is used for validation
 _NAME = "validation"
 # Name in reports to key of the evaluator's result.
@@ -220,11 +221,15 @@ def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[Traini
     shuffled = list(dict.fromkeys(data.queries))
     random.Random(seed).shuffle(shuffled)
     chosen = set(shuffled[: min(queries, len(shuffled) // _ONE_IN)])
-    rows = range(len(data))
-    return (
-        data.select([i for i in rows if data.queries[i] not in chosen]),
-        data.select([i for i in rows if data.queries[i] in chosen]),
-    )
+    is_chosen = np.fromiter((query in chosen for query in data.queries), bool, len(data))
+    return data.select(np.flatnonzero(~is_chosen)), data.select(np.flatnonzero(is_chosen))
+
+
+def _sampled(data: TrainingSet, seed: int) -> TrainingSet:
+    """Return all rows, or a hundred thousand drawn at random, where a sample of the texts is enough."""
+    if len(data) <= _SAMPLE:
+        return data
+    return data.select(random.Random(seed).sample(range(len(data)), _SAMPLE))
 
 
 class Validation(MultiVectorInformationRetrievalEvaluator):
@@ -248,7 +253,7 @@ class Validation(MultiVectorInformationRetrievalEvaluator):
 def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> Validation:
     """Make an evaluator of how well positives of `validation` are found among 2,000 documents of `data`."""
     own = list(dict.fromkeys(text for documents in validation.documents for text in documents))
-    others = sorted({text for documents in data.documents for text in documents} - set(own))
+    others = sorted({text for documents in _sampled(data, seed).documents for text in documents} - set(own))
     random.Random(seed).shuffle(others)
     corpus: dict[str, Any] = {str(i): text for i, text in enumerate([*own, *others[: max(0, _CORPUS - len(own))]])}
     ids = {text: id_ for id_, text in corpus.items()}
@@ -495,8 +500,9 @@ def train(
     if options.head_only:
         steps = STEPS
         shown = show_progress
-        documents = list(dict.fromkeys(text for own in training.documents for text in own))
-        queries = list(dict.fromkeys(training.queries))
+        seen = _sampled(training, options.seed)
+        documents = list(dict.fromkeys(text for own in seen.documents for text in own))
+        queries = list(dict.fromkeys(seen.queries))
         distill_head(encoder, documents, options.dims or 128, queries, seed=options.seed, show_progress_bar=shown)
     else:
         options = options.for_rows(len(training))
