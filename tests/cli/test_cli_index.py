@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -249,9 +250,10 @@ def start(tmp_path, tiny):
     started = []
 
     def begin(*arguments):
-        command = [sys.executable, "-c", "from latelier.cli import main; main()", "index", *map(str, arguments)]
+        command = [sys.executable, "-c", "from latelier.cli import main; main()", *map(str, arguments)]
+        command += ["--model", str(tiny), "--device", "cpu"]
         with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-            process = subprocess.Popen([*command, "--model", str(tiny), "--device", "cpu"], stdout=out, stderr=err)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
         started.append(process)
         return process
 
@@ -281,7 +283,7 @@ def count(index):
 def test_an_interrupted_run_keeps_what_is_stored_and_goes_on(run, start, tmp_path, tiny):
     (tmp_path / "lines.txt").write_text("".join(f"pear {i} grows on tree {i * i}\n" for i in range(200_000)))
     command = tmp_path / "lines.txt", tmp_path / "index"
-    process = start(*command)
+    process = start("index", *command)
     wait_until(lambda: count(tmp_path / "index"))
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
@@ -301,7 +303,7 @@ def test_a_watched_folder_is_kept_current(start, tmp_path):
     folder, index = tmp_path / "notes", tmp_path / "notes" / "index"
     folder.mkdir()
     (folder / "pears.md").write_text("They ripen.")
-    process = start(folder, index, "--watch")
+    process = start("index", folder, index, "--watch")
     wait_until(lambda: count(index) == 1)
     (folder / "moon.md").write_text("It is far away.")
     wait_until(lambda: count(index) == 2)
@@ -310,5 +312,30 @@ def test_a_watched_folder_is_kept_current(start, tmp_path):
     wait_until(lambda: "so nothing is removed" in (tmp_path / "err").read_text())
     (tmp_path / "moon.md").rename(folder / "moon.md")
     wait_until(lambda: count(index) == 1)
+    (folder / "letter.docx").write_bytes(b"PK damaged")
+    if sys.platform == "linux":
+        Path(os.fsdecode(os.fsencode(folder) + b"/\xff.md")).write_text("Its name is no text.")
+    (folder / "sun.md").write_text("It is near.")  # what cannot be read stops nobody
+    wait_until(lambda: count(index) == 2)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
+
+
+@pytest.mark.slow
+def test_a_folder_that_an_mcp_server_watches_is_kept_current(start, tmp_path, tiny):
+    pytest.importorskip("watchfiles", reason="needs the extra files")
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    folder, index = tmp_path / "notes", tmp_path / "index"
+    folder.mkdir()
+    (folder / "pears.md").write_text("They ripen.")
+    with Retriever(tiny, index=index, device="cpu") as retriever:
+        retriever.add(folder)
+    start("mcp", index, "--watch", folder)
+    (folder / "letter.docx").write_bytes(b"PK damaged")
+    (folder / "moon.md").write_text("It is far away.")
+    wait_until(lambda: count(index) == 2)
+    folder.rename(tmp_path / "away")
+    wait_until(lambda: "Warning: " in (tmp_path / "err").read_text())
+    (tmp_path / "away").rename(folder)
+    (folder / "sun.md").write_text("It is near.")
+    wait_until(lambda: count(index) == 3)

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import sys
 import threading
 
 import pyarrow
@@ -363,6 +364,15 @@ def test_damaged_parquet_is_named(tmp_path):
         (tmp_path / "a.parquet").write_bytes(damaged)
         with pytest.raises(InvalidArgumentError, match=r"a.parquet is not a Parquet file"):
             read_documents(tmp_path / "a.parquet")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="this system limits no memory")
+def test_parquet_that_unpacks_to_more_than_the_memory_is_an_error(tmp_path):
+    values = pyarrow.DictionaryArray.from_arrays([0] * 400, ["x" * 2**24])  # 6.7 GB in 17 kB
+    pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidArgumentError, match=r"a\.parquet: .* more memory"):
+        list(read_documents(tmp_path / "a.parquet"))
 
 
 def test_a_folder_of_notes(tmp_path):

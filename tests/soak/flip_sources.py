@@ -151,7 +151,7 @@ def _equal(answer: Any, good: Any, name: str, ignore: Any) -> bool:
 
 
 def _same_vectors(matrix: Any, good: Any) -> bool:
-    """Integers, as Flat keeps them, are equal; codes of few documents are decoded by BLAS, whose last digit may differ."""
+    """Integers, as Flat keeps them, are equal; BLAS decodes codes of few documents, and its last digit may differ."""
     if matrix.shape != good.shape:
         return False
     return np.array_equal(matrix, good) or (np.any(good % 1) and np.allclose(matrix, good, rtol=0, atol=1e-5))

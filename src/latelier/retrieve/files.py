@@ -108,7 +108,8 @@ def _documents(path: Path, name: str, encoding: str | None) -> list[InputDocumen
     except LatelierError:
         raise
     except Exception as error:  # what readers of damaged files raise has no end
-        raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {cut(str(error), 200)}.") from error
+        reason = cut(str(error) or type(error).__name__, 200)
+        raise InvalidArgumentError(f"it is damaged, or no {suffix} file: {reason}.") from error
     is_markdown = reader is not None or suffix in _MARKDOWN
     documents = []
     for content in contents:

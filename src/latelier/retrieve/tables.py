@@ -8,12 +8,13 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from html import unescape
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError, StorageError
+from latelier.retrieve.reading import in_worker
 from latelier.retrieve.records import (
     ROWS_AT_ONCE,
     DocumentFields,
@@ -619,44 +620,54 @@ def parquet_rows(
     path: str | Path, needed: Callable[[list[str]], list[str]] = list
 ) -> Iterator[tuple[int, dict[str, Any] | InvalidArgumentError]]:
     """Return an iterator over the numbered rows of a Parquet file, without nulls; `needed` chooses its columns."""
+    file = str(Path(path).absolute())
+    columns = needed(list(in_worker(read_columns, file)))
+
+    def rows() -> Iterator[tuple[int, dict[str, Any] | InvalidArgumentError]]:
+        try:
+            for number, (row, fault) in enumerate(in_worker(read_rows, file, columns), 1):
+                if fault is None:
+                    yield number, row
+                else:
+                    yield number, InvalidArgumentError(fault)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{path}: {error.fact}") from error
+
+    return rows()
+
+
+def read_columns(path: str) -> list[str]:
+    """Return the names of a file's columns, in the process that reads."""
+    with _parquet_file(path) as opened:
+        return list(opened.schema_arrow.names)
+
+
+def read_rows(path: str, columns: list[str]) -> Iterator[tuple[dict[str, Any] | None, str | None]]:
+    """Yield the rows of a file in the process that reads, each with what is wrong with it."""
+    with _parquet_file(path) as opened:
+        for batch in opened.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+            for row in rows_of(batch):
+                try:
+                    # As in CSV: an empty cell is no value, so it is left out.
+                    yield {key: json_value(value) for key, value in row.items() if value is not None}, None
+                except InvalidArgumentError as error:
+                    yield None, error.fact
+
+
+@contextmanager
+def _parquet_file(path: str) -> Iterator[Any]:
     with needs_extra("Reading Parquet files", "parquet"):
         import pyarrow
         from pyarrow import parquet
-    file = open_binary(path)
-    try:
-        opened = parquet.ParquetFile(file)
-        wanted = needed(list(opened.schema_arrow.names))
-    except (pyarrow.ArrowException, OSError) as error:
-        file.close()
-        raise InvalidArgumentError(f"{path} is not a Parquet file: {_reason(error)}.") from error
-    except InvalidArgumentError:
-        file.close()
-        raise
-
-    def rows() -> Iterator[tuple[int, dict[str, Any] | InvalidArgumentError]]:
-        number = 0
-        with file:
-            batches = opened.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted)
-            while True:
-                try:
-                    batch = next(batches, None)
-                    if batch is None:
-                        values = []
-                    else:
-                        values = rows_of(batch)
-                except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a time beyond Python's
-                    raise StorageError(f"cannot read {path}: {_reason(error)}.") from error
-                if batch is None:
-                    return
-                for row in values:
-                    number += 1
-                    try:
-                        # As in CSV: an empty cell is no value, so it is left out.
-                        yield number, {key: json_value(value) for key, value in row.items() if value is not None}
-                    except InvalidArgumentError as error:
-                        yield number, error
-
-    return rows()
+    with open_binary(Path(path)) as file:
+        try:
+            opened = parquet.ParquetFile(file)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InvalidArgumentError(f"{path} is not a Parquet file: {_reason(error)}.") from error
+        try:
+            yield opened
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: a time beyond Python's
+            raise StorageError(f"cannot read {path}: {_reason(error)}.") from error
 
 
 def _reason(error: Exception) -> str:
