@@ -15,8 +15,10 @@ from latelier.scores.maxsim import Alignment
 
 @pytest.mark.parametrize("query", ["unhealthy fruit", "what is the distance to the moon?"])
 def test_the_parts_sum_to_the_score_of_the_search(shared_retriever, query):
-    for result in shared_retriever.search(query):
-        explanation = shared_retriever.explain(query, result.id)
+    for result in shared_retriever.search(query, mode="vectors"):  # by queries that are changed
+        assert shared_retriever.explain(query, result.id).score == pytest.approx(result.score, abs=1e-4)
+    for result in shared_retriever.search(query, mode="vectors", plain_query=True):
+        explanation = shared_retriever.explain(query, result.id, plain_query=True)
         assert explanation.score == pytest.approx(result.score, abs=1e-4)
         assert sum(match.contribution for match in explanation.words()) == pytest.approx(result.score, abs=1e-4)
         assert [match.token for match in explanation.tokens] == shared_retriever.model.tokens(query, is_query=True)

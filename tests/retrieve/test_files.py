@@ -282,14 +282,23 @@ def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):
         assert (result.start is not None) is is_cut
 
 
-def test_long_records_of_python_are_warned_of(tiny):
-    retriever = Retriever(tiny, device="cpu", model_options={"max_length_document": 16})
+def test_long_records_of_python_are_cut_into_passages(tiny):
+    def filled(*texts, **options):
+        retriever = Retriever(tiny, device="cpu", model_options={"max_length_document": 16})
+        retriever.add(texts, **options)
+        return retriever
+
+    retriever = filled("word " * 100 + "quince", "word")
+    assert len(retriever) == 2
+    assert len(retriever.index) > 2
+    [result] = retriever.search("quince", mode="keywords")
+    assert result.text.endswith("quince")
+    assert filled("word", "quince").index.ids() == [0, 1]  # texts that fit stay one
     with pytest.warns(UserWarning, match=r"1 document is longer than the model reads \(16 tokens\)"):
-        retriever.add(["word " * 100, "word"])
+        filled("word").add(["word " * 100])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        retriever.add(["word " * 100], passages=False)
-    assert len(retriever) == 3
+        assert len(filled("word " * 100, passages=False).index) == 1
 
 
 def test_tables_and_documents_of_frameworks(tiny):

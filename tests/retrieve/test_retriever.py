@@ -16,7 +16,7 @@ QUERIES = ["unhealthy fruit", "capital city", "sum of numbers"]
 
 
 def test_results_are_those_of_the_model_and_carry_what_was_stored(retriever, model):
-    results = retriever.search(QUERIES, k=3)
+    results = retriever.search(QUERIES, k=3, mode="vectors", plain_query=True)
     assert [found[0].id for found in results] == ["fruit", "berlin", "sum"]
     assert results[1][0].text == "Berlin It is the capital of Germany."
     assert results[1][0].metadata == {"year": 2023, "lang": "de"}
@@ -187,7 +187,7 @@ def test_update_replaces_and_inserts_and_remove_removes(retriever):
 def test_a_folder_remembers_its_model_and_is_opened_by_path_alone(tiny, tmp_path):
     folder = tmp_path / "index"
     with Retriever(tiny, folder, device="cpu", model_options={"max_length_document": np.int64(16)}) as retriever:
-        retriever.add([("a", "Bananas are healthy."), ("b", "word " * 50)])
+        retriever.add([("a", "Bananas are healthy."), ("b", "word " * 50)], passages=False)
         expected = retriever.search("fruit")
         assert repr(retriever).startswith(f"Retriever({tiny!r}, IVF(2 documents")
     with Retriever.open(folder, device="cpu", read_only=True) as opened:
@@ -264,8 +264,9 @@ def test_rerank_orders_texts_by_their_maxsim_score(retriever):
 
 def test_texts_that_are_longer_than_the_model_reads_are_told(model):
     retriever = Retriever(model)
+    retriever.add([("short", "pear " * 348)])
     with pytest.warns(UserWarning, match=r"1 document is .*350 tokens\): 52 tokens at their ends are not"):
-        retriever.add([("short", "pear " * 348), ("long", "pear " * 400)])
+        retriever.add([("long", "pear " * 400)])
     assert retriever.index.statistics().cut == 1
     assert retriever.run({"q": "pear"}).settings["documents_cut"] == 0.5
     assert [found.unread for found in retriever.search(["pear", "pear " * 600])] == [0, 90]
@@ -277,18 +278,21 @@ def test_a_query_is_read_whole_on_demand(minilm, model):
     for retriever in (short, usual):
         retriever.add(["Bananas are healthy.", "The moon is far away.", "Seven kings."])
     query = "a question that says only at its very end that it is about the moon"
-    assert short.search(query)[0].score < usual.search(query)[0].score - 1
+    by_vectors = {"mode": "vectors", "plain_query": True}
+    assert short.search(query, **by_vectors)[0].score < usual.search(query, **by_vectors)[0].score - 1
     queries = [query, "kings"]
     for whole, every in zip(
-        *(each.search(queries, whole_query=True, min_mean_score=0) for each in (short, usual)), strict=True
+        *(each.search(queries, mode="vectors", whole_query=True, min_mean_score=0) for each in (short, usual)),
+        strict=True,
     ):
         assert [hit.id for hit in whole] == [hit.id for hit in every]
         for name in ("score", "mean_score"):
             np.testing.assert_allclose(
                 [getattr(hit, name) for hit in whole], [getattr(hit, name) for hit in every], atol=1e-5
             )
-    run = short.run({"q": query, "k": "kings"}, whole_query=True)
-    assert [run["q"]["1"], run["k"]["2"]] == pytest.approx([usual.search(each)[0].score for each in queries], abs=1e-5)
+    run = short.run({"q": query, "k": "kings"}, mode="vectors", whole_query=True)
+    scores = [usual.search(each, mode="vectors")[0].score for each in queries]
+    assert [run["q"]["1"], run["k"]["2"]] == pytest.approx(scores, abs=1e-5)
     assert (run.settings["whole_query"], run.settings["queries_cut"]) == (True, 0.0)
     explanation = short.explain(query, 1, whole_query=True)
     assert explanation.score == pytest.approx(run["q"]["1"], abs=1e-5)

@@ -47,14 +47,15 @@ def naive_groups(retriever, query, k):
 @pytest.mark.parametrize("k", [2, 10])
 def test_results_are_those_of_grouping_all_passages(filled, k):
     for query in ("figs on the roof", "the moon", "Short."):
-        found, expected = filled.search(query, k=k), naive_groups(filled, query, k)
+        found = filled.search(query, k=k, plain_query=True)
+        expected = naive_groups(filled, query, k)
         assert [result.id for result in found] == [id for id, _ in expected]
         assert [result.score for result in found] == pytest.approx([score for _, score in expected], abs=1e-4)
         for result in found:
             assert TEXTS[result.id][result.start : result.end] == result.text
             assert type(result.id) in (int, str)
         known = [(id, score) for id, score in expected if id != 1]  # the ids of a run are str, and "1" is another
-        run = filled.run({"q": query}, k=k, filter="id NOT LIKE '[1,%'")["q"]
+        run = filled.run({"q": query}, k=k, filter="id NOT LIKE '[1,%'", plain_query=True)["q"]
         assert list(run.items())[: len(known)] == [(id, pytest.approx(score, abs=1e-4)) for id, score in known]
 
 
@@ -62,12 +63,16 @@ def test_results_are_those_of_grouping_all_passages(filled, k):
 @pytest.mark.parametrize("k", [2, 2**63 - 1])
 def test_every_mode_gives_the_best_passage_of_each_document(filled, mode, k):
     query, count = "figs on the roof", len(filled.index)
-    vectors = {"queries": filled.model.encode_query([query])} if mode == "rerank" else {}
+    vectors = {}
+    options = {}
+    if mode == "rerank":
+        vectors["queries"] = filled.model.encode_query([query])
+        options["plain_query"] = True
     [hits] = filled.index.search(texts=[query], k=count, mode=mode, **vectors)
     best = {}
     for hit in hits:
         best.setdefault(repr(json.loads(hit.id)[0]), hit.score)
-    found = filled.search(query, k=k, mode=mode)
+    found = filled.search(query, k=k, mode=mode, **options)
     assert [(repr(result.id), pytest.approx(result.score, rel=1e-5)) for result in found] == list(best.items())[:k]
 
 
@@ -86,7 +91,8 @@ def test_many_passages_of_one_document_do_not_hide_the_others(small):
     retriever = Retriever(small)
     retriever.add([("long", "the same words again and again. " * 200), ("far", "quite another text")], passages=16)
     assert len(retriever.index) > 60
-    found = retriever.search(["again and again", "again"], k=2)  # of the first, not in its 70 best passages
+    queries = ["again and again", "again"]
+    found = retriever.search(queries, k=2, plain_query=True)  # of the first, not in its 70 best passages
     assert [[result.id for result in results] for results in found] == [["long", "far"], ["far", "long"]]
 
 

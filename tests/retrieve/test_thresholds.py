@@ -57,12 +57,12 @@ def test_a_model_of_means_has_them_everywhere():
     query = "healthy fruit"
     wanted = model.similarity([model.encode_query(query)], list(model.encode_document(TEXTS)))[0]
     order = torch.argsort(wanted, descending=True).tolist()
-    results = retriever.search(query, min_mean_score=-1)
+    results = retriever.search(query, mode="vectors", min_mean_score=-1, plain_query=True)
     assert [result.id for result in results] == ["abcd"[i] for i in order]
     np.testing.assert_allclose([result.score for result in results], wanted[order], atol=1e-6)
     assert [hit.id for hit in retriever.rerank(query, TEXTS)] == order
     np.testing.assert_allclose([hit.score for hit in retriever.rerank(query, TEXTS)], wanted[order], atol=1e-6)
-    assert retriever.explain(query, "b").score == pytest.approx(float(wanted[1]), abs=1e-6)
+    assert retriever.explain(query, "b", plain_query=True).score == pytest.approx(float(wanted[1]), abs=1e-6)
     assert results[0].mean_score == pytest.approx(naive_mean(model, query, results[0].text), abs=1e-5)
 
 

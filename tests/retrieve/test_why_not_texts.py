@@ -60,7 +60,7 @@ def test_a_lower_score_by_query_tokens(shared_retriever):
 def test_a_text_of_which_the_end_was_not_encoded(short_model, minilm, kind):
     others = [("fruit", "Apples and pears are eaten raw."), ("sea", "Water is salty."), ("sky", "The sky is blue.")]
     with Retriever(short_model, kind()) as retriever:
-        retriever.add([*others, ("long", TRUNCATED)])
+        retriever.add([*others, ("long", TRUNCATED)], passages=False)
         report = retriever.why_not(QUERY, "long", k=1)
         assert kinds(report) == ["scored_lower", "truncated"]
         details = report.causes[1].details

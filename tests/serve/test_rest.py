@@ -62,7 +62,7 @@ def test_several_queries_filters_and_fields(client):
 def test_queries_as_vectors(client, retriever):
     vectors = [retriever.model.encode_query(["apples"])[0].tolist()]
     by_vectors = post(client, "/search", {"vectors": vectors, "k": 1})["results"][0][0]
-    by_text = post(client, "/search", {"query": "apples", "k": 1})["results"][0][0]
+    by_text = post(client, "/search", {"query": "apples", "k": 1, "plain_query": True})["results"][0][0]
     assert by_vectors["id"] == by_text["id"]
     assert by_vectors["score"] == pytest.approx(by_text["score"], rel=1e-5)
 

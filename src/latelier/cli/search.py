@@ -74,7 +74,7 @@ def search(
         results = retriever.search(text, k, **search)
         explanations: dict[Id, Explanation] = {}
         if explain:
-            explanations = _explained(retriever, text, results, whole=bool(search.get("whole_query")))
+            explanations = _explained(retriever, text, results, search)
     if json_output:
         print_json({"query": text, "results": results_json(results, explanations)})
     elif results:
@@ -85,12 +85,13 @@ def search(
         typer.echo(f"the last {results.unread:,} tokens of the query were not read; see --whole-query.", err=True)
 
 
-def _explained(retriever: Retriever, text: str, results: Results, *, whole: bool) -> dict[Id, Explanation]:
+def _explained(retriever: Retriever, text: str, results: Results, search: SearchKeywords) -> dict[Id, Explanation]:
     from latelier.retrieve.explaining import explain_documents
 
     ids = [result.id for result in results]
     starts = [result.start for result in results]
-    parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts, whole=whole)
+    reading = {"whole": bool(search.get("whole_query")), "plain": bool(search.get("plain_query"))}
+    parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts, **reading)
     return dict(zip(ids, parts, strict=True))
 
 

@@ -14,11 +14,13 @@ from typing import Any, TypeAlias
 
 from sentence_transformers.base.evaluation import BaseEvaluator
 
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import StorageError
 from latelier.evaluation.collection import Collection
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
 from latelier.indexes import Flat, Index
 from latelier.retrieve.model import QueryModel
+from latelier.retrieve.query_transform import QueryTransform, change_queries
 from latelier.retrieve.retriever import SearchRun, search_settings
 from latelier.utils.checks import check_count
 
@@ -74,8 +76,8 @@ class RetrievalEvaluator(BaseEvaluator):
 
     It encodes the documents of a collection with the model as it is, puts them into a new index in a temporary folder,
     searches the queries that have qrels, and measures the run with `evaluate`. So it measures what users of the index
-    will get, its approximation and its quantisation included, and memory depends on the index and not on the
-    collection.
+    will get, its approximation and its quantisation included, and the change of the queries of a model without
+    training. Memory depends on the index and not on the collection.
 
     Parameters
     ----------
@@ -191,8 +193,15 @@ class RetrievalEvaluator(BaseEvaluator):
         queries = {query: text for query, text in self.collection.queries.items() if self.collection.qrels.get(query)}
         with temporary_index(self.index) as index:
             fill_index(index, self.collection.texts().items(), partial(model.encode_document, **options))
+            if getattr(model, "is_untrained", False):
+                QueryTransform().store_in(index)
+
+            def encode(texts: list[str]) -> TokenEmbeddings:
+                vectors = TokenEmbeddings.from_list(model.encode_query(texts, **options))
+                return change_queries(vectors.to("numpy"), index)
+
             begin = time.perf_counter()
-            run = search_index(index, queries, partial(model.encode_query, **options), self.k, self.search_options)
+            run = search_index(index, queries, encode, self.k, self.search_options)
             seconds = round(time.perf_counter() - begin, 3)
             chosen = index.checked_options(self.search_options)
             given = None if chosen.mode == "keywords" else QueryModel.of(model)

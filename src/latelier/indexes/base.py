@@ -36,6 +36,7 @@ from latelier.indexes.results import (
     Hit,
     Id,
     StageLoss,
+    TokenMean,
     VerifyReport,
     WhyNotReport,
     as_id,
@@ -258,10 +259,11 @@ class Index(NotCopied, ABC):
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
         chosen = self.checked_options(options)
-        if chosen.whole_query:
-            raise InvalidArgumentError(
-                "received whole_query=True for vectors; it is for texts, which a Retriever encodes."
-            )
+        for name in ("whole_query", "plain_query"):
+            if getattr(chosen, name):
+                raise InvalidArgumentError(
+                    f"received {name}=True for vectors; it is for texts, which a Retriever encodes."
+                )
         return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen)
 
     def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
@@ -365,6 +367,10 @@ class Index(NotCopied, ABC):
 
     @property
     @abstractmethod
+    def token_mean(self) -> TokenMean | None:
+        """The mean of the stored token vectors and their number, see `mean_vector`; ``None`` if nothing is stored."""
+
+    @property
     def mean_vector(self) -> np.ndarray | None:
         """Mean of the stored token vectors, ``(dim,)`` float32, without reading them; ``None`` if nothing is stored.
 
@@ -380,6 +386,9 @@ class Index(NotCopied, ABC):
         >>> index.mean_vector
         array([0.75, 0.75], dtype=float32)
         """
+        if self.token_mean is None:
+            return None
+        return self.token_mean.vector.astype("float32")
 
     @property
     def nbits(self) -> int | None:

@@ -486,14 +486,12 @@ class Sharded(Index):
         return next((dim for dim in self._read("dim") if dim is not None), None)
 
     @property
-    def mean_vector(self) -> np.ndarray | None:
-        """See `Index.mean_vector`; the shards are asked once, and after each write of this object."""
+    def token_mean(self) -> TokenMean | None:
+        """See `Index.token_mean`; the shards are asked once, and after each write of this object."""
         if self._mean is None:
             for mean in self._read("token_mean"):
                 self._mean = self._mean if mean is None else mean.joined(self._mean)
-        if self._mean is None:
-            return None
-        return self._mean.vector.astype("float32")
+        return self._mean
 
     @property
     def fields(self) -> list[str]:

@@ -213,15 +213,8 @@ class StoredIndex(Index):
 
     @property
     def token_mean(self) -> TokenMean | None:
-        """The mean of the stored token vectors and their number; None if there is none."""
+        """See `Index.token_mean`."""
         return self._storage.snapshot().mean
-
-    @property
-    def mean_vector(self) -> np.ndarray | None:
-        """See `Index.mean_vector`."""
-        if self.token_mean is None:
-            return None
-        return self.token_mean.vector.astype("float32")
 
     @property
     def fields(self) -> list[str]:

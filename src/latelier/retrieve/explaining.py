@@ -16,6 +16,7 @@ from latelier.retrieve.explanation import Explanation, TokenMatch, Word
 from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.page_map import is_picture, page_tokens
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
+from latelier.retrieve.query_transform import change_queries
 from latelier.scores.maxsim import Alignment, align
 from latelier.utils.misc import Markup, escape
 
@@ -24,7 +25,13 @@ _LEAST_MARKED = 0.4
 
 
 def marked_snippets(
-    model: QueryModel, index: Index, query: str, results: Sequence[Result], *, whole: bool = False
+    model: QueryModel,
+    index: Index,
+    query: str,
+    results: Sequence[Result],
+    *,
+    whole: bool = False,
+    plain: bool = False,
 ) -> dict[Id, Markup]:
     """Return the snippet of each result's text as HTML, with the words that matched marked."""
 
@@ -32,7 +39,7 @@ def marked_snippets(
         return escape(re.sub(r"\s+", " ", part))
 
     snippets = {}
-    for each in explain_results(model, index, query, results, whole=whole).values():
+    for each in explain_results(model, index, query, results, whole=whole, plain=plain).values():
         begin, end = each.snippet()
         least = _LEAST_MARKED * max((span.contribution for span in each.spans), default=0.0)
         pieces = ["… " if begin else ""]
@@ -46,13 +53,20 @@ def marked_snippets(
 
 
 def explain_results(
-    model: QueryModel, index: Index, query: str, results: Sequence[Result], *, whole: bool = False
+    model: QueryModel,
+    index: Index,
+    query: str,
+    results: Sequence[Result],
+    *,
+    whole: bool = False,
+    plain: bool = False,
 ) -> dict[Id, Explanation]:
     """Explain the scores of the results that are texts, by id, in the passages that were found."""
     known = [result for result in results if result.text is not None and not is_picture(result.metadata)]
     ids = [result.id for result in known]
     starts = [result.start for result in known]
-    return dict(zip(ids, explain_documents(model, index, query, ids, starts=starts, whole=whole), strict=True))
+    parts = explain_documents(model, index, query, ids, starts=starts, whole=whole, plain=plain)
+    return dict(zip(ids, parts, strict=True))
 
 
 def explain_documents(
@@ -63,11 +77,15 @@ def explain_documents(
     *,
     starts: Sequence[int | None] | None = None,
     whole: bool = False,
+    plain: bool = False,
 ) -> list[Explanation]:
-    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best."""
+    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best.
+
+    `whole`, `plain`: whether the query was read whole, and left unchanged, in the search.
+    """
     model = model.reading(query, whole=whole)
     wanted = as_ids(ids)
-    vectors = model.encode_queries(checked_queries([query], "query"))[0]
+    vectors = change_queries(model.encode_queries(checked_queries([query], "query")), index, plain=plain)[0]
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():
         stored = StoredDocuments(index)

@@ -14,7 +14,14 @@ from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.results import duplicate_ids
 from latelier.retrieve.model import QueryModel
-from latelier.retrieve.passages import Passages, StoredDocuments, decode_passage_id, encode_passage_id, passage_prefix
+from latelier.retrieve.passages import (
+    LEAST_TOKENS,
+    Passages,
+    StoredDocuments,
+    decode_passage_id,
+    encode_passage_id,
+    passage_prefix,
+)
 from latelier.retrieve.preparation import Chunk, PreparedDocument, prepare, with_pictures
 from latelier.retrieve.records import FileDocuments, InputDocument, parse_documents
 from latelier.utils.checks import short
@@ -50,13 +57,16 @@ _LONGEST_PASSAGE = 512
 
 
 def default_passages(
-    documents: FileDocuments, model: QueryModel, size: int
+    documents: Iterable[Any], model: QueryModel, size: int
 ) -> tuple[Iterable[InputDocument], Passages | None]:
-    """Return the documents and passages of a new index: records are whole, if the first are read whole."""
-    passages = Passages(min(model.limits("document")[1] or _LONGEST_PASSAGE, _LONGEST_PASSAGE))
-    if documents.are_texts:
+    """Return the documents and passages of a new index: whole documents, if the model reads the first `size` whole."""
+    tokens = min(model.limits("document")[1] or _LONGEST_PASSAGE, _LONGEST_PASSAGE)
+    if tokens < LEAST_TOKENS:
+        return documents, None
+    passages = Passages(tokens)
+    if isinstance(documents, FileDocuments) and documents.are_texts:
         return documents, passages
-    remaining = iter(documents)
+    remaining = parse_documents(documents)
     first = list(itertools.islice(remaining, 1))
     if not first or first[0].image is not None:
         return itertools.chain(first, remaining), None

@@ -37,6 +37,7 @@ from latelier.models.location import DEFAULT_MODEL
 from latelier.models.untrusted import load_untrusted
 from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
 from latelier.retrieve.passages import EncodedQueries
+from latelier.retrieve.query_transform import change_queries
 from latelier.retrieve.remote import RemoteEncoder, is_address
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_unicode, cut, describe, is_count, short
@@ -517,6 +518,11 @@ class QueryModel:
         return self.encoder.embedding_size
 
     @property
+    def is_untrained(self) -> bool:
+        """Whether it is a dense model without training for late interaction; False for an encoder without a model."""
+        return self.model is not None and self.loaded.is_untrained
+
+    @property
     def is_mean(self) -> bool:
         """Whether the model's scores are means over the vectors of the query (``meanmaxsim``), not their sums."""
         return self.encoder.similarity_fn_name == "meanmaxsim"
@@ -557,13 +563,18 @@ class QueryModel:
         counts = np.repeat(vectors.lengths, vectors.lengths)[:, None]
         return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
 
-    def encode_for_search(self, texts: list[str], *, whole: bool, with_own: bool) -> EncodedQueries:
-        """Return queries for a search by vectors; `with_own`: with the vectors that a mean score is the mean of."""
+    def encode_for_search(
+        self, texts: list[str], index: Index, *, whole: bool, plain: bool, with_own: bool
+    ) -> EncodedQueries:
+        """Return queries for a search of an index by vectors, changed as it says unless they are to be `plain`.
+
+        `with_own`: with the vectors that a mean score is the mean of, which are not changed.
+        """
         vectors = self.encode_queries(texts, whole=whole)
         own = None
         if with_own:
             own = self.own_vectors(texts, vectors, whole=whole)
-        return EncodedQueries(texts, vectors, own)
+        return EncodedQueries(texts, change_queries(vectors, index, plain=plain), own)
 
     def encode_picture(self, picture: Picture) -> TokenEmbeddings:
         """Return the vectors of a picture that is a query, as numpy arrays."""

@@ -48,6 +48,7 @@ from latelier.retrieve.model import (
     open_model,
 )
 from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
+from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.records import FileDocuments, SkipReason
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.why_not import explain_miss
@@ -337,8 +338,8 @@ class Retriever(NotCopied):
         passages
             Cut long texts into overlapping passages: their maximum number of tokens, `Passages(max_tokens, overlap)`,
             or True for as many tokens as the model reads. False: whole documents, of which the model reads the
-            beginning. None: as the index has them; a new one has whole documents, or passages if it is filled from
-            files that are one text each, or from records of which the model does not read one of the first whole.
+            beginning. None: as the index has them; a new one has passages if it is filled from files that are one text
+            each, or if the model does not read one of the first 2,048 documents whole, and otherwise whole documents.
         pool_factor
             Pool about this many token vectors into one, see `latelier.models.pool_tokens`. None: as the index has them.
         precision
@@ -493,16 +494,17 @@ class Retriever(NotCopied):
         batch_size, size = bounded_sizes(index, model, batch_size, chunk_size or _CHUNK_SIZE)
         pace = Pace(size, adapts=chunk_size is None and workers is None)
         is_new = index.dim is None
-        if passages is None and is_new and isinstance(documents, FileDocuments):
+        if isinstance(documents, Sized):
+            total = len(documents)
+        else:
+            total = None
+        is_default = passages is None
+        if is_default and is_new:
             documents, passages = default_passages(documents, model, size)
         settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.limits("document")[1])
         stored = StoredDocuments(index, has_passages=settings.passages is not None)
         factor = settings.pool_factor
         options: dict[str, Any] = {"batch_size": batch_size, "pool_factor": factor, "precision": precision}
-        if isinstance(documents, Sized):
-            total = len(documents)
-        else:
-            total = None
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chunks = read_chunks(documents, model, stored, size, on_existing, bar)
@@ -516,6 +518,10 @@ class Retriever(NotCopied):
             for rows, vectors in encoded:
                 if is_new:
                     model.identity.store_in(index)
+                    if model.is_untrained:
+                        QueryTransform().store_in(index)
+                    else:
+                        QueryTransform.remove_from(index)
                     settings.store_in(index)
                     is_new = False
                 if run is not None:
@@ -527,7 +533,7 @@ class Retriever(NotCopied):
                     unread += filter(None, model.unread(texts, "document"))
         if unread:
             index.settings[CUT] = stored_cut(index.settings) + len(unread)
-        if unread and passages is None:
+        if unread and is_default:
             warn_caller(
                 f"{len(unread):,} document{' is' if len(unread) == 1 else 's are'} longer than the model reads "
                 f"({model.limits('document')[1]} tokens): "
@@ -593,6 +599,9 @@ class Retriever(NotCopied):
         whole_query
             Read queries beyond the model's query length, as far as its positions reach, 8,192 tokens at most: a longer
             one is an error. Without it, `Results.unread` says how many tokens were not read.
+        plain_query
+            Leave the vectors of the query as the model makes them. An index that was filled by a model without training
+            for late interaction changes them otherwise, which ranks better: ``docs/scores.md`` says how.
 
         Returns
         -------
@@ -626,7 +635,7 @@ class Retriever(NotCopied):
             for result, tokens in zip(results, self.query_model.unread(queries, "query"), strict=False):
                 result.unread = tokens
         for result, query in zip(results, queries, strict=False):
-            result.marked = partial(self._marked, query, chosen.whole_query)
+            result.marked = partial(self._marked, query, chosen)
         if isinstance(texts, str) or is_picture:
             return results[0]
         return results
@@ -636,14 +645,17 @@ class Retriever(NotCopied):
         if options.mode == "keywords":
             return EncodedQueries(texts)
         has_least = options.min_mean_score is not None
-        return self.query_model.encode_for_search(texts, whole=options.whole_query, with_own=has_least)
+        return self.query_model.encode_for_search(
+            texts, self.index, whole=options.whole_query, plain=options.plain_query, with_own=has_least
+        )
 
     def _encode_picture(self, picture: Picture, options: SearchOptions) -> EncodedQueries:
         vectors = self.query_model.encode_picture(picture)
         return EncodedQueries([], vectors, None if options.min_mean_score is None else vectors)
 
-    def _marked(self, query: str, whole: bool, results: Sequence[Result]) -> Mapping[Id, Markup]:
-        return marked_snippets(self.query_model, self.index, query, results, whole=whole)
+    def _marked(self, query: str, options: SearchOptions, results: Sequence[Result]) -> Mapping[Id, Markup]:
+        reading = {"whole": options.whole_query, "plain": options.plain_query}
+        return marked_snippets(self.query_model, self.index, query, results, **reading)
 
     @show_options(**SEARCH_DEFAULTS)
     def run(
@@ -713,7 +725,7 @@ class Retriever(NotCopied):
         model = None if options.mode == "keywords" else self.query_model
         return search_settings(model, self.index, texts, k, options)
 
-    def explain(self, query: str, id: Id, *, whole_query: bool = False) -> Explanation:
+    def explain(self, query: str, id: Id, *, whole_query: bool = False, plain_query: bool = False) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.
 
         Parameters
@@ -722,14 +734,14 @@ class Retriever(NotCopied):
             One query.
         id
             A document of the index.
-        whole_query
+        whole_query, plain_query
             As in `search`.
 
         Returns
         -------
         Explanation
-            Prints as a table; its score equals that of the search, up to rounding. It also has the characters of the
-            texts that matched, a page (`Explanation.to_html`) and a figure (`Explanation.figure`).
+            Prints as a table; its score equals that of a search by vectors, up to rounding. It also has the characters
+            of the texts that matched, a page (`Explanation.to_html`) and a figure (`Explanation.figure`).
 
         Raises
         ------
@@ -738,7 +750,8 @@ class Retriever(NotCopied):
         LatelierError
             If the document was stored without its text, or its tokens were pooled.
         """
-        return explain_documents(self.query_model, self.index, query, [as_id(id)], whole=whole_query)[0]
+        model = self.query_model
+        return explain_documents(model, self.index, query, [as_id(id)], whole=whole_query, plain=plain_query)[0]
 
     def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> Ranked:
         """Order texts, which need not be in the index, by their score for a query.
@@ -930,6 +943,8 @@ def search_settings(
         given["effort"] = options.effort or "balanced"
     if documents.passages is not None:
         given["passages"] = documents.describe_passages()
+    if model is not None and not options.plain_query and (transform := QueryTransform.stored_in(index)):
+        given["query_transform"] = str(transform)
     count = len(StoredDocuments(index))
     return {
         **({} if model is None else model.settings),

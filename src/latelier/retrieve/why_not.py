@@ -38,7 +38,9 @@ def explain_miss(
     id = as_id(id)
     model = model.reading(query, whole=chosen.whole_query)
     has_least = chosen.min_mean_score is not None
-    queries = model.encode_for_search(checked_queries([query], "query"), whole=False, with_own=has_least)
+    queries = model.encode_for_search(
+        checked_queries([query], "query"), index, whole=False, plain=chosen.plain_query, with_own=has_least
+    )
 
     def is_found() -> bool:
         stored = StoredDocuments(index)

@@ -139,8 +139,8 @@ async def search(request: Request, service: Index, body: schemas.SearchRequest) 
     def explain_all(retriever: Retriever) -> list[dict[Id, Any]]:
         model = retriever.query_model
         pairs = zip(queries, found.results, strict=True)
-        whole = body.whole_query
-        explained = [explain_results(model, retriever.index, *each, whole=whole) for each in pairs]
+        reading = {"whole": body.whole_query, "plain": body.plain_query}
+        explained = [explain_results(model, retriever.index, *each, **reading) for each in pairs]
         return [{id: schemas.marks(each) for id, each in own.items()} for own in explained]
 
     snippets = await service.ask(explain_all)
@@ -222,7 +222,7 @@ async def explain(request: Request, service: Index, body: schemas.ExplainRequest
 
     def explain_all(retriever: Retriever) -> list[schemas.ExplainResponse]:
         ids = [_spelled(retriever, id) for id in body.ids]
-        options: dict[str, Any] = {"starts": body.starts, "whole": body.whole_query}
+        options: dict[str, Any] = {"starts": body.starts, "whole": body.whole_query, "plain": body.plain_query}
         explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids, **options)
         return [schemas.ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
 

@@ -129,13 +129,16 @@ class SearchRequest(_Options):
     def _one_kind_of_query(self) -> Self:
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
-        if self.vectors is not None and (self.mode != "vectors" or "snippet" in self.include or self.whole_query):
+        is_for_texts = self.mode != "vectors" or self.whole_query or self.plain_query
+        if self.vectors is not None and (is_for_texts or "snippet" in self.include):
             if "snippet" in self.include:
                 what = "a snippet"
             else:
                 what = f"mode {self.mode!r}"
             if self.whole_query:
                 what = "whole_query"
+            elif self.plain_query:
+                what = "plain_query"
             raise ValueError(f"{what} needs query, a text, rather than vectors")
         return self
 
@@ -265,6 +268,8 @@ class ExplainRequest(_Body):
     starts: Many[StrictInt | None] | None = None
     """For each id, the first character of the passage to explain, as a search returns it; default: its best one."""
     whole_query: bool = False
+    """As in the search."""
+    plain_query: bool = False
     """As in the search."""
     similarities: bool = False
     """Return the similarity of each query token with each document token as well."""

@@ -17,7 +17,6 @@ from latelier.errors import EmbeddingsError, LatelierError
 from latelier.indexes.options import SearchOptions, check_texts
 from latelier.indexes.packing import prepare_queries
 from latelier.retrieve import Results, Retriever
-from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import EncodedQueries, Found, StoredDocuments
 from latelier.utils.checks import check_count
 
@@ -74,7 +73,7 @@ def search_batch(
             continue
         if search.queries:
             groups.setdefault(asked.likeness, []).append(asked)
-    encoded = _encode(retriever.query_model, [asked for group in groups.values() for asked in group], stage)
+    encoded = _encode(retriever, [asked for group in groups.values() for asked in group], stage)
     with retriever.index.snapshot():
         stored = StoredDocuments(retriever.index)
         with stage("search"):
@@ -106,26 +105,29 @@ def _checked(retriever: Retriever, search: Search) -> SearchOptions:
 
 
 class _Encoded(NamedTuple):
-    """Texts that are encoded, and the row of each and of whether it is read whole."""
+    """Texts that are encoded, and the row of each, of whether it is read whole, and of whether it is left plain."""
 
-    rows: dict[tuple[bool, str], int]
+    rows: dict[tuple[bool, bool, str], int]
     queries: EncodedQueries
 
 
-def _encode(model: QueryModel, searches: Sequence[_Asked], stage: Stage) -> _Encoded:
-    texts: dict[bool, set[str]] = {}  # by whether they are read whole
+def _encode(retriever: Retriever, searches: Sequence[_Asked], stage: Stage) -> _Encoded:
+    texts: dict[tuple[bool, bool], set[str]] = {}  # by whether they are read whole, and left plain
     with_own = False
     for asked in searches:
         if asked.needs_encoding:
-            texts.setdefault(asked.options.whole_query, set()).update(asked.search.texts)
+            reading = (asked.options.whole_query, asked.options.plain_query)
+            texts.setdefault(reading, set()).update(asked.search.texts)
             with_own |= asked.options.min_mean_score is not None
-    rows: dict[tuple[bool, str], int] = {}
+    rows: dict[tuple[bool, bool, str], int] = {}
     parts: list[EncodedQueries] = []
     if texts:
         with stage("encode"):
-            for whole in sorted(texts):
-                part = model.encode_for_search(sorted(texts[whole]), whole=whole, with_own=with_own)
-                rows |= {(whole, text): len(rows) + i for i, text in enumerate(part.texts)}
+            for whole, plain in sorted(texts):
+                part = retriever.query_model.encode_for_search(
+                    sorted(texts[whole, plain]), retriever.index, whole=whole, plain=plain, with_own=with_own
+                )
+                rows |= {(whole, plain, text): len(rows) + i for i, text in enumerate(part.texts)}
                 parts.append(part)
     return _Encoded(rows, EncodedQueries.concatenate(parts))
 
@@ -153,7 +155,9 @@ def _queries(stored: StoredDocuments, group: Sequence[_Asked], encoded: _Encoded
     if options.mode == "keywords":
         return EncodedQueries(texts)
     if texts:
-        queries = encoded.queries.rows([encoded.rows[options.whole_query, text] for text in texts])
+        whole = options.whole_query
+        plain = options.plain_query
+        queries = encoded.queries.rows([encoded.rows[whole, plain, text] for text in texts])
         own = queries.own
     else:
         matrices = [matrix for asked in group for matrix in asked.search.queries]

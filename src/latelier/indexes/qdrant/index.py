@@ -354,12 +354,12 @@ class Qdrant(Index):
         return None
 
     @property
-    def mean_vector(self) -> np.ndarray | None:
-        """See `Index.mean_vector`; as it was when this object last read or wrote the collection."""
+    def token_mean(self) -> TokenMean | None:
+        """See `Index.token_mean`; as it was when this object last read or wrote the collection."""
         mean = self._collection.mean
         if mean is None:
             return None
-        return mean.vectors.vector.astype("float32")
+        return mean.vectors
 
     @property
     def fields(self) -> list[str]:
