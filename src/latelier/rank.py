@@ -15,7 +15,7 @@ import torch
 from latelier.arrays import as_matrices, as_tensor, is_array
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes import Hit
+from latelier.retrieve.records import in_order
 from latelier.scores import colbert_scores
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_count
@@ -24,19 +24,20 @@ __all__ = ["rerank"]
 
 
 def rerank(
-    documents_ids: Sequence[Sequence[str | int]],
+    documents_ids: Sequence[Any],
     queries_embeddings: Any,
     documents_embeddings: Sequence[Any],
     k: int | None = None,
     *,
     device: str | torch.device | None = None,
-) -> list[list[Hit]]:
+) -> list[Any]:
     """Order each query's candidates by their MaxSim score.
 
     Parameters
     ----------
     documents_ids
-        One list of ids per query. The lists may differ in length; for an empty list, the result is empty.
+        The candidates of each query: a list of ids, or of dicts with an id and what else belongs to them, or a data
+        frame of pandas. They may differ in number; for an empty list, the result is empty.
     queries_embeddings
         `TokenEmbeddings`, a list of ``(tokens, dim)`` matrices, padded ``(queries, tokens, dim)``, or one matrix for
         one query.
@@ -50,9 +51,10 @@ def rerank(
 
     Returns
     -------
-    list of list of Hit
-        ``(id, score)``, best first; candidates of equal score keep their order. ``hit["id"]`` and ``hit["score"]``
-        work too.
+    list
+        For each query its candidates, best first; those of equal score keep their order. Ids come back as `Hit`,
+        ``(id, score)``, also ``hit["id"]``; dicts with their ``"score"``; of a data frame the rows, with a column
+        ``score``, and ``rank`` counted anew from 0 if it has one.
 
     Raises
     ------
@@ -68,6 +70,9 @@ def rerank(
     >>> a, b = np.array([[0.5, 0.5]]), np.array([[1.0, -2.0]])
     >>> rerank([["a", "b"], ["b"]], queries, [[a, b], [b]])
     [[Hit(id='b', score=1.0), Hit(id='a', score=0.5)], [Hit(id='b', score=-2.0)]]
+    >>> found = [{"id": "a", "year": 1990}, {"id": "b", "year": 2020}]
+    >>> rerank([found], queries[:1], [[a, b]], k=1)
+    [[{'id': 'b', 'year': 2020, 'score': 1.0}]]
     """
     check_count("k", k, optional=True)
     target = None
@@ -82,16 +87,18 @@ def rerank(
             "expected one of each per query."
         )
     triples = zip(documents_ids, queries_embeddings, documents_embeddings, strict=True)
-    return [_rank(i, list(ids), query, documents, target, k) for i, (ids, query, documents) in enumerate(triples)]
+    return [_rank(i, ids, query, documents, target, k) for i, (ids, query, documents) in enumerate(triples)]
 
 
-def _rank(i: int, ids: list[Any], query: Any, documents: Any, device: torch.device | None, k: int | None) -> list[Hit]:
+def _rank(i: int, ids: Any, query: Any, documents: Any, device: torch.device | None, k: int | None) -> Any:
+    if not hasattr(ids, "iloc"):
+        ids = list(ids)
     if len(ids) != len(documents):
         raise InvalidArgumentError(
             f"query {i} has {len(ids)} candidate ids and {len(documents)} document embeddings; expected one per id."
         )
-    if not ids:
-        return []
+    if not len(ids):
+        return in_order(ids, [], [])
     if device is not None and isinstance(documents, TokenEmbeddings):
         documents = documents.to(device)
     elif device is not None:
@@ -116,6 +123,7 @@ def _rank(i: int, ids: list[Any], query: Any, documents: Any, device: torch.devi
             why = "holds NaN or infinity; check the model that encoded it"
         else:
             why = "has no tokens, or a score beyond the range of float32; normalise the vectors"
-        raise EmbeddingsError(f"candidate {ids[j]!r} of query {i} {why}.")
-    best = np.argsort(-scores, kind="stable")[:k]
-    return [Hit(ids[j], float(scores[j])) for j in best]
+        name = j if hasattr(ids, "iloc") else ids[j]
+        raise EmbeddingsError(f"candidate {name!r} of query {i} {why}.")
+    best = np.argsort(-scores, kind="stable")[:k].tolist()
+    return in_order(ids, best, [float(scores[j]) for j in best])

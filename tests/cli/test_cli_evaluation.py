@@ -4,7 +4,10 @@ import json
 import re
 import tempfile
 
+import ir_datasets
 import pytest
+from ir_datasets.formats import TrecQrels, TsvDocs, TsvQueries
+from ir_datasets.util import Registry
 
 from documents import write_beir
 from latelier import evaluation
@@ -180,3 +183,41 @@ def test_refused(beir, run, run_file, tmp_path, arguments, status, message):
     assert (result.exit_code, result.stdout) == (status, "")
     assert message.format(run=run_file) in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_evaluate_takes_a_folder_of_tables_and_data_sets_by_name(beir, run, run_file, tmp_path, monkeypatch):
+    tables = {"collection.tsv": DOCUMENTS, "queries.tsv": QUERIES}
+    for name, texts in tables.items():
+        (tmp_path / name).write_text("".join(f"{id}\t{text}\n" for id, text in texts.items()))
+    evaluation.write_trec_qrels(QRELS, tmp_path / "qrels.test.tsv")
+    registry = Registry()
+    dataset = ir_datasets.Dataset(
+        TsvDocs(Local(tmp_path / "collection.tsv")),
+        TsvQueries(Local(tmp_path / "queries.tsv")),
+        TrecQrels(Local(tmp_path / "qrels.test.tsv"), {}),
+    )
+    registry.register("small/test", dataset)
+    monkeypatch.setattr(ir_datasets, "registry", registry)
+    expected = run("evaluate", beir, "--run", run_file, "--measure", "nDCG@10").stdout.splitlines()[:2]
+    for source in (tmp_path, "irds:small/test"):
+        result = run("evaluate", source, "--device", "cpu", "--measure", "nDCG@10")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[:2] == expected
+        measured = run("evaluate", source, "--run", run_file, "--measure", "nDCG@10")
+        assert measured.stdout.splitlines()[:2] == expected
+    refused = run("evaluate", "irds:small/test", "--split", "dev")
+    assert refused.exit_code == 2
+    assert "--split: it has no effect on irds:small/test" in refused.stderr
+
+
+class Local:
+    """A file as ir_datasets takes it."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def path(self, force=True):
+        return self._path
+
+    def stream(self):
+        return self._path.open("rb")

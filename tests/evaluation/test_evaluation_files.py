@@ -3,10 +3,18 @@
 import gzip
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
+import ir_datasets
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecQrel
+from ir_datasets.util import Registry
+from pyarrow import parquet
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation import (
@@ -46,8 +54,12 @@ def folder(tmp_path):
     return tmp_path
 
 
+def lines(records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
 def write(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    path.write_text(lines(records), encoding="utf-8")
 
 
 def test_sound_folder(folder):
@@ -58,6 +70,73 @@ def test_sound_folder(folder):
     assert collection.qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
     assert repr(collection) == "Collection(3 documents, 2 queries, 3 qrels)"
     assert repr(Collection({}, {}, {})) == "Collection(0 documents, 0 queries, 0 qrels)"
+
+
+def tabs(rows):
+    return "".join("\t".join(map(str, row)) + "\n" for row in rows)
+
+
+TEXTS = {
+    "collection.tsv": tabs([row["_id"], row["text"], row.get("title", "")] for row in CORPUS),
+    "questions.test.tsv": tabs([row["_id"], row["text"]] for row in QUERIES),
+}
+JUDGED = [("q1", "d1", 2), ("q1", "d2", 0), ("q2", "d2", 1)]
+SHARDS = {
+    "corpus": [{"_id": row["_id"], "text": row["text"], "title": row.get("title")} for row in CORPUS],
+    "queries": [{"_id": row["_id"], "text": row["text"]} for row in QUERIES],
+    "qrels": [{"query-id": query, "corpus-id": document, "score": score} for query, document, score in JUDGED],
+}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        TEXTS | {"qrels.test.tsv": tabs([query, 0, document, score] for query, document, score in JUDGED)},  # MS MARCO
+        TEXTS | {"qas.test.jsonl": '{"qid": "q1", "answer_pids": ["d1"]}\n{"qid": "q2", "answer_pids": ["d2"]}\n'},
+        {"corpus/corpus-{}": "corpus", "queries/queries-{}": "queries", "qrels/test-{}": "qrels"},
+        {"corpus/test-{}": "corpus", "queries/test-{}": "queries", "queries/dev-{}": "qrels", "data/test-{}": "qrels"},
+        {"corpus/corpus-{}": "corpus", "queries.jsonl": lines(QUERIES), "qrels/test.tsv": QRELS},
+    ],
+    ids=["MS MARCO", "LoTTE", "Hub", "mteb", "mixed"],
+)
+def test_a_collection_in_other_layouts(folder, tmp_path_factory, layout):
+    other = tmp_path_factory.mktemp("other")
+    for name, contents in layout.items():
+        (other / name).parent.mkdir(exist_ok=True)
+        if contents not in SHARDS:
+            (other / name).write_text(contents, encoding="utf-8")
+            continue
+        rows = SHARDS[contents]
+        for shard, part in enumerate((rows[:1], rows[1:])):
+            parquet.write_table(
+                pyarrow.Table.from_pylist(part), other / (name.format(f"{shard:05}-of-00002") + ".parquet")
+            )
+    collection = load_beir(other)
+    expected = load_beir(folder)
+    if "qas.test.jsonl" in layout:
+        expected = replace(expected, qrels={"q1": {"d1": 1}, "q2": {"d2": 1}})
+    assert collection == expected
+    with pytest.raises(InvalidArgumentError, match=r"split='x'; splits available: .*test"):
+        load_beir(other, "x")
+
+
+def test_faults_of_tables_and_parquet_name_the_row(tmp_path):
+    (tmp_path / "collection.tsv").write_text("1\tone\n1\ttwo\n\n2\t \n3\n")
+    (tmp_path / "queries.tsv").write_text("7\tq\n")
+    (tmp_path / "qrels.tsv").write_text("7\t0\t1\t1\n")
+    for message in (
+        r"collection.tsv:2: duplicate _id '1', first on line 1",
+        r"collection.tsv:4: text and title are empty \(_id '2'\)",
+        r"collection.tsv:5: expected a JSON object or ",
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            load_beir(tmp_path)
+    (tmp_path / "collection.tsv").unlink()
+    (tmp_path / "corpus").mkdir()
+    for shard in range(2):
+        parquet.write_table(pyarrow.table({"_id": ["1"], "text": ["one"]}), tmp_path / "corpus" / f"{shard}.parquet")
+    with pytest.raises(InvalidArgumentError, match=r"1.parquet:1: duplicate _id '1', first on line 1 of 0.parquet"):
+        load_beir(tmp_path)
 
 
 def test_gzip_byte_order_mark_blank_lines_and_integer_ids(folder):
@@ -370,3 +449,64 @@ def test_documents_that_do_not_count_for_a_query(folder, tmp_path):
         read_excluded(tmp_path / "excluded")
     with pytest.raises(InvalidArgumentError, match="query 'q1'; expected a list"):
         evaluate(run, collection.qrels, ["RR"], excluded={"q1": "d2"})
+
+
+class Document(NamedTuple):
+    doc_id: str
+    title: str
+    text: str
+
+    def default_text(self):
+        return f"{self.title} {self.text}"
+
+
+class Body(NamedTuple):
+    doc_id: str
+    title: str
+    body: str
+
+    def default_text(self):
+        return f"{self.title} {self.body}"
+
+
+class Documents(BaseDocs):
+    def __init__(self, documents):
+        self.documents = documents
+
+    def docs_iter(self):
+        return iter(self.documents)
+
+
+class Queries(BaseQueries):
+    def queries_iter(self):
+        return iter(GenericQuery(row["_id"], row["text"]) for row in QUERIES)
+
+
+class Judgements(BaseQrels):
+    def qrels_iter(self):
+        return iter(TrecQrel(query, document, score, "0") for query, document, score in JUDGED)
+
+
+def test_data_sets_of_ir_datasets_by_name_and_as_objects(folder, monkeypatch):
+    expected = load_beir(folder)
+    documents = [Document(row["_id"], row.get("title", ""), row["text"]) for row in CORPUS]
+    dataset = ir_datasets.Dataset(Documents(documents), Queries(), Judgements())
+    registry = Registry()
+    registry.register("small/test", dataset)
+    registry.register("small", ir_datasets.Dataset(Documents(documents)))
+    monkeypatch.setattr(ir_datasets, "registry", registry)
+    for source in (dataset, "irds:small/test", Path("irds:small/test")):
+        assert load_beir(source) == expected
+        assert read_qrels(source) == expected.qrels
+    with pytest.raises(InvalidArgumentError, match=r"ir_datasets has no data set 'big'"):
+        load_beir("irds:big")
+    with pytest.raises(InvalidArgumentError, match=r"'small' of ir_datasets has no queries and no qrels"):
+        load_beir("irds:small")
+    bodies = [Body(document.doc_id, document.title, document.text) for document in documents]
+    found = load_beir(ir_datasets.Dataset(Documents(bodies), Queries(), Judgements()))
+    assert found.texts() == expected.texts()
+    empty = ir_datasets.Dataset(Documents([*documents, Document("d4", "", "")]), Queries(), Judgements())
+    with pytest.raises(InvalidArgumentError, match=r"docs:4: text and title are empty"):
+        load_beir(empty)
+    with pytest.warns(UserWarning, match="docs:4"):
+        assert load_beir(empty, on_problem="warn") == expected

@@ -1,6 +1,7 @@
 """Reranking against a naive loop, and the cases in which padding or lengths used to go wrong elsewhere."""
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -69,6 +70,27 @@ def test_ties_keep_the_given_order_and_k_cuts():
     assert len(rerank(ids, [query], [[same, same, better, same]], k=9)[0]) == 4
     many = list(range(100, 0, -1))  # more than a sorting algorithm handles as a special case
     assert [hit.id for hit in rerank([many], [query], [[same, better] * 50])[0]] == many[1::2] + many[::2]
+
+
+def test_dicts_and_data_frames_come_back_in_order():
+    queries = [np.array([[1.0, 0.0]])] * 3
+    documents = [[np.array([[0.25, 1.0]]), np.array([[0.5, 0.0]])]] * 3
+    found = [{"docid": 7, "year": 1990}, {"docid": 8, "year": 2020}]
+    frame = pandas.DataFrame(found, index=["x", "y"])
+    ranked, ids, rows = rerank([found, [7, 8], frame], queries, documents)
+    assert ranked == [{"docid": 8, "year": 2020, "score": 0.5}, {"docid": 7, "year": 1990, "score": 0.25}]
+    assert ids == [(8, 0.5), (7, 0.25)]
+    assert rows.to_dict() == {
+        "docid": {"y": 8, "x": 7},
+        "year": {"y": 2020, "x": 1990},
+        "score": {"y": 0.5, "x": 0.25},
+    }
+    assert found[0] == {"docid": 7, "year": 1990}
+    best = rerank([frame.assign(rank=[0, 1])], queries[:1], documents[:1], k=1)[0]
+    assert best[["docid", "rank"]].values.tolist() == [[8, 0]]
+    assert len(rerank([frame[:0]], queries[:1], [[]])[0]) == 0
+    with pytest.raises(InvalidArgumentError, match="query 0 has 2 candidate ids and 1 document embeddings"):
+        rerank([frame], queries[:1], [documents[0][:1]])
 
 
 def test_documents_that_cannot_be_scored():

@@ -315,7 +315,7 @@ def test_tables_and_documents_of_frameworks(tiny):
             ("b", "moon", {}),
         ]
     with pytest.raises(InvalidArgumentError, match=r"expected a text or a list of texts, .* df\[.text.\]"):
-        retriever.rerank("pears", frame)
+        retriever.rerank("pears", table)
     langchain, haystack = pytest.importorskip("langchain_core.documents"), pytest.importorskip("haystack")
     schema = pytest.importorskip("llama_index.core.schema")
     documents = [

@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import pandas
 import pytest
 
 from latelier import indexes
@@ -260,6 +261,37 @@ def test_rerank_orders_texts_by_their_maxsim_score(retriever):
     assert retriever.rerank("fruit", []) == []
     with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is ' '"):
         retriever.rerank("fruit", ["Pears.", " "])
+
+
+def test_rerank_gives_records_and_rows_back_in_order(retriever):
+    found = [
+        {"id": "moon", "text": "The moon is far away.", "year": 1969},
+        {"id": "fruit", "title": "Bananas", "text": "They are healthy.", "year": 2020},
+    ]
+    hits = retriever.rerank("fruit", ["The moon is far away.", "Bananas They are healthy."])
+    assert [hit.id for hit in hits] == [1, 0]
+    ordered = [{**found[hit.id], "score": hit.score} for hit in hits]
+    assert retriever.rerank("fruit", iter(found)) == ordered
+    assert retriever.rerank("fruit", found, k=1) == ordered[:1]
+    frame = pandas.DataFrame(found).assign(rank=[0, 1])
+    rows = retriever.rerank("fruit", frame)
+    assert rows["id"].tolist() == ["fruit", "moon"]
+    assert rows["year"].tolist() == [2020, 1969]
+    assert rows["rank"].tolist() == [0, 1]
+    assert rows["score"].tolist() == [hit.score for hit in hits]
+    assert list(retriever.rerank("fruit", frame.drop(columns="rank"))) == ["id", "text", "year", "title", "score"]
+    with pytest.raises(InvalidArgumentError, match=r"documents\[1\]: it has no 'text'"):
+        retriever.rerank("fruit", [found[0], {"id": "x"}])
+
+
+def test_documents_that_do_not_count_for_a_query_leave_their_places_to_others(retriever):
+    queries = {"q1": "fruit", "q2": "fruit"}
+    whole = list(retriever.run(queries, 3)["q1"].items())
+    excluded = {"q1": [whole[0][0], "unknown"], "other": [whole[1][0]]}
+    run = retriever.run(queries, 2, excluded=excluded)
+    assert list(run["q1"]) == [id for id, _ in whole[1:]]
+    assert list(run["q1"].values()) == pytest.approx([score for _, score in whole[1:]])
+    assert list(run["q2"]) == [id for id, _ in whole[:2]]
 
 
 def test_texts_that_are_longer_than_the_model_reads_are_told(model):

@@ -11,6 +11,7 @@ from latelier.cli.evaluate import compare, evaluate
 from latelier.cli.index import copy, index, remove
 from latelier.cli.info import check, demo, info, warmup
 from latelier.cli.output import messages, prepare_streams
+from latelier.cli.rerank import rerank
 from latelier.cli.search import explain, search, why_not
 from latelier.cli.serve import mcp, serve
 from latelier.cli.train import train
@@ -47,6 +48,7 @@ _COMMANDS = (
     train,
     evaluate,
     compare,
+    rerank,
     info,
     check,
     copy,

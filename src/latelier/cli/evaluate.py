@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
@@ -67,7 +67,7 @@ def evaluate(
     context: typer.Context,
     data: Annotated[
         Path,
-        typer.Argument(metavar="DATA", help="Folder of a collection in BEIR's layout, or qrels for --run."),
+        typer.Argument(metavar="DATA", help="Folder of a collection, or irds:NAME of ir_datasets; or qrels for --run."),
     ],
     *,
     index: Annotated[
@@ -121,6 +121,7 @@ def evaluate(
     \b
     Example:
       latelier evaluate ./scifact --output minilm.trec
+      latelier evaluate irds:beir/scifact/test
       latelier evaluate ./scifact --index ./scifact-index --mode hybrid --measure nDCG@10
       latelier evaluate qrels.txt --run bm25.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
@@ -130,37 +131,62 @@ def evaluate(
     widest = largest_cutoff(measures)  # an unknown measure is an error before anything is read
     excluded = _excluded(exclude, data)
     documents: set[str] = set()  # that are searched
+    found: Any
+    refuse_unused_split(context, data)
     if run is not None:
-        _check_of_a_run(context, data)
+        refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
         qrels = evaluation.read_qrels(data, split)
-        found: Any = evaluation.read_run(run)
+        found = evaluation.read_run(run)
     else:
         if index is not None:
             refuse_unused(context, _OF_A_NEW_INDEX, "has no effect beside --index, which has its own")
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem)
-        with _searched_index(index, bits) as searched:
-            # What can fail is checked before a model is loaded and anything is encoded.
-            documents = _check_documents(None if index is None else searched, collection, output)
-            k = _enough(context, k, widest, len(documents))
-            lengths = {"max_length_query": max_length_query, "max_length_document": max_length_document}
-            with _retriever(index, searched, model, device, trust_remote_code, lengths) as retriever:
-                if index is None:
-                    retriever.add(collection.texts().items(), show_progress=True)
-                found = retriever.run(collection.queries, k, excluded=excluded, **search)
-                if ignore_identical_ids is None:
-                    ignore_identical_ids = collection.identical_ids()
-                qrels = collection.qrels
-                _check_found(found, len(retriever), found.settings["mode"])
+        qrels = collection.qrels
+        excluded = excluded or collection.excluded
+        if ignore_identical_ids is None:
+            ignore_identical_ids = collection.identical_ids()
+        lengths = {"max_length_query": max_length_query, "max_length_document": max_length_document}
+        searched = _Searched(index, bits, model, device, trust_remote_code, lengths)
+        found, documents = _search(context, collection, searched, k, widest, output, excluded, search)
     if output is not None:
         evaluation.write_run(found, output)
     result = evaluate_named(found, qrels, measures, "the run", ignore_identical_ids, documents, excluded)
     _show(result, data, as_json=json_output)
 
 
-def _check_of_a_run(context: typer.Context, data: Path) -> None:
-    refuse_unused_split(context, data)
-    refuse_unused(context, _OF_A_SEARCH, "has no effect beside --run, which measures a run and searches nothing")
+class _Searched(NamedTuple):
+    """What is searched, the index of a name or a new one of so many bits, and with which model."""
+
+    name: str | None
+    bits: int | None
+    model: str | None
+    device: str | None
+    trust: bool
+    lengths: dict[str, int | None]
+
+
+def _search(
+    context: typer.Context,
+    collection: Collection,
+    searched: _Searched,
+    k: int,
+    widest: tuple[str, int] | None,
+    output: Path | None,
+    excluded: dict[str, list[str]],
+    search: SearchKeywords,
+) -> tuple[Run, set[str]]:
+    """Search for the queries of a collection; return the run, and the ids of the documents that were searched."""
+    with _searched_index(searched.name, searched.bits) as index:
+        # What can fail is checked before a model is loaded and anything is encoded.
+        documents = _check_documents(None if searched.name is None else index, collection, output)
+        k = _enough(context, k, widest, len(documents))
+        with _retriever(searched, index) as retriever:
+            if searched.name is None:
+                retriever.add(collection.texts().items(), show_progress=True)
+            found = retriever.run(collection.queries, k, excluded=excluded, **search)
+            _check_found(found, len(retriever), found.settings["mode"])
+    return found, documents
 
 
 def _check_documents(index: Index | None, collection: Collection, output: Path | None) -> set[str]:
@@ -228,18 +254,16 @@ def _searched_index(index: str | None, bits: int | None) -> Iterator[Index]:
         yield made
 
 
-def _retriever(
-    given: str | None, index: Index, model: str | None, device: str | None, trust: bool, lengths: dict[str, int | None]
-) -> Retriever:
+def _retriever(searched: _Searched, index: Index) -> Retriever:
     """Return a retriever over an index with the model that it names, or over a new one with the default model."""
     from latelier.retrieve import Retriever
 
-    if given is not None:
-        return Retriever.open(index, model=model, device=device, trust_remote_code=trust)
-    options: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
-    return Retriever(
-        model, index, device=device, model_options=options | ({"trust_remote_code": True} if trust else {})
-    )
+    if searched.name is not None:
+        return Retriever.open(index, model=searched.model, device=searched.device, trust_remote_code=searched.trust)
+    options: dict[str, Any] = {name: length for name, length in searched.lengths.items() if length is not None}
+    if searched.trust:
+        options["trust_remote_code"] = True
+    return Retriever(searched.model, index, device=searched.device, model_options=options)
 
 
 def compare(
@@ -252,7 +276,7 @@ def compare(
     *,
     qrels: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="For runs: qrels, a file (TREC, BEIR's .tsv, JSON Lines) or a BEIR folder."),
+        typer.Option(metavar="PATH", help="For runs: qrels, a file (TREC, BEIR, JSON Lines), a folder or irds:NAME."),
     ] = None,
     split: Annotated[str, typer.Option(help="Which qrels of a folder: test, dev, train, ...")] = "test",
     measure: Annotated[

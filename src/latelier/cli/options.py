@@ -128,7 +128,9 @@ def refuse_unused(context: typer.Context, names: Collection[str], cure: str) -> 
 
 
 def refuse_unused_split(context: typer.Context, qrels: Path) -> None:
-    """Raise an error if ``--split`` is on the command line and the qrels are those of a file, which has no splits."""
+    """Raise an error if ``--split`` is on the command line and the qrels are those of a file or a data set by name."""
+    if qrels.as_posix().startswith("irds:"):
+        refuse_unused(context, ("split",), f"has no effect on {qrels.as_posix()}, whose name says the split")
     if qrels.exists() and not qrels.is_dir():
         refuse_unused(context, ("split",), f"has no effect on {qrels}, which is a file, not a folder with splits")
 

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from latelier.arrays import is_array
-from latelier.data.files import parquet_files, read_rows
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
 from latelier.evaluation.collection import holds_collection
-from latelier.retrieve.records import id_names
+from latelier.retrieve.rows import parquet_files, read_rows, text_record
 from latelier.utils.checks import check_count, check_unicode, parse_bytes, short
 from latelier.utils.files import as_path, is_folder
 from latelier.utils.misc import needs_extra
@@ -46,8 +45,6 @@ _NEGATIVE = ("negative", "negatives", "neg", "negative_passages")
 _SCORES = ("scores", "score", "labels", "label")  # the names that the trainer takes
 _SCORES_OF_PARTS = ("pos_scores", "neg_scores")
 _OPTIONAL = (*_NEGATIVE, "scores", "labels", *_SCORES_OF_PARTS)  # "scope" and "store" would be near "score"
-# Tables without a header, by the number of their columns: MS MARCO's passages and queries, DPR's, MS MARCO's documents.
-_COLUMNS_OF_TEXTS = {2: ("id", "text"), 3: ("id", "text", "title"), 4: ("id", "url", "title", "text")}
 _NUMBERED = re.compile(r"document_(\d{1,9})")
 _POSITIVES = re.compile(rf"({'|'.join(_POSITIVE)}|positives)_?\d{{0,9}}")
 _NEAR = 0.8  # similarity in difflib: "negativ" is near "negative" (0.93), "sources" not near "scores" (0.77)
@@ -90,7 +87,7 @@ def read_row(
         scores = _scores(row, _score_field(row) or "scores", ids, where)
         examples = [Example(where, row.get("query_id"), ids, scores)]
     else:
-        names = _QUERY
+        names: tuple[str, ...] = _QUERY
         if queries is not None:
             names = (*_QUERY_ID, *_QUERY)
         examples = _examples(row, where, names)
@@ -155,13 +152,12 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
     """Return id to text of the rows of a `kind`, a title before its text; an id with two texts is refused."""
     texts: dict[Any, str] = {}
     for where, row in rows:
-        if isinstance(row, (list, tuple)) and len(row) in _COLUMNS_OF_TEXTS:
-            row = dict(zip(_COLUMNS_OF_TEXTS[len(row)], row, strict=True))
+        row = text_record(row, f"{kind}_id")
         if not isinstance(row, Mapping):
             raise InvalidArgumentError(f"{where} is {short(row)}; expected {kind}_id and text.")
         row = _plain(row)
-        id_ = _first(row, (f"{kind}_id", *id_names(row), *_QUERY_ID))
-        text = _first(row, ("text", "contents", kind))
+        id_ = row.get("_id")
+        text = _first(row, ("text", kind))
         if id_ is None or text is None:
             raise InvalidArgumentError(
                 f"{where} has the fields {', '.join(map(str, row))}; expected {kind}_id and text."
@@ -408,7 +404,7 @@ class TrainingSet:
             return len(self.documents[0])
         return 0
 
-    def select(self, rows: Sequence[int]) -> TrainingSet:
+    def select(self, rows: Sequence[int] | np.ndarray) -> TrainingSet:
         """Return the rows at some positions, in this order; negative ones count from the end.
 
         Examples
@@ -576,8 +572,8 @@ def load_training_set(
     document_texts = None
     if documents is not None:
         document_texts = texts_by_id(_numbered(documents, "documents", ("text", "contents", "document")), "document")
-    examples = (example for where, row in rows for example in read_row(row, where, query_texts, document_texts))
-    examples = _uniform(examples, candidates)
+    read = (example for where, row in rows for example in read_row(row, where, query_texts, document_texts))
+    examples = _uniform(read, candidates)
     kept: list[Example] = []
     size = 0
     for example in examples:
@@ -667,6 +663,9 @@ class _TemporaryFolder:
 class _StoredTrainingSet(TrainingSet):
     """Rows in a file, read when they are asked for; they were checked when they were written."""
 
+    _dataset: Dataset
+    _folder: _TemporaryFolder
+
     def __init__(self, dataset: Dataset, folder: _TemporaryFolder) -> None:
         self.__dict__ |= {"_dataset": dataset, "_folder": folder, "scores": None}
         names = dataset.column_names
@@ -676,7 +675,7 @@ class _StoredTrainingSet(TrainingSet):
         others = [name for name in names if name not in ("query", "scores", "row")]
         self.__dict__["documents"] = _Values(dataset, others)
 
-    def select(self, rows: Sequence[int]) -> TrainingSet:
+    def select(self, rows: Sequence[int] | np.ndarray) -> TrainingSet:
         """Return the rows at some positions, without reading them."""
         positions = np.asarray(rows, "int64")
         chosen = self._dataset.select(np.where(positions < 0, positions + len(self), positions))

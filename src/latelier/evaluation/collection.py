@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.checks import (
     OnProblem,
     Problems,
@@ -16,8 +16,19 @@ from latelier.evaluation.checks import (
     check_relevance,
     check_str_ids,
 )
-from latelier.evaluation.files import excluded_ids, find_split, numbered_lines, qrels_entries
-from latelier.utils.files import as_path, is_file, is_folder, parse_json
+from latelier.evaluation.files import (
+    DOCUMENT_FILES,
+    QUERY_FILES,
+    excluded_ids,
+    find_files,
+    find_split,
+    irds_dataset,
+    qrels_entries,
+)
+from latelier.retrieve.records import irds_record
+from latelier.retrieve.rows import file_rows, text_record
+from latelier.utils.checks import short
+from latelier.utils.files import as_path, is_folder
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,17 +117,20 @@ def _squeezed(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem = "error") -> Collection:
-    r"""Read ``corpus.jsonl``, ``queries.jsonl`` and the qrels of a split, each plain or with ``.gz``.
+def load_beir(folder: str | Path | Any, split: str = "test", *, on_problem: OnProblem = "error") -> Collection:
+    r"""Read the documents, the queries and the qrels of a split of a collection.
 
     Parameters
     ----------
     folder
-        The folder that holds them, in the layout of BEIR, MTEB or LIMIT.
+        The folder that holds them, in the layout of BEIR, MTEB or LIMIT: ``corpus.jsonl``, ``queries.jsonl`` and
+        ``qrels/<split>.tsv``; of MS MARCO or LoTTE: ``collection.tsv``, ``queries.tsv`` or ``queries.<split>.tsv``, and
+        ``qrels.<split>.tsv`` or ``qas.<split>.jsonl``; or of the Hugging Face Hub: Parquet files in ``corpus``,
+        ``queries`` and ``qrels``. Lines may be compressed (``.gz``), and files of these layouts be mixed. Or a data set
+        of ir_datasets, or its name after ``irds:``, as ``"irds:beir/scifact/test"`` (extra ``irds``).
     split
-        Which qrels: ``"test"``, ``"dev"``, ``"train"``, ... of ``qrels/<split>.tsv``, ``qrels/<split>.jsonl``,
-        ``<split>.jsonl`` or ``qrels.jsonl`` (of ``"test"``), in any form that `read_qrels` reads. ``queries`` holds the
-        queries with a qrel in this split.
+        Which qrels of a folder: ``"test"``, ``"dev"``, ``"train"``, ..., in any form that `read_qrels` reads.
+        ``queries`` holds the queries with a qrel in this split.
     on_problem
         What to do with faulty lines: empty texts, unknown ids in the qrels, duplicates, malformed JSON, missing
         fields, a relevance that is not an integer or beyond a million. ``"error"`` raises an error that lists them;
@@ -147,25 +161,99 @@ def load_beir(folder: str | Path, split: str = "test", *, on_problem: OnProblem 
     >>> load_beir(folder)
     Collection(1 document, 1 query, 1 qrel)
     """
-    folder = as_path(folder, "folder")
-    corpus = _find(folder, "corpus.jsonl")
-    queries = _find(folder, "queries.jsonl")
-    split_qrels = find_split(folder, split)
+    dataset = irds_dataset(folder)
+    if dataset is None:
+        rows = _folder_rows(as_path(folder, "folder"), split)
+    else:
+        rows = _Rows(_irds_documents(dataset), _irds_queries(dataset), _irds_qrels(dataset))
     problems = Problems(on_problem)
     documents = {
         id_: {"title": record.get("title") or "", "text": record["text"] or ""}
-        for id_, record in _records(corpus, ("text", "title"), problems)
+        for id_, record in _records(rows.documents, ("text", "title"), problems)
     }
     texts = {}
     excluded = {}
-    for id_, record in _records(queries, ("text",), problems):
+    for id_, record in _records(rows.queries, ("text",), problems):
         texts[id_] = record["text"]
         if ids := excluded_ids(record):
             excluded[id_] = ids
-    qrels = _qrels(split_qrels, documents, texts, problems)
+    qrels = _qrels(rows.qrels, documents, texts, problems)
     problems.settle(str(folder))
     judged = {id_: text for id_, text in texts.items() if id_ in qrels}
     return Collection(documents, judged, qrels, {id_: ids for id_, ids in excluded.items() if id_ in qrels})
+
+
+_Numbered: TypeAlias = Iterator[tuple[str, int, Any]]  # the source of a row, its number there, and the row
+
+
+class _Rows(NamedTuple):
+    """The rows of a collection before they are checked; a qrel is a tuple, or what is wrong with it."""
+
+    documents: _Numbered
+    queries: _Numbered
+    qrels: _Numbered
+
+
+def _folder_rows(folder: Path, split: str) -> _Rows:
+    corpus = _find(folder, DOCUMENT_FILES, split)
+    qrels = find_split(folder, split)
+    queries = _find(folder, QUERY_FILES, split)
+    return _Rows(_file_rows(corpus), _file_rows(queries), _file_qrels(qrels))
+
+
+def _file_rows(paths: list[Path]) -> _Numbered:
+    for path in paths:
+        try:
+            for number, row in file_rows(path, ("text", "contents")):
+                yield path.name, number, row
+        except StorageError as error:
+            raise InvalidArgumentError(str(error)) from error
+
+
+def _file_qrels(paths: list[Path]) -> _Numbered:
+    for path in paths:
+        name = path.name
+        if path.parent.name == "qrels":
+            name = str(path.relative_to(path.parent.parent))
+        for number, entry in qrels_entries(path):
+            yield name, number, entry
+
+
+def _irds_documents(dataset: Any) -> _Numbered:
+    for number, document in enumerate(dataset.docs_iter(), start=1):
+        yield "docs", number, irds_record(document)
+
+
+def _irds_queries(dataset: Any) -> _Numbered:
+    for number, query in enumerate(dataset.queries_iter(), start=1):
+        yield "queries", number, {"_id": query.query_id, "text": query.default_text()}
+
+
+def _irds_qrels(dataset: Any) -> _Numbered:
+    for number, qrel in enumerate(dataset.qrels_iter(), start=1):
+        yield "qrels", number, (qrel.query_id, qrel.doc_id, qrel.relevance)
+
+
+def read_texts(
+    source: str | Path | Any, split: str, queries: Container[str], documents: Container[str], *, on_problem: OnProblem
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the texts of some queries and documents of a collection by id, see `load_beir`; it needs no qrels."""
+    dataset = irds_dataset(source)
+    if dataset is None:
+        folder = as_path(source, "folder")
+        document_rows = _file_rows(_find(folder, DOCUMENT_FILES, split))
+        query_rows = _file_rows(_find(folder, QUERY_FILES, split))
+    else:
+        document_rows = _irds_documents(dataset)
+        query_rows = _irds_queries(dataset)
+    problems = Problems(on_problem)
+    document_texts = {}
+    for id_, record in _records(document_rows, ("text", "title"), problems):
+        if id_ in documents:
+            document_texts[id_] = f"{record.get('title') or ''} {record['text'] or ''}".strip()
+    query_texts = {id_: record["text"] for id_, record in _records(query_rows, ("text",), problems) if id_ in queries}
+    problems.settle(str(source))
+    return query_texts, document_texts
 
 
 def holds_collection(folder: Path) -> bool:
@@ -173,10 +261,10 @@ def holds_collection(folder: Path) -> bool:
     return any(folder.glob("corpus*")) or any(folder.glob("collection.*"))
 
 
-def _find(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if is_file(candidate):
-            return candidate
+def _find(folder: Path, names: tuple[str, ...], split: str) -> list[Path]:
+    if files := find_files(folder, names, split):
+        return files
+    name = names[0]
     if is_folder(folder):
         present = ", ".join(sorted(path.name for path in folder.iterdir()))
     else:
@@ -186,36 +274,37 @@ def _find(folder: Path, name: str) -> Path:
     else:
         found = "it is not a folder"
     raise InvalidArgumentError(
-        f"{folder} has no {name} or {name}.gz ({found}); expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
+        f"{folder} has no {name} or {name}.gz ({found}); expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv, "
+        "or collection.tsv, queries.tsv and qrels.<split>.tsv, or corpus, queries and qrels with Parquet files."
     )
 
 
-def _records(path: Path, fields: tuple[str, ...], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the id and the record of each valid line of a JSONL file."""
-    seen: dict[str, int] = {}
-    for number, line in numbered_lines(path):
-        try:
-            record = parse_json(line)
-        except InvalidArgumentError as error:
-            problems.add(path.name, number, str(error).removesuffix("."))
+def _records(rows: _Numbered, fields: tuple[str, ...], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the id and the record of each valid row."""
+    seen: dict[str, tuple[str, int]] = {}
+    for source, number, row in rows:
+        if isinstance(row, InvalidArgumentError):
+            problems.add(source, number, str(row).removesuffix("."))
             continue
+        record = text_record(row)
         fault = _fault(record, fields)
         if fault is None:
             id_ = str(record["_id"])
             if id_ not in seen:
-                seen[id_] = number
+                seen[id_] = (source, number)
                 yield id_, record
                 continue
-            fault = f"duplicate _id {id_!r}, first on line {seen[id_]}"
-        problems.add(path.name, number, fault)
+            first_source, first = seen[id_]
+            fault = f"duplicate _id {id_!r}, first on line {first}"
+            if first_source != source:
+                fault = f"{fault} of {first_source}"
+        problems.add(source, number, fault)
 
 
 def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
     """Return what is wrong with a record, None if it is valid."""
     if not isinstance(record, dict):
-        return f"expected a JSON object, received {type(record).__name__}"
-    if "_id" not in record and "id" in record:  # as MTEB writes it
-        record["_id"] = record.pop("id")
+        return f"expected a JSON object or columns of an id and a text, received {short(record)}"
     for name in ("_id", "text"):
         if name not in record:
             return f"no {name!r} field; its fields are {', '.join(map(repr, record)) or 'none'}"
@@ -230,14 +319,10 @@ def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
 
 
 def _qrels(
-    path: Path, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
+    rows: _Numbered, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
 ) -> dict[str, dict[str, int]]:
     qrels: dict[str, dict[str, int]] = {}
-    if path.parent.name == "qrels":
-        name = str(path.relative_to(path.parent.parent))
-    else:
-        name = path.name
-    for number, entry in qrels_entries(path):
+    for name, number, entry in rows:
         if isinstance(entry, str):
             problems.add(name, number, entry)
             continue

@@ -12,30 +12,99 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from glob import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_scores, relevance_fault
+from latelier.retrieve.tables import parquet_rows
 from latelier.utils.checks import describe, short
 from latelier.utils.files import as_path, is_file, is_folder, open_binary, parse_json, text_lines, write_lines
+from latelier.utils.misc import needs_extra
+
+# The files of a collection's folder, in the order in which they are looked for: of BEIR and MTEB, LoTTE and MS MARCO,
+# and of the Hugging Face Hub, where several files are one. Each may end in .gz.
+DOCUMENT_FILES = (
+    "corpus.jsonl",
+    "collection.tsv",
+    "corpus/{split}-*.parquet",
+    "corpus/*.parquet",
+    "corpus.parquet",
+    "data/corpus-*.parquet",
+)
+QUERY_FILES = (
+    "queries.jsonl",
+    "queries.{split}.tsv",
+    "questions.{split}.tsv",
+    "queries.tsv",
+    "queries/{split}-*.parquet",
+    "queries/*.parquet",
+    "queries.parquet",
+    "data/queries-*.parquet",
+)
+_QRELS_FILES = (
+    "qrels/{split}.tsv",
+    "qrels/{split}.jsonl",
+    "{split}.jsonl",
+    "qas.{split}.jsonl",
+    "qrels.{split}.tsv",
+    "qrels/{split}.parquet",
+    "qrels/{split}-*.parquet",
+    "data/{split}-*.parquet",
+)
+_QRELS_OF_TEST = ("qrels.jsonl", "qrels.tsv", "qrels.txt")
+_END_OF_QRELS = re.compile(r"(-\d{5}-of-\d{5})?\.(tsv|jsonl|parquet)(\.gz)?$")
 
 
-def find_split(folder: Path, split: str) -> Path:
-    """Return the file with the qrels of a split of a BEIR folder."""
-    stems = [
-        f"qrels/{split}.tsv",
-        f"qrels/{split}.jsonl",
-        f"{split}.jsonl",
-        f"qas.{split}.jsonl",
-        *(["qrels.jsonl"] if split == "test" else []),
-    ]
-    for candidate in (folder / f"{stem}{end}" for stem in stems for end in ("", ".gz")):
-        if is_file(candidate):
-            return candidate
-    names = {re.sub(r"\.(tsv|jsonl)(\.gz)?$", "", path.name) for path in (folder / "qrels").glob("*.*")}
-    available = ", ".join(sorted(names)) or "none (there is no qrels/*.tsv file)"
+_IRDS = "irds:"
+
+
+def irds_dataset(source: Any) -> Any:
+    """Return the data set of ir_datasets that `source` is, or that has this name after ``irds:``; else None."""
+    if hasattr(source, "docs_iter"):
+        return source
+    if isinstance(source, Path):
+        source = source.as_posix()
+    if not isinstance(source, str) or not source.startswith(_IRDS):
+        return None
+    with needs_extra("Reading data sets of ir_datasets", "irds"):
+        import ir_datasets
+    name = source.removeprefix(_IRDS)
+    try:
+        dataset = ir_datasets.load(name)
+    except KeyError as error:
+        raise InvalidArgumentError(f"ir_datasets has no data set {name!r}; see https://ir-datasets.com.") from error
+    lacking = [part for part in ("docs", "queries", "qrels") if not getattr(dataset, f"has_{part}")()]
+    if lacking:
+        raise InvalidArgumentError(
+            f"the data set {name!r} of ir_datasets has no {' and no '.join(lacking)}; name one that has them, such as "
+            f"{name}/test."
+        )
+    return dataset
+
+
+def find_files(folder: Path, names: Iterable[str], split: str) -> list[Path]:
+    """Return the files of the first of some names or patterns that there are, in order."""
+    for name in names:
+        for end in ("", ".gz"):
+            found = sorted(folder.glob(name.format(split=escape(split)) + end))
+            if found := [path for path in found if is_file(path)]:
+                return found
+    return []
+
+
+def find_split(folder: Path, split: str) -> list[Path]:
+    """Return the files with the qrels of a split of the folder of a collection."""
+    names: tuple[str, ...] = _QRELS_FILES
+    if split == "test":
+        names = (*_QRELS_FILES, *_QRELS_OF_TEST)
+    if found := find_files(folder, names, split):
+        return found
+    files = [*(folder / "qrels").glob("*.*"), *folder.glob("q[ra]*s.*.*"), *(folder / "data").glob("*-*.parquet")]
+    names_of_splits = {re.sub(r"^(qrels|qas)\.", "", _END_OF_QRELS.sub("", path.name)) for path in files}
+    available = ", ".join(sorted(names_of_splits)) or "none (there is no qrels/*.tsv file)"
     raise InvalidArgumentError(
         f"{folder} has no relevance judgements for split={split!r}; splits available: {available}."
     )
@@ -103,13 +172,48 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     return run
 
 
+class Candidates(NamedTuple):
+    """A run to rerank, and the texts of its queries and documents if its file holds them."""
+
+    run: dict[str, dict[str, float]]
+    queries: dict[str, str]
+    documents: dict[str, str]
+
+
+def read_candidates(path: str | Path) -> Candidates:
+    """Read a run, or lines of query id, document id, query and text, as MS MARCO's top1000.dev, best first."""
+    path = as_path(path)
+    first, lines = _lines(path)
+    cells = first.split("\t")
+    if len(cells) != 4 or _to_float(cells[2]) is not None or _is_json(first):
+        return Candidates(read_run(path), {}, {})
+    run: dict[str, dict[str, float]] = {}
+    queries: dict[str, str] = {}
+    documents: dict[str, str] = {}
+    for number, line in lines:
+        cells = line.split("\t")
+        if len(cells) != 4 or not all(cell.strip() for cell in cells):
+            raise InvalidArgumentError(
+                f"{path}:{number}: {len(cells)} columns, or an empty one; expected the ids of query and document, and "
+                "their texts."
+            )
+        query, document, query_text, text = cells
+        for kind, texts, id_, own in (("query", queries, query, query_text), ("document", documents, document, text)):
+            if texts.setdefault(id_, own) != own:
+                raise InvalidArgumentError(
+                    f"{path}:{number}: the {kind} {id_!r} has another text than in a line before it."
+                )
+        add_entry(run, query, document, -float(len(run.get(query, ()))), f"{path}:{number}")
+    return Candidates(run, queries, documents)
+
+
 def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int]]:
-    r"""Read qrels in the format of TREC, BEIR, ranx or pytrec_eval or as JSON Lines, plain or with ``.gz``.
+    r"""Read qrels in the format of TREC, BEIR, ranx or pytrec_eval, as JSON Lines or Parquet, plain or with ``.gz``.
 
     Parameters
     ----------
     path
-        The file, or a folder as `load_beir` takes it, of which the qrels of a split are read. BEIR's format has three
+        The file, or a folder or data set of ir_datasets as `load_beir` takes it. BEIR's format has three
         columns separated by tabs; with a header, it says in which order. TREC's has four columns. Lines that begin with
         ``#`` are comments. A JSON line is ``{"query_id": "q1", "document_id": "d1", "relevance": 1}``; ``score`` is
         accepted in place of ``relevance``, and ``{"qid": 0, "answer_pids": [31, 32]}`` of LoTTE. One object
@@ -136,15 +240,22 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
     >>> read_qrels(path)
     {'q1': {'d2': 1}}
     """
-    path = as_path(path)
-    if is_folder(path):
-        path = find_split(path, split)
     qrels: dict[str, dict[str, int]] = {}
-    for number, entry in qrels_entries(path):
-        if isinstance(entry, str):
-            raise InvalidArgumentError(f"{path}:{number}: {entry}.")
-        query, document, relevance = entry
-        add_entry(qrels, query, document, relevance, f"{path}:{number}")
+    dataset = irds_dataset(path)
+    if dataset is not None:
+        for number, qrel in enumerate(dataset.qrels_iter(), start=1):
+            add_entry(qrels, qrel.query_id, qrel.doc_id, qrel.relevance, f"{path}:{number}")
+        return qrels
+    path = as_path(path)
+    paths = [path]
+    if is_folder(path):
+        paths = find_split(path, split)
+    for file in paths:
+        for number, entry in qrels_entries(file):
+            if isinstance(entry, str):
+                raise InvalidArgumentError(f"{file}:{number}: {entry}.")
+            query, document, relevance = entry
+            add_entry(qrels, query, document, relevance, f"{file}:{number}")
     return qrels
 
 
@@ -233,11 +344,15 @@ _RUN_FORMS = (
 
 def qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]]:
     """Yield line number, and query id, document id and relevance, or what is wrong with the line."""
-    first, lines = _lines(path)
-    if _is_json(first):
-        entries: Iterator[tuple[int, str, str | None, Any]] = _json_entries(lines, str(path), _RELEVANCE)
+    entries: Iterator[tuple[int, str, str | None, Any]]
+    if path.suffix == ".parquet":
+        entries = _parquet_entries(path)
     else:
-        entries = _column_entries(first, lines)
+        first, lines = _lines(path)
+        if _is_json(first):
+            entries = _json_entries(lines, str(path), _RELEVANCE)
+        else:
+            entries = _column_entries(first, lines)
     for number, query, document, value in entries:
         relevance = _to_float(value)
         if document is None:
@@ -248,6 +363,18 @@ def qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]
             yield number, f"relevance {short(value)} {fault}"
         else:
             yield number, (query, document, int(relevance))
+
+
+def _parquet_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
+    """Yield number, query, document and relevance of rows, which without a column of it is 1."""
+    for number, row in parquet_rows(path):
+        if isinstance(row, InvalidArgumentError):
+            raise InvalidArgumentError(f"{path}:{number}: {row}") from row
+        place = f"{path}:{number}"
+        relevance = 1
+        if {*_RELEVANCE} & {*row}:
+            relevance = _field(row, _RELEVANCE, place)
+        yield number, _id(row, _QUERY, place), _id(row, _DOCUMENT, place), relevance
 
 
 def _column_entries(

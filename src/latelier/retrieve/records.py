@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import EmptyTextError, InvalidArgumentError
-from latelier.indexes import Id
+from latelier.indexes import Hit, Id
 from latelier.indexes.results import as_id
 from latelier.indexes.store.rows import encode_metadata
 from latelier.utils.checks import check_unicode, cut, describe, short
@@ -201,7 +201,12 @@ def parse_documents(documents: Any) -> Iterator[InputDocument]:
 
 
 def _table_rows(documents: Any) -> Any:
-    """Return the rows of a table of pandas, polars, pyarrow or DuckDB as records; any other iterable as it is."""
+    """Return the rows of a table of pandas, polars, pyarrow or DuckDB as records; any other iterable as it is.
+
+    Of a data set of ir_datasets, its documents.
+    """
+    if hasattr(documents, "docs_iter"):
+        return documents.docs_iter()
     rows: Iterable[dict[str, Any]]
     if hasattr(documents, "itertuples"):
         if documents.index.names == [None]:
@@ -306,8 +311,19 @@ def id_field(record: Mapping[str, Any]) -> str | None:
     return None
 
 
+def irds_record(document: Any) -> dict[str, Any]:
+    """Return the record of a document of ir_datasets, without its markup; other fields of it are metadata."""
+    record: dict[str, Any] = {name: value for name, value in document._asdict().items() if name != "marked_up_doc"}
+    if "text" not in record:  # a title or a body, which are in its default text
+        record = {name: value for name, value in record.items() if name not in ("title", "body")}
+        record["text"] = document.default_text()
+    return record
+
+
 def _as_record(item: Any) -> dict[str, Any]:
-    """Return a dict with ``text``, of a dict or of a document of LangChain, LlamaIndex or Haystack."""
+    """Return a dict with ``text``, of a dict or of a document of LangChain, LlamaIndex, Haystack or ir_datasets."""
+    if hasattr(item, "doc_id") and hasattr(item, "default_text"):
+        return irds_record(item)
     if hasattr(item, "page_content"):
         return {"id": item.id, "text": item.page_content, "metadata": item.metadata}
     if hasattr(item, "node_id") and hasattr(item, "get_content"):
@@ -361,6 +377,20 @@ def _checked_text(value: Any, id_: Any) -> str:
         raise EmptyTextError(f"{name} is empty: nothing to index.")
     check_unicode(value, name)
     return value
+
+
+def in_order(candidates: Any, order: Sequence[int], scores: Sequence[float]) -> Any:
+    """Return the candidates of a reranker best first, with their scores: ids as hits; records and rows as they were.
+
+    A column ``rank`` is counted anew from 0, as in PyTerrier.
+    """
+    if not hasattr(candidates, "iloc"):
+        pairs = [(candidates[position], score) for position, score in zip(order, scores, strict=True)]
+        return [{**each, "score": score} if isinstance(each, Mapping) else Hit(each, score) for each, score in pairs]
+    ordered = candidates.iloc[list(order)].assign(score=list(scores))
+    if "rank" in candidates:
+        ordered = ordered.assign(rank=range(len(ordered)))
+    return ordered
 
 
 # Records in which a field that need not be in each of them has to appear once: enough to tell a field that few records

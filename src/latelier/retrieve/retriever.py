@@ -49,7 +49,7 @@ from latelier.retrieve.model import (
 )
 from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
 from latelier.retrieve.query_transform import QueryTransform
-from latelier.retrieve.records import FileDocuments, SkipReason
+from latelier.retrieve.records import FileDocuments, SkipReason, in_order, parse_documents
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.why_not import explain_miss
 from latelier.utils.checks import check_choice, check_count, check_number
@@ -753,15 +753,22 @@ class Retriever(NotCopied):
         model = self.query_model
         return explain_documents(model, self.index, query, [as_id(id)], whole=whole_query, plain=plain_query)[0]
 
-    def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> Ranked:
-        """Order texts, which need not be in the index, by their score for a query.
+    @overload
+    def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> Ranked: ...
+
+    @overload
+    def rerank(self, query: str, texts: Any, k: int | None = None) -> Any: ...
+
+    def rerank(self, query: str, texts: Any, k: int | None = None) -> Any:
+        """Order documents, which need not be in the index, by their score for a query.
 
         Parameters
         ----------
         query
             One query.
         texts
-            The texts, such as the best documents of another search engine.
+            The texts, such as the best documents of another search engine; or dicts or a data frame of pandas with
+            ``text`` and, if there is one, ``title``, which stands before it.
         k
             Maximum number of texts to return; None returns all.
 
@@ -769,7 +776,8 @@ class Retriever(NotCopied):
         -------
         list of Hit
             The position of each text, from 0, as its id; best first, equal scores in the order of `texts`. Its `cut`
-            holds the positions of texts that are longer than the model reads.
+            holds the positions of texts that are longer than the model reads. Or the dicts, with their ``"score"``, or
+            the rows of the data frame, with a column ``score``, and ``rank`` counted anew from 0 if it has one.
 
         Raises
         ------
@@ -782,8 +790,18 @@ class Retriever(NotCopied):
         >>> texts = ["The moon is far.", "Bananas are healthy."]
         >>> [hit.id for hit in retriever.rerank("fruit", texts)]
         [1, 0]
+        >>> found = [{"id": "a", "text": texts[0]}, {"id": "b", "text": texts[1]}]
+        >>> retriever.rerank("fruit", found, k=1)[0]["id"]
+        'b'
         """
-        return rank_texts(self.query_model, query, texts, k)
+        are_records = hasattr(texts, "iloc")
+        if not hasattr(texts, "columns") and not isinstance(texts, (str, Mapping)):
+            texts = list(texts)
+            are_records = bool(texts) and isinstance(texts[0], Mapping)
+        if not are_records:
+            return rank_texts(self.query_model, query, texts, k)
+        ranked = rank_texts(self.query_model, query, [each.with_title() for each in parse_documents(texts)], k)
+        return in_order(texts, [int(hit.id) for hit in ranked], [hit.score for hit in ranked])
 
     @show_options(**SEARCH_DEFAULTS)
     def why_not(self, query: str, id: Id, k: int = 10, **options: Unpack[SearchKeywords]) -> WhyNotReport:

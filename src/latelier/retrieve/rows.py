@@ -1,4 +1,4 @@
-"""Files of training rows, and of the texts that their ids stand for: JSON Lines, tables with a delimiter, Parquet.
+"""Rows of files as they are, to train on or to evaluate with: JSON Lines, tables with a delimiter, Parquet.
 
 The format of a file of lines is that of its first line, so names do not matter. A row of a table without a header is
 the list of its cells.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
+from latelier.retrieve.records import id_names
 from latelier.retrieve.tables import parquet_rows
 from latelier.utils.files import open_binary, parse_json, text_lines
 
@@ -27,7 +28,7 @@ def read_rows(paths: Collection[Path], header: Collection[str]) -> Iterator[tupl
     """
     for path in paths:
         is_empty = True
-        for number, row in _file_rows(path, header):
+        for number, row in file_rows(path, header):
             is_empty = False
             if isinstance(row, InvalidArgumentError):
                 raise InvalidArgumentError(f"{path.name}:{number}: {row}") from row
@@ -36,7 +37,8 @@ def read_rows(paths: Collection[Path], header: Collection[str]) -> Iterator[tupl
             raise InvalidArgumentError(f"{path} is empty; expected one object per line.")
 
 
-def _file_rows(path: Path, header: Collection[str]) -> _Rows:
+def file_rows(path: Path, header: Collection[str]) -> _Rows:
+    """Yield the numbered rows of a file, see `read_rows`; what is faulty as an error."""
     if path.suffix == ".parquet":
         return parquet_rows(path)
     lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
@@ -54,7 +56,7 @@ def _json_rows(lines: Iterator[tuple[int, str]], header: Collection[str]) -> _Ro
         try:
             yield number, parse_json(line)
         except InvalidArgumentError as error:
-            yield number, InvalidArgumentError(f"{error} Expected one object per line.")
+            yield number, error
 
 
 def _tab_rows(lines: Iterator[tuple[int, str]], header: Collection[str]) -> _Rows:
@@ -111,3 +113,26 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
     """Return the files of a split of a data set as the Hugging Face Hub names them, in order."""
     names = (f"{split}.parquet", f"{split}-*.parquet", f"{split}/*.parquet")
     return sorted({path for begin in ("", "data/", "default/") for name in names for path in folder.glob(begin + name)})
+
+
+# Tables of texts without a header, by the number of their columns: passages and queries; DPR's; MS MARCO's documents.
+_COLUMNS_OF_TEXTS = {2: ("id", "text"), 3: ("id", "text", "title"), 4: ("id", "url", "title", "text")}
+_IDS_OF_QUERIES = ("query_id", "qid")
+
+
+def text_record(row: Any, own_id: str = "_id") -> Any:
+    """Return the record of a text with its keys ``_id`` and ``text``, as far as it has them; what is none as it is.
+
+    `own_id`: the name that goes before others, such as ``document_id``.
+    """
+    if isinstance(row, (list, tuple)) and len(row) in _COLUMNS_OF_TEXTS:
+        row = dict(zip(_COLUMNS_OF_TEXTS[len(row)], row, strict=True))
+    if not isinstance(row, Mapping):
+        return row
+    record = dict(row)
+    for name in (own_id, *id_names(record), *_IDS_OF_QUERIES):
+        if "_id" not in record and name in record:
+            record["_id"] = record.pop(name)
+    if "text" not in record and "contents" in record:
+        record["text"] = record.pop("contents")
+    return record
