@@ -10,7 +10,7 @@ KINDS = {
     "flat-memory": lambda folder: indexes.Flat(dtype="float16"),
     "flat-disk": lambda folder: indexes.Flat(folder),
     "ivf-disk": lambda folder: indexes.IVF(folder),
-    "sharded-ivf": lambda folder: indexes.Sharded(folder, shards=3, index="ivf"),
+    "sharded-ivf": lambda folder: indexes.Sharded(folder, shards=3, kind="ivf"),
     "qdrant-memory": lambda folder: indexes.Qdrant(),
 }
 # What Qdrant does not promise: parts of the names of tests, and why.

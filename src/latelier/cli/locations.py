@@ -214,7 +214,7 @@ def make_index(folder: Path, bits: Any, shards: int | None, **options: Any) -> I
     """Make an index of codes of so many bits, None for exact vectors; or of shards of that kind."""
     if shards is not None:
         kind: Any = "flat" if bits is None else "ivf"
-        return indexes.Sharded(folder, shards=shards, index=kind, nbits=bits, **options)
+        return indexes.Sharded(folder, shards=shards, kind=kind, nbits=bits, **options)
     if bits is None:
         return indexes.Flat(folder, **options)
     return indexes.IVF(folder, nbits=bits, **options)

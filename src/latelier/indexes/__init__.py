@@ -27,7 +27,7 @@ from latelier.utils.misc import lazy_names
 if TYPE_CHECKING:
     from latelier.indexes.copy import TransferReport, copy_documents
     from latelier.indexes.qdrant import Qdrant
-    from latelier.indexes.sharded import PartialHits, Sharded
+    from latelier.indexes.sharded import Sharded
     from latelier.indexes.single_vectors import (
         FixedDimensionalEncodings,
         MeanVectors,
@@ -50,7 +50,6 @@ __all__ = [
     "IndexStatistics",
     "MeanVectors",
     "Parameters",
-    "PartialHits",
     "Qdrant",
     "Record",
     "Sharded",
@@ -69,6 +68,6 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     copy=("TransferReport", "copy_documents"),
     qdrant=("Qdrant",),
-    sharded=("PartialHits", "Sharded"),
+    sharded=("Sharded",),
     single_vectors=("FixedDimensionalEncodings", "MeanVectors", "SingleVectors", "single_vectors_from_dict"),
 )

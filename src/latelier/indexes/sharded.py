@@ -36,7 +36,7 @@ from latelier.indexes.fields import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.layout import BITS
-from latelier.indexes.options import SearchKeywords, SearchOptions, Tokenizer, check_texts
+from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
@@ -69,7 +69,6 @@ from latelier.utils.ray_session import connect_to_ray, connection_of, is_forked
 
 if TYPE_CHECKING:
     import torch
-    from typing_extensions import Unpack
 
 
 # The kinds of index that a shard can be.
@@ -316,25 +315,10 @@ _PAUSE_SECONDS = 0.1
 _MADE = "made"
 
 
-class PartialHits(list[list[Hit]]):
-    """The hits of a search with ``partial=True``; `missing` holds the numbers of the shards that did not answer.
-
-    Examples
-    --------
-    >>> found = PartialHits([[]], missing=[2])
-    >>> list(found), found.missing
-    ([[]], (2,))
-    """
-
-    def __init__(self, hits: Iterable[list[Hit]], missing: Sequence[int]) -> None:
-        super().__init__(hits)
-        self.missing = tuple(missing)
-
-
 class Sharded(Index):
     """An index of several shards in the processes of a Ray cluster, on one machine or on several.
 
-    Searches by vectors find what one index with the same documents finds: exactly with ``index="flat"`` and with
+    Searches by vectors find what one index with the same documents finds: exactly with ``kind="flat"`` and with
     ``effort="exact"``. Keywords are scored by the word statistics of each shard, which in a large collection are
     nearly those of all. If Ray is not connected to a cluster, a local one is started; call ``ray.init(address=...)``
     before to use another.
@@ -349,7 +333,7 @@ class Sharded(Index):
         Folder of the index, on a local disk of this machine.
     shards
         Number of shards of a new index, by default 2.
-    index
+    kind
         Kind of the shards: ``"ivf"`` (the default), see `latelier.indexes.IVF`, or ``"flat"``, see
         `latelier.indexes.Flat`.
     nbits
@@ -382,7 +366,7 @@ class Sharded(Index):
     >>> import tempfile
     >>> from latelier import indexes
     >>> folder = tempfile.mkdtemp()
-    >>> index = indexes.Sharded(folder, shards=2, index="flat")
+    >>> index = indexes.Sharded(folder, shards=2, kind="flat")
     >>> index.add(["a", "b"], [np.eye(2), -np.eye(2)])
     >>> index.search(np.array([[0.5, -1.0]]), k=1)
     [[Hit(id='b', score=1.0)]]
@@ -396,7 +380,7 @@ class Sharded(Index):
         path: PathLike,
         *,
         shards: int | None = None,
-        index: Literal["ivf", "flat"] | None = None,
+        kind: Literal["ivf", "flat"] | None = None,
         nbits: Literal[8, 4, 2, 1] | None = None,
         dtype: Literal["float32", "float16"] | None = None,
         nodes: Sequence[str] | None = None,
@@ -410,7 +394,7 @@ class Sharded(Index):
             raise InvalidArgumentError(f"received device={str(device)!r}, but shards are searched on the CPU only.")
         self.path: Path = as_folder(path)
         budget = parse_bytes("max_memory", max_memory)
-        asked = {"shards": shards, "index": index, "nbits": nbits, "dtype": dtype}
+        asked = {"shards": shards, "kind": kind, "nbits": nbits, "dtype": dtype}
         new = _checked_configuration(**asked, nodes=nodes, tokenizer=check_options(keywords, tokenizer))
         self._storage = Storage(self.path, {"kind": self.kind, **new}, lambda dim, names: {}, read_only=read_only)
         self._workers: list[Any] = []
@@ -418,10 +402,11 @@ class Sharded(Index):
         self._is_closed = False
         try:
             stored = self._configuration = _stored_configuration(self._storage.configuration)
+            held = {**stored, "kind": stored["index"]}
             for name, value in asked.items():
-                if value not in (None, stored[name]):
+                if value not in (None, held[name]):
                     raise InvalidArgumentError(
-                        f"received {name}={value!r}, but the index in {path} has {stored[name]!r}; leave {name} out, "
+                        f"received {name}={value!r}, but the index in {path} has {held[name]!r}; leave {name} out, "
                         "or make a new index."
                     )
             self._start(nodes or stored["nodes"], None if budget is None else budget // stored["shards"])
@@ -608,61 +593,16 @@ class Sharded(Index):
         """See `Index.search_options`."""
         return KINDS[self._configuration["index"]].search_options
 
-    def search(
-        self,
-        queries: Any = None,
-        k: int = 10,
-        *,
-        texts: str | Sequence[str] | None = None,
-        partial: bool = False,
-        **options: Unpack[SearchKeywords],
-    ) -> list[list[Hit]]:
-        """Return the `k` best documents of each query; see `Index.search`.
-
-        Parameters
-        ----------
-        queries, k, texts, **options
-            See `Index.search`; those of `latelier.indexes.IVF.search` too if that is the kind of the shards. Each shard
-            searches with them, and computes BM25 with the statistics of its own documents.
-        partial
-            Return what the other shards have found if a shard does not answer, without waiting until it does; the hits
-            are then `PartialHits`, whose `missing` holds the numbers of the missing shards.
-
-        Returns
-        -------
-        list of list of Hit
-            One list per query, best first; equal scores in the order of insertion.
-
-        Raises
-        ------
-        StorageError
-            If the process of a shard has died and does not run again within a minute, and `partial` is False.
-        """
-        chosen = self.checked_options(options)
-        hits = self._find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen, partial=partial)
-        above = self._above(hits, queries, chosen)
-        if isinstance(hits, PartialHits):
-            return PartialHits(above, hits.missing)
-        return above
-
-    def _find(
-        self, queries: Any, k: int, texts: list[str], options: SearchOptions, *, partial: bool = False
-    ) -> list[list[Hit]]:
-        """See `Index.find` and `search`."""
+    def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
+        """See `Index.find`; each shard computes BM25 with the statistics of its own documents."""
         vectors = check_queries(queries, None, texts, options.mode)
         every = dict.fromkeys(range(self.shards), (vectors, k, texts, options))
-        found, errors = self._gather("read", "search", every, wait=not partial)
-        for error in errors.values():
-            if not (partial and found and isinstance(error, (StorageError, CorruptedIndexError))):
-                raise error
-        by_query: list[tuple[ShardFindings, ...]] = list(zip(*found.values(), strict=True))
+        found = self._call("read", "search", every)
+        by_query: list[tuple[ShardFindings, ...]] = list(zip(*found, strict=True))
         has_words = any(len(each.by_keywords.row_ids) for row in by_query for each in row)
         if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
             raise without_texts()
-        hits = [_merged(row, options, k) for row in by_query]
-        if partial:
-            return PartialHits(hits, sorted(errors))
-        return hits
+        return [_merged(row, options, k) for row in by_query]
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -795,12 +735,12 @@ class Sharded(Index):
         return list(found.values())
 
     def _gather(
-        self, group: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, wait: bool = True
+        self, group: str, method: str, arguments: Mapping[int, tuple[Any, ...]]
     ) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Call a method of several shards at the same time; return the results and the errors, by shard.
 
-        Reads are repeated until a process that has died runs again, unless `wait` is False. Writes are not: what the
-        process had written before is rolled back.
+        Reads are repeated until a process that has died runs again. Writes are not: what the process had
+        written before is rolled back.
         """
         found: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
@@ -823,7 +763,7 @@ class Sharded(Index):
                     del waiting[shard]
                 except deaths:  # or it is not running again yet
                     pass
-            if not (waiting and wait and group == "read" and time.monotonic() < deadline):
+            if not (waiting and group == "read" and time.monotonic() < deadline):
                 break
             time.sleep(_PAUSE_SECONDS)
         if errors or waiting:
@@ -880,16 +820,17 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
 
 
 def _checked_configuration(
-    *, shards: Any, index: Any, nbits: Any, dtype: Any, nodes: Any, tokenizer: str | None
+    *, shards: Any, kind: Any, nbits: Any, dtype: Any, nodes: Any, tokenizer: str | None
 ) -> dict[str, Any]:
     """Check the arguments of users, and return the configuration of a new index."""
     count = check_count("shards", 2 if shards is None else shards, most=_MOST_SHARDS)
-    kind = "ivf" if index is None else index
-    check_choice("index", kind, KINDS)
+    if kind is None:
+        kind = "ivf"
+    check_choice("kind", kind, KINDS)
     check_choice("nbits", nbits, BITS, optional=True)
     check_choice("dtype", dtype, ("float32", "float16"), optional=True)
     if (dtype if kind == "ivf" else nbits) is not None:
-        raise InvalidArgumentError(f"received {dtype=} and {nbits=}; index='flat' has a dtype, index='ivf' nbits.")
+        raise InvalidArgumentError(f"received {dtype=} and {nbits=}; kind='flat' has a dtype, kind='ivf' nbits.")
     return {
         "shards": count,
         "index": str(kind),
@@ -904,8 +845,8 @@ def _stored_configuration(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration in a catalog, checked: it may come from a stranger."""
     try:
         check_choice("tokenizer", stored["tokenizer"], TOKENIZERS, optional=True)
-        names = ("shards", "index", "nbits", "dtype", "nodes", "tokenizer")
-        return _checked_configuration(**{name: stored[name] for name in names})
+        options = {name: stored[name] for name in ("shards", "nbits", "dtype", "nodes", "tokenizer")}
+        return _checked_configuration(kind=stored["index"], **options)
     except (KeyError, TypeError, InvalidArgumentError) as error:
         raise IndexFormatError(f"the configuration of this sharded index is not known: {error}") from error
 

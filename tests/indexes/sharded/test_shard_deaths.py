@@ -24,7 +24,7 @@ QUERY = np.ones((1, 8), "float32")
 @pytest.fixture
 def filled(tmp_path, shard_processes, monkeypatch):
     use_new_processes(monkeypatch)
-    with indexes.Sharded(tmp_path / "index", shards=2, index="flat") as index:
+    with indexes.Sharded(tmp_path / "index", shards=2, kind="flat") as index:
         carry_out(index, "add", [str(i) for i in range(20)], 1)
         yield index, apply({}, "add", [str(i) for i in range(20)], 1)
 
@@ -49,15 +49,6 @@ def test_a_read_waits_until_its_shard_runs_again(filled):
     assert stored(index) == state
     carry_out(index, "update", ["3", "50"], 2)
     assert stored(index) == apply(state, "update", ["3", "50"], 2)
-
-
-def test_a_partial_search_does_not_wait(filled):
-    index, _ = filled
-    kill(index, 1)
-    found = index.search(QUERY, k=30, partial=True)
-    assert found.missing == (1,)
-    assert 0 < len(found[0]) < 20
-    assert len(index.search(QUERY, k=30)[0]) == 20
 
 
 def test_a_shard_that_dies_within_a_write_leaves_all_unchanged(filled, monkeypatch):
@@ -146,7 +137,7 @@ def said(*calls):
 
 start()
 ONE, folder = np.ones((1, 4)), sys.argv[1]
-index = indexes.Sharded(folder, shards=2, index="flat")
+index = indexes.Sharded(folder, shards=2, kind="flat")
 index.add(["a", "b"], [ONE, ONE])
 uses = [lambda: index.search(ONE), lambda: index.add("c", ONE), index.compact]
 for fork in (os.fork, ctypes.PyDLL(None).fork):  # Python's hooks do not see the second
