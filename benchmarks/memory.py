@@ -108,7 +108,7 @@ def warm(kind: str) -> None:
     compile_kernels()
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, make(kind, Path(folder) / "index", None) as index:
-        index.search_by_kernels()
+        index._search_by_kernels()
         index.add(range(20), [rng.standard_normal((4, DIM), dtype="float32") for _ in range(20)])
         index.search(rng.standard_normal((4, DIM), dtype="float32"))
 

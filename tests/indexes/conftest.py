@@ -58,8 +58,8 @@ def make(request, folder):
 
 @pytest.fixture(autouse=True)
 def _kernels_at_once():
-    indexes.Flat().search_by_kernels()
-    indexes.IVF().search_by_kernels()
+    indexes.Flat()._search_by_kernels()
+    indexes.IVF()._search_by_kernels()
 
 
 @pytest.fixture(params=kinds(KINDS))

@@ -33,7 +33,7 @@ def main(step, kind, folder, budget):
     compile_kernels()
     _load_kernels()
     with make() as small:  # loads everything else
-        small.search_by_kernels()
+        small._search_by_kernels()
         small.add("a", np.eye(DIM))
         small.search(np.eye(DIM))
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak

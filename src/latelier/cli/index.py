@@ -355,7 +355,7 @@ def _smaller(index: Index, folder: Path, size: int) -> str:
     def bytes_of(bits: int) -> int:
         return sum(token_bytes(Codec(bits, index.dim or 1).layout, 1).values())
 
-    tokens = index.statistics().tokens  # type: ignore[attr-defined]
+    tokens = index.statistics().tokens
     held = getattr(index, "nbits", None)
     stored = 2 * (index.dim or 1) if held is None else bytes_of(held)
     others = max(0, size - tokens * stored)  # texts, metadata, keywords

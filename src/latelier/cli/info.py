@@ -58,10 +58,7 @@ def info(index: IndexArgument, json_output: JsonOption = False) -> None:
 
 def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     """Return what an index holds, by name, as JSON values; `location` is as the user spells it."""
-    from latelier.indexes.qdrant import Qdrant
     from latelier.indexes.sharded import Sharded
-    from latelier.indexes.store.rows import text_bytes
-    from latelier.indexes.stored import StoredIndex
     from latelier.retrieve.model import ModelIdentity
 
     try:
@@ -71,17 +68,16 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
         model = None
     facts: dict[str, Any] = {"index": str(location), "kind": type(index).__name__, **_counts(index)}
     facts["dim"] = index.dim
-    facts["bits"] = getattr(index, "nbits", None) or {"float32": 32, "float16": 16}.get(getattr(index, "dtype", ""))
+    facts["bits"] = index.nbits or {"float32": 32, "float16": 16}[index.dtype]
     if isinstance(index, Sharded):
         facts["shards"] = index.shards
-    if isinstance(index, (StoredIndex, Sharded, Qdrant)):
-        held = replace(index.statistics(), documents=facts["documents"])  # not passages
-        facts |= {"cut": held.cut, "bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
-        ratios = {"bytes_per_document": held.bytes_per_document, "bytes_per_token": held.bytes_per_token}
-        facts |= {name: None if ratio is None else round(ratio) for name, ratio in ratios.items()}
-        texts = index.storage.ask(text_bytes) if isinstance(index, StoredIndex) else 0
-        facts["bytes_per_text_byte"] = round(held.bytes / texts, 1) if held.bytes and texts else None
-        facts |= {"texts": held.has_texts, "metadata": held.has_metadata, "keywords": index.tokenizer}
+    held = replace(index.statistics(), documents=facts["documents"])  # not passages
+    facts |= {"cut": held.cut, "bytes": held.bytes, "tokens": held.tokens, "removed": held.removed}
+    ratios = {"bytes_per_document": held.bytes_per_document, "bytes_per_token": held.bytes_per_token}
+    facts |= {name: None if ratio is None else round(ratio) for name, ratio in ratios.items()}
+    per_text = held.bytes_per_text_byte
+    facts["bytes_per_text_byte"] = round(per_text, 1) if per_text else None
+    facts |= {"texts": held.has_texts, "metadata": held.has_metadata, "keywords": index.tokenizer}
     return {
         **facts,
         "model": model and model.name,

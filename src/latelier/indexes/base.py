@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from latelier.indexes.results import (
     FieldValues,
     Hit,
     Id,
+    IndexStatistics,
+    MemoryReport,
     StageLoss,
     TokenMean,
     VerifyReport,
@@ -79,6 +81,8 @@ class Index(NotCopied, ABC):
     [[Hit(id='a', score=1.0)]]
     """
 
+    kind: ClassVar[str]
+    """Name of the kind, such as ``"flat"``."""
     path: Path | None
     search_options: tuple[str, ...] = ()
     """The options of `search` that this index has and not every other: of `effort` and those that follow."""
@@ -404,9 +408,36 @@ class Index(NotCopied, ABC):
         return "float32"
 
     @property
+    def read_only(self) -> bool:
+        """Whether writing raises an error."""
+        return False
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> str | None:
+        """Tokenizer of the keyword index; None if the index has none."""
+
+    @property
+    def memory(self) -> MemoryReport:
+        """What the index takes in memory of this machine, and what it reads from its files; prints as a table.
+
+        Examples
+        --------
+        >>> from latelier import indexes
+        >>> index = indexes.Flat(max_memory="1GB")
+        >>> index.add("a", np.eye(4))
+        >>> index.memory.kept, index.memory.read
+        ({'vectors': 64}, {})
+        """
+        return MemoryReport(None, 0, 0, {}, {})
+
+    @property
     def working_memory(self) -> int | None:
         """Bytes of temporary arrays within the memory budget; ``None`` without a budget."""
-        return None
+        memory = self.memory
+        if memory.budget is None:
+            return None
+        return memory.working
 
     @property
     @abstractmethod
@@ -558,6 +589,16 @@ class Index(NotCopied, ABC):
         None if the search scores the document.
         """
         return None
+
+    @abstractmethod
+    def statistics(self) -> IndexStatistics:
+        """Return how much the index holds, and on how many bytes.
+
+        Returns
+        -------
+        IndexStatistics
+            Numbers of documents, tokens and bytes.
+        """
 
     @abstractmethod
     def verify(self) -> VerifyReport:

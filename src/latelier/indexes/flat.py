@@ -16,8 +16,9 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.base import PathLike
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import BlockSize, score_blocks
+from latelier.indexes.results import MemoryReport
 from latelier.indexes.store.segments import AROUND, Part, Snapshot, TokenArray, release_memory
-from latelier.indexes.stored import MemoryReport, StoredIndex
+from latelier.indexes.stored import StoredIndex
 from latelier.kernels.threads import KernelWarmUp
 from latelier.scores.maxsim import TopK, maxsim, maxsim_numpy
 from latelier.utils.batching import lengths_to_offsets
@@ -110,12 +111,12 @@ class Flat(StoredIndex):
         """Floating type of the stored vectors."""
         return str(self._storage.configuration["dtype"])
 
-    def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """See `StoredIndex.encode`."""
+    def _encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """See `StoredIndex._encode`."""
         return {"vectors": embeddings.vectors}
 
-    def search_by_kernels(self) -> None:
-        """See `StoredIndex.search_by_kernels`."""
+    def _search_by_kernels(self) -> None:
+        """See `StoredIndex._search_by_kernels`."""
         self._warm_up.is_over(sys.maxsize, lambda: None)
 
     def _layout(self, dim: int, names: Collection[str]) -> dict[str, TokenArray]:

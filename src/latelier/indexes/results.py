@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import Advice, DuplicateIdError, IndexDamageWarning, InvalidArgumentError, UnknownIdError
-from latelier.utils.checks import describe, is_unicode, short
+from latelier.utils.checks import describe, format_bytes, is_unicode, short
 from latelier.utils.misc import bar, escape, fragment, table, warn_caller
 
 Id: TypeAlias = "str | int"
@@ -251,6 +251,37 @@ class TokenMean(NamedTuple):
 
 
 @dataclass(frozen=True)
+class MemoryReport:
+    """What an index takes in memory, and what it reads from its files; all sizes in bytes.
+
+    `tables` (where each document is) and `working` (temporary arrays) count always; `kept` arrays stay in memory once
+    read, and those in `read` are read from their files for each search, with the same hits.
+    """
+
+    budget: int | None
+    tables: int
+    working: int
+    kept: Mapping[str, int]
+    read: Mapping[str, int]
+
+    @property
+    def most(self) -> int:
+        """The most that the index takes, in bytes."""
+        return self.tables + self.working + sum(self.kept.values())
+
+    def __str__(self) -> str:
+        if self.budget is None:
+            budget = "without a budget"
+        else:
+            budget = f"of a budget of {format_bytes(self.budget)}"
+        rows = [("tables of documents, in memory", self.tables), ("working memory", self.working)]
+        rows += [(f"{name}, in memory once read", size) for name, size in self.kept.items()]
+        rows += [(f"{name}, read from files for each search", size) for name, size in self.read.items()]
+        head = f"memory: at most {format_bytes(self.most)} {budget}"
+        return "\n".join([head, *(f"  {format_bytes(size):>9}  {what}" for what, size in rows)])
+
+
+@dataclass(frozen=True)
 class IndexStatistics:
     """What an index holds.
 
@@ -264,6 +295,8 @@ class IndexStatistics:
         Size of all files of the index; 0 for an index in memory, None if it is unknown, as on a server of Qdrant.
     has_texts, has_metadata
         Whether a document has a text, and whether one has metadata.
+    text_bytes
+        Size of the stored texts in UTF-8; None if it is unknown.
     cut
         Documents that were longer than the model reads when a retriever stored them, those replaced or removed since
         included.
@@ -281,6 +314,7 @@ class IndexStatistics:
     bytes: int | None
     has_texts: bool
     has_metadata: bool
+    text_bytes: int | None = None
     cut: int = 0
 
     @property
@@ -292,6 +326,13 @@ class IndexStatistics:
     def bytes_per_token(self) -> float | None:
         """Bytes on disk per token vector, everything included; 0 if there are no documents, None if unknown."""
         return self._bytes_per(self.tokens)
+
+    @property
+    def bytes_per_text_byte(self) -> float | None:
+        """Bytes on disk per byte of text, everything included; 0 if there is no text, None if unknown."""
+        if self.text_bytes is None:
+            return None
+        return self._bytes_per(self.text_bytes)
 
     def _bytes_per(self, count: int) -> float | None:
         if self.bytes is None:

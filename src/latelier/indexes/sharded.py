@@ -43,6 +43,7 @@ from latelier.indexes.results import (
     Hit,
     Id,
     IndexStatistics,
+    MemoryReport,
     Record,
     TokenMean,
     VerifyReport,
@@ -61,7 +62,7 @@ from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, find_row_ids, has_texts
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
-from latelier.indexes.stored import MemoryReport, StoredIndex
+from latelier.indexes.stored import StoredIndex
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count, parse_bytes
 from latelier.utils.misc import progress_bar
@@ -135,7 +136,7 @@ class ShardWorker:
                         )
                     given |= options
                 self._opened = KINDS[kind](folder, **given)
-                self._opened.search_by_kernels()  # so that equal vectors have equal scores in all shards
+                self._opened._search_by_kernels()  # so that equal vectors have equal scores in all shards
             return self._opened
 
     # Reading.
@@ -149,13 +150,13 @@ class ShardWorker:
 
     def row_ids(self, ids: Sequence[Id]) -> dict[Id, int]:
         """Return the row ids of those documents that are in the shard."""
-        return self._index.storage.ask(find_row_ids, ids)
+        return self._index._storage.ask(find_row_ids, ids)
 
     def ids(self, prefix: str | None) -> dict[Id, int]:
         """Return all ids, or those with a prefix, and their row ids."""
         index = self._index
         with index.snapshot():
-            return index.storage.ask(find_row_ids, index.ids(prefix))
+            return index._storage.ask(find_row_ids, index.ids(prefix))
 
     def search(
         self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
@@ -175,12 +176,12 @@ class ShardWorker:
             if mode in ("vectors", "hybrid"):
                 by_vectors = index.find(queries, depth, [], replace(options, mode="vectors"))
             # A shard without texts is no error if others have some.
-            if mode != "vectors" and (not len(index) or index.storage.ask(has_texts)):
+            if mode != "vectors" and (not len(index) or index._storage.ask(has_texts)):
                 by_keywords = index.find(None, depth, texts, replace(options, mode="keywords"))
                 if mode != "keywords":
                     scored = index.find(queries, depth, texts, replace(options, mode="rerank", depth=depth))
             found = [hit.id for rows in (*by_vectors, *by_keywords) for hit in rows]
-            row_ids = index.storage.ask(find_row_ids, list(dict.fromkeys(found)))
+            row_ids = index._storage.ask(find_row_ids, list(dict.fromkeys(found)))
 
         def ranking(hits: Sequence[Hit]) -> Ranking:
             return Ranking(
@@ -198,8 +199,8 @@ class ShardWorker:
         """Begin a transaction."""
         self.roll_back()
         index = self._index
-        self._transaction = self._transaction_end.enter_context(index.storage.transaction())
-        return WriteState(int(index.storage.setting("next_number")), index.dim, index.fields)
+        self._transaction = self._transaction_end.enter_context(index._storage.transaction())
+        return WriteState(int(index._storage.setting("next_number")), index.dim, index.fields)
 
     def insert(
         self,
@@ -212,11 +213,11 @@ class ShardWorker:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction = self._begun()
         vectors = _writable(embeddings)
-        arrays = self._index.encode_in(transaction, vectors)
+        arrays = self._index._encode_in(transaction, vectors)
         mean = TokenMean.of(vectors.vectors)
         batch = DocumentBatch(DocumentColumns.of(documents), vectors.lengths, vectors.dim, arrays, mean)
         transaction.make_fields(fields)
-        self._index.insert(transaction, batch, replace=replace, row_ids=np.array(row_ids))
+        self._index._insert_batch(transaction, batch, replace=replace, row_ids=np.array(row_ids))
         self._has_inserted = True
 
     def remove(self, ids: Sequence[Id], prefixes: Sequence[str]) -> None:
@@ -242,7 +243,7 @@ class ShardWorker:
         """Maintain ANN data after a commit that has inserted documents."""
         if self._has_inserted:
             self._has_inserted = False
-            self._index.after_write()
+            self._index._after_write()
 
     def compact(self, keywords: bool | None, tokenizer: Any) -> list[str]:
         """Compact the index; return the messages about damage."""
@@ -507,13 +508,6 @@ class Sharded(Index):
         working = sum(report.working for report in reports)
         return MemoryReport(sum(budgets) if budgets else None, tables, working, dict(kept), dict(read))
 
-    @property
-    def working_memory(self) -> int | None:
-        """See `Index.working_memory`."""
-        if self.memory.budget is None:
-            return None
-        return self.memory.working
-
     # Writing.
 
     def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
@@ -637,7 +631,7 @@ class Sharded(Index):
         return sorted(row_ids, key=row_ids.__getitem__)
 
     def statistics(self) -> IndexStatistics:
-        """Return how much the index holds, and on how many bytes; no vector is read."""
+        """See `Index.statistics`; no vector is read."""
         found: list[IndexStatistics] = self._read("statistics")
         files = sum(path.stat().st_size for path in self.path.iterdir() if path.is_file())
         return IndexStatistics(
@@ -647,6 +641,7 @@ class Sharded(Index):
             bytes=files + sum(each.bytes or 0 for each in found),
             has_texts=any(each.has_texts for each in found),
             has_metadata=any(each.has_metadata for each in found),
+            text_bytes=sum(each.text_bytes or 0 for each in found),
             cut=stored_cut(self.settings),
         )
 

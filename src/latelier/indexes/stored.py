@@ -11,7 +11,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,6 +29,7 @@ from latelier.indexes.results import (
     Hit,
     Id,
     IndexStatistics,
+    MemoryReport,
     Record,
     TokenMean,
     VerifyReport,
@@ -52,6 +52,7 @@ from latelier.indexes.store.rows import (
     has_metadata,
     has_texts,
     known_fields,
+    text_bytes,
 )
 from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, TokenArray
 from latelier.indexes.store.storage import Storage
@@ -71,37 +72,6 @@ _LEAST_WORKING = 8 << 20
 _THREAD_WORKING = 6 << 20
 # The share of the budget, without tables, that is left for temporary arrays.
 _WORKING_SHARE = 3
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """What an index takes in memory, and what it reads from its files; all sizes in bytes.
-
-    `tables` (where each document is) and `working` (temporary arrays) count always; `kept` arrays stay in memory once
-    read, and those in `read` are read from their files for each search, with the same hits.
-    """
-
-    budget: int | None
-    tables: int
-    working: int
-    kept: Mapping[str, int]
-    read: Mapping[str, int]
-
-    @property
-    def most(self) -> int:
-        """The most that the index takes, in bytes."""
-        return self.tables + self.working + sum(self.kept.values())
-
-    def __str__(self) -> str:
-        if self.budget is None:
-            budget = "without a budget"
-        else:
-            budget = f"of a budget of {format_bytes(self.budget)}"
-        rows = [("tables of documents, in memory", self.tables), ("working memory", self.working)]
-        rows += [(f"{name}, in memory once read", size) for name, size in self.kept.items()]
-        rows += [(f"{name}, read from files for each search", size) for name, size in self.read.items()]
-        head = f"memory: at most {format_bytes(self.most)} {budget}"
-        return "\n".join([head, *(f"  {format_bytes(size):>9}  {what}" for what, size in rows)])
 
 
 def _plan_memory(budget: int | None, tables: int, arrays: Mapping[str, int], *, in_memory: bool) -> MemoryReport:
@@ -147,12 +117,11 @@ class StoredIndex(Index):
     """An index in this library's own storage.
 
     This class checks the arguments of users, so a subclass gets packed, finite vectors of one dim. A subclass provides
-    the abstract methods below. A write calls ``add -> _write -> DocumentBatches -> encode -> Transaction.insert`` and
+    the abstract methods below. A write calls ``add -> _write -> DocumentBatches -> _encode -> Transaction.insert`` and
     returns after its commit. A search calls ``search -> find -> _search``; `find` evaluates the filter first, and makes
     hits last.
     """
 
-    kind: ClassVar[str]
     _choices: ClassVar[dict[str, tuple[Any, ...]]]
     # Bytes in memory per document, besides its vectors and its id.
     _document_bytes: ClassVar[int]
@@ -203,7 +172,7 @@ class StoredIndex(Index):
 
     @property
     def read_only(self) -> bool:
-        """Whether writing raises an error."""
+        """See `Index.read_only`."""
         return self._storage.read_only
 
     @property
@@ -230,28 +199,12 @@ class StoredIndex(Index):
 
     @property
     def memory(self) -> MemoryReport:
-        """What the index takes in memory, and what it reads from its files; prints as a table.
-
-        Examples
-        --------
-        >>> from latelier import indexes
-        >>> index = indexes.Flat(max_memory="1GB")
-        >>> index.add("a", np.eye(4))
-        >>> index.memory.kept, index.memory.read
-        ({'vectors': 64}, {})
-        """
+        """See `Index.memory`."""
         return self._planned(self._storage.snapshot())
 
     @property
-    def working_memory(self) -> int | None:
-        """See `Index.working_memory`."""
-        if self._max_memory is None:
-            return None
-        return self.memory.working
-
-    @property
     def tokenizer(self) -> str | None:
-        """Tokenizer of the keyword index; None if the index has none."""
+        """See `Index.tokenizer`."""
         return self._storage.ask(stored_tokenizer)
 
     @property
@@ -368,16 +321,12 @@ class StoredIndex(Index):
         return self._storage.held()
 
     def statistics(self) -> IndexStatistics:
-        """Return how much the index holds, and on how many bytes; no vector is read.
-
-        Returns
-        -------
-        IndexStatistics
-            Numbers of documents, tokens and bytes.
-        """
+        """See `Index.statistics`; no vector is read."""
         with self.snapshot():
             snapshot = self._storage.snapshot()
-            texts, metadata = self._storage.ask(has_texts), self._storage.ask(has_metadata)
+            texts = self._storage.ask(has_texts)
+            metadata = self._storage.ask(has_metadata)
+            size = self._storage.ask(text_bytes)
         files: Iterable[Path] = ()
         if self.path is not None:
             files = (path for path in self.path.rglob("*") if path.is_file())
@@ -388,6 +337,7 @@ class StoredIndex(Index):
             bytes=sum(path.stat().st_size for path in files),
             has_texts=texts,
             has_metadata=metadata,
+            text_bytes=size,
             cut=stored_cut(self.settings),
         )
 
@@ -427,22 +377,22 @@ class StoredIndex(Index):
     def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Store documents in one transaction, and run maintenance."""
         self._insert(given, replace=replace, prefixes=prefixes, show_progress=show_progress)
-        self.after_write()
+        self._after_write()
 
     def _insert(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
-        batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self.batch_bytes, show_progress=show_progress)
+        batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self._batch_bytes, show_progress=show_progress)
         before = self._storage.snapshot()
-        self.prepare(before, batches.peek)
+        self._prepare(before, batches.peek)
         with self._storage.transaction() as transaction:
             # The dim is read by another connection, which notices if other files were copied over those of the index.
-            encoded = batches.read(self.dim, self.encode, self._are_in_range)
+            encoded = batches.read(self.dim, self._encode, self._are_in_range)
             if self._max_memory is not None:
                 encoded = self._fitting(encoded, before)
             for batch in transaction.prepare(encoded):
                 transaction.remove_prefixed(prefixes)
                 prefixes = ()
-                self.insert(transaction, batch, replace=replace)
+                self._insert_batch(transaction, batch, replace=replace)
             transaction.remove_prefixed(prefixes)  # if there is nothing to insert
 
     def _fitting(self, batches: Iterator[DocumentBatch], before: Snapshot) -> Iterator[DocumentBatch]:
@@ -492,26 +442,21 @@ class StoredIndex(Index):
     # For shards, which write in the transactions of another index.
 
     @property
-    def storage(self) -> Storage:
-        """Where the documents are stored."""
-        return self._storage
-
-    @property
-    def batch_bytes(self) -> int:
+    def _batch_bytes(self) -> int:
         """Size of the vectors that a write holds in memory at a time, in bytes."""
         working = self.working_memory
         if working is None:
             return self._segment_bytes
         return min(self._segment_bytes, working // _BATCH_SHARE)
 
-    def insert(
+    def _insert_batch(
         self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, row_ids: np.ndarray | None = None
     ) -> None:
         """Insert documents in a transaction; see `Transaction.insert`."""
         most = self._max_segment_tokens(batch.dim)
         transaction.insert(batch, replace=replace, max_tokens=most, row_ids=row_ids)
 
-    def search_by_kernels(self) -> None:
+    def _search_by_kernels(self) -> None:
         """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
 
     # What subclasses provide.
@@ -519,25 +464,25 @@ class StoredIndex(Index):
     @property
     @abstractmethod
     def dtype(self) -> str:
-        """Floating type of the vectors that `encode` gets and `get_embeddings` returns."""
+        """Floating type of the vectors that `_encode` gets and `get_embeddings` returns."""
 
     @abstractmethod
     def _layout(self, dim: int, names: Collection[str]) -> dict[str, TokenArray]:
         """Return the dtype and the shape per token of each token array of a segment with arrays of these `names`."""
 
     @abstractmethod
-    def encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
+    def _encode(self, embeddings: TokenEmbeddings, into: Arrays | None = None) -> Arrays:
         """Return the token arrays of some documents, each with one row per token; they may be written to `into`."""
 
-    def prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
-        """Choose what `encode` needs to know of the first documents that are added; by default, nothing.
+    def _prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
+        """Choose what `_encode` needs to know of the first documents that are added; by default, nothing.
 
         `before`: the index before the write; `peek`: `DocumentBatches.peek`.
         """
 
-    def encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> Arrays:
+    def _encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> Arrays:
         """Return the token arrays of documents that may be the first ones, within the transaction that inserts them."""
-        return self.encode(embeddings)
+        return self._encode(embeddings)
 
     def _are_in_range(self, arrays: Arrays) -> bool:
         """Whether token arrays show that all vectors are in range; if not, the vectors themselves are checked."""
@@ -569,7 +514,7 @@ class StoredIndex(Index):
         """Return the bytes that so many documents take in memory, and those of each array, most read ones first."""
         return self._document_bytes * documents, token_bytes(self._layout(dim, ()), tokens)
 
-    def after_write(self) -> None:
+    def _after_write(self) -> None:
         """Run maintenance after the commit of an `add` or `update`; by default, do nothing."""
 
     def _describe(self) -> str:

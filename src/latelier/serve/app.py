@@ -82,7 +82,7 @@ def create_app(
     limits = limits or Limits()
     metrics = Metrics()
     # Not every kind of index can be read-only.
-    access.check_changes(any(not getattr(each.index, "read_only", False) for each in retrievers.values()))
+    access.check_changes(any(not each.index.read_only for each in retrievers.values()))
     services = {name: Service(name, retriever, limits, metrics) for name, retriever in retrievers.items()}
 
     @asynccontextmanager

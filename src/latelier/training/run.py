@@ -222,7 +222,8 @@ def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[Traini
     random.Random(seed).shuffle(shuffled)
     chosen = set(shuffled[: min(queries, len(shuffled) // _ONE_IN)])
     is_chosen = np.fromiter((query in chosen for query in data.queries), bool, len(data))
-    return data.select(np.flatnonzero(~is_chosen)), data.select(np.flatnonzero(is_chosen))
+    others = np.flatnonzero(~is_chosen).tolist()
+    return data.select(others), data.select(np.flatnonzero(is_chosen).tolist())
 
 
 def _sampled(data: TrainingSet, seed: int) -> TrainingSet:

@@ -285,8 +285,8 @@ class IVF(StoredIndex):
         tables += (lists + coarse) * (byte_width(dim) + 12) + _OVERHEAD  # centroids with their sums, and offsets
         return tables, {LISTS: tokens * (2 if documents <= 1 << 16 else 4), **arrays}
 
-    def encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """See `StoredIndex.encode`."""
+    def _encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """See `StoredIndex._encode`."""
         return self._coded(self._codec(embeddings.dim), embeddings, into)
 
     def _coded(
@@ -319,8 +319,8 @@ class IVF(StoredIndex):
         """Whether all that codes depend on is chosen."""
         return codec.axis is not None and codec.bits == self.nbits
 
-    def prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
-        """See `StoredIndex.prepare`: what is chosen gets a commit of its own, so that all writers encode with it."""
+    def _prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
+        """See `StoredIndex._prepare`: what is chosen gets a commit of its own, so that all writers encode with it."""
         if before.documents and self._is_final(self._codec(before.dim or 0)):
             return
         first = peek(0 if self.nbits in PLAIN_BITS else CODEBOOK_TOKENS)
@@ -331,8 +331,8 @@ class IVF(StoredIndex):
             with self._storage.transaction() as transaction:
                 self._choose(transaction, first)
 
-    def encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
-        """See `StoredIndex.encode_in`."""
+    def _encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
+        """See `StoredIndex._encode_in`."""
         return self._coded(self._choose(transaction, embeddings), embeddings)
 
     def take_axis(self, other: IVF) -> None:
@@ -433,8 +433,8 @@ class IVF(StoredIndex):
                 documents = TokenEmbeddings(codec.rests(part), lengths_to_offsets(part.lengths))
                 best.add(maxsim_numpy(rotated, documents), segment.row_ids[some])
 
-    def search_by_kernels(self) -> None:
-        """See `StoredIndex.search_by_kernels`."""
+    def _search_by_kernels(self) -> None:
+        """See `StoredIndex._search_by_kernels`."""
         self._warm_up.is_over(sys.maxsize, lambda: None)
 
     def _on_device(self, device: torch.device) -> Any:
@@ -513,7 +513,7 @@ class IVF(StoredIndex):
             )
         return loaded.table, loaded.lists
 
-    def after_write(self) -> None:
+    def _after_write(self) -> None:
         """Bring the inverted lists up to date after a write; if that fails, only warn: the write has succeeded."""
         try:
             self._maintain()

@@ -292,6 +292,8 @@ class Qdrant(Index):
 
     search_options = ("effort", "candidates")
 
+    kind = "qdrant"
+
     def __init__(
         self,
         path: PathLike | None = None,
@@ -338,7 +340,7 @@ class Qdrant(Index):
 
     @property
     def tokenizer(self) -> str | None:
-        """How texts are cut into words; None if they have no sparse vectors."""
+        """See `Index.tokenizer`."""
         return self._collection.configuration.tokenizer
 
     @property
@@ -497,14 +499,7 @@ class Qdrant(Index):
         return VerifyReport(count, tuple(damages))
 
     def statistics(self) -> IndexStatistics:
-        """Return how much the index holds; the number of tokens of every point is read.
-
-        Returns
-        -------
-        IndexStatistics
-            Its ``bytes`` are those of the collection in the folder of the local mode; None for a server, which does
-            not tell.
-        """
+        """See `Index.statistics`; the number of tokens of every point is read, and a server does not tell its bytes."""
         from qdrant_client import models
 
         tokens = [check_payload(record, ["tokens"])["tokens"] for record in self._points.scroll(["tokens"])]
