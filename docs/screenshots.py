@@ -1,4 +1,4 @@
-"""Make the pictures of the page in `docs/assets` again, of an index of the documentation of some of Python's modules.
+"""Make the pictures of the page in `docs/assets` again, of an index of a folder of notes, mails and documentation.
 
     python docs/screenshots.py [folder of the index, made if missing]
 
@@ -20,14 +20,46 @@ from urllib.parse import quote
 from PIL import Image, ImageDraw
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from latelier import indexes
-from latelier.demo import standard_library_documents
 from latelier.retrieve import Retriever
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 ASSETS = Path(__file__).parent / "assets"
-QUESTION = "?q=wait+for+a+thread+to+finish"
-FILTER = "&filter=" + quote('["module","=","threading"]')
-MODULES = ("asyncio", "concurrent", "multiprocessing", "queue", "sched", "signal", "subprocess", "threading", "time")
+GUIDES = {
+    "search": ["search", "indexing", "not_found", "explanations"],
+    "models": ["models", "encoding", "images"],
+    "": ["cli", "serving", "mcp"],
+}
+NOTES = {
+    "garden": (
+        "Garden in spring",
+        "garden, spring",
+        "2024-03-01",
+        "Tomatoes are sown indoors in March, and planted out.",
+    ),
+    "bread": ("Bread without kneading", "kitchen, bread", "2024-05-12", "Flour, water, salt and yeast rest overnight."),
+    "compost": ("Compost", "garden", "2023-09-20", "Leaves, peels and coffee grounds become soil within a year."),
+    "lentils": ("Soup of lentils", "kitchen, winter", "2023-12-02", "Red lentils cook in a quarter of an hour."),
+}
+MAILS = {
+    "Trip to the observatory": (
+        "Anna Berg",
+        "3 Feb 2025",
+        "The bus to the observatory leaves at eight. Bring a torch.",
+    ),
+    "Bill for the new mirror": ("Tom Lind", "11 Mar 2025", "Attached is the bill for the mirror of the telescope."),
+    "Meeting moved to Tuesday": ("Mira Voss", "2 Apr 2025", "The meeting of the board is on Tuesday at seven."),
+    "Who has the key of the dome?": ("Anna Berg", "15 May 2025", "I was at the dome and could not find the key."),
+    "Photographs of the eclipse": ("Tom Lind", "14 Mar 2025", "I took these of the moon with the small telescope."),
+}
+PAGES = [
+    "Annual report of the society for astronomy.",
+    "The telescope on the hill has a new mirror of two metres.",
+    "The treasurer reports a surplus, to be spent on a new dome.",
+]
+QUESTION = "?q=" + quote("what did we buy for the telescope")
+FILTER = "&filter=" + quote('["path","begins with","mail/"]')
+COMMAND = [sys.executable, "-c", "from latelier.cli import main; main()"]
 COLOURS = 64
 LARGEST_BYTES = 150_000
 PATIENCE_MS = 120_000
@@ -64,21 +96,21 @@ def around(page: Page, element: Locator, margin: int = 12) -> bytes:
 
 def results(browser: Browser, url: str) -> None:
     for scheme in ("light", "dark"):
-        page = open_page(browser, url + QUESTION + FILTER, width=1280, height=860, scheme=scheme)
+        page = open_page(browser, url + QUESTION, width=1280, height=860, scheme=scheme)
         save("page-results" if scheme == "light" else "page-dark", page.screenshot())
 
 
 def start(browser: Browser, url: str) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 640})
+    page = browser.new_page(viewport={"width": 1280, "height": 860})
     page.goto(url)
-    expect(page.locator("#start button")).to_have_count(3, timeout=PATIENCE_MS)
+    expect(page.locator("#start section")).to_have_count(3, timeout=PATIENCE_MS)
+    expect(page.locator("#facets fieldset").first).to_be_visible(timeout=PATIENCE_MS)
     save("page-start", page.screenshot())
 
 
 def filters(browser: Browser, url: str) -> None:
     page = open_page(browser, url + QUESTION, width=1280, height=700)
-    page.locator("#filters summary").click()
-    page.locator("#facets").get_by_role("button", name="function").click()
+    page.locator("#facets").get_by_role("button", name="EML").click()
     expect(page.locator("#facets button[aria-pressed=true]")).to_have_count(1)
     expect(page.locator("#times")).to_contain_text("highlights", timeout=PATIENCE_MS)
     save("page-filters", page.screenshot())
@@ -94,16 +126,18 @@ def heat_map(browser: Browser, url: str) -> None:
 
 def narrow(browser: Browser, url: str) -> None:
     for scheme in ("light", "dark"):
-        page = open_page(browser, url + QUESTION, width=390, height=780, scheme=scheme)
+        page = open_page(browser, url + QUESTION, width=360, height=780, scheme=scheme)
         page.get_by_role("button", name="Heat map").first.click()
         expect(page.locator(".heat")).to_be_visible()
         save(f"page-narrow-{scheme}", page.screenshot())
+    page.get_by_role("button", name="Filters").click()
+    save("page-drawer-dark", page.screenshot())
 
 
 def why_not(browser: Browser, url: str) -> None:
     page = open_page(browser, url + QUESTION + FILTER, width=1000, height=760)
     page.locator("#why-not summary").click()
-    page.fill("#why-not-id", "concurrent.futures.wait")
+    page.fill("#why-not-id", "report.pdf")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("#why-not-answer")).to_contain_text("filter", timeout=PATIENCE_MS)
     save("page-why-not", around(page, page.locator("#why-not")))
@@ -111,7 +145,6 @@ def why_not(browser: Browser, url: str) -> None:
 
 def picture(browser: Browser, folder: Path) -> None:
     """Show a drawn page, with the map of a tiny model of random weights."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from image_models import save_image_model
 
     sheet = Image.new("RGB", (620, 700), "white")
@@ -134,9 +167,9 @@ def picture(browser: Browser, folder: Path) -> None:
 
 
 @contextmanager
-def served(index: Path) -> Iterator[str]:
-    command = [sys.executable, "-c", "from latelier.cli import main; main()", "serve", str(index), "--port", "0"]
-    server = subprocess.Popen([*command, "--read-only", "--no-log"], stdout=subprocess.PIPE, text=True)
+def served(index: Path, *options: str) -> Iterator[str]:
+    started = [*COMMAND, "serve", str(index), "--port", "0", "--read-only", "--no-log", *options]
+    server = subprocess.Popen(started, stdout=subprocess.PIPE, text=True)
     try:
         yield server.stdout.readline().split()[1] + "/"
     finally:
@@ -144,20 +177,33 @@ def served(index: Path) -> Iterator[str]:
         server.wait()
 
 
-def make_index(folder: Path) -> None:
-    documents = [each for each in standard_library_documents() if each["module"].partition(".")[0] in MODULES]
-    for document in documents:
-        document["characters"] = len(document["text"])
-    with Retriever(index=indexes.IVF(folder), device="cpu") as retriever:
-        retriever.add(documents, show_progress=True)
-        retriever.export_encoder()
+def write_files(folder: Path) -> None:
+    from retrieve.test_page_images import pdf_of
+
+    for name in ("guides/search", "guides/models", "notes", "mail", "code"):
+        (folder / name).mkdir(parents=True)
+    for place, names in GUIDES.items():
+        for name in names:
+            shutil.copy(Path(__file__).with_name(f"{name}.md"), folder / "guides" / place)
+    for name in ("rank.py", "errors.py"):
+        shutil.copy(Path(__file__).parents[1] / "src" / "latelier" / name, folder / "code")
+    for name, (title, tags, date, text) in NOTES.items():
+        matter = f"---\ntitle: {title}\ntags: [{tags}]\ndate: {date}\n---\n"
+        (folder / "notes" / f"{name}.md").write_text(f"{matter}\n{text}\n")
+    for number, (subject, (sender, date, text)) in enumerate(MAILS.items(), start=1):
+        address = f"{sender.split()[0].lower()}@example.org"
+        heads = f"From: {sender} <{address}>\nTo: board@example.org\nSubject: {subject}\nDate: {date} 09:15:00 +0100\n"
+        (folder / "mail" / f"{number}.eml").write_text(f"{heads}\n{text}\n")
+    (folder / "report.pdf").write_bytes(pdf_of(*[(595, 300)] * len(PAGES), texts=PAGES))
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "python"
-    if not folder.is_dir():
-        make_index(folder)
-    with served(folder) as url, sync_playwright() as playwright:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    files = folder / "files"
+    if not files.is_dir():
+        write_files(files)
+        subprocess.run([*COMMAND, "index", str(files), str(folder / "notes"), "--device", "cpu"], check=True)
+    with served(folder / "notes", "--serve-files", str(files)) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for _ in range(3):  # the first searches of a process take longer
             open_page(browser, url + QUESTION, width=1000, height=760).close()

@@ -64,6 +64,36 @@ def test_fields_are_what_filters_can_name(index):
     assert index.fields == ['a "quoted" name', "lang", "year"]
 
 
+def test_the_values_of_fields_are_counted_among_the_documents_of_a_filter(index):
+    documents = [
+        {"lang": "en", "tags": ["sea", "sky", "sea"], "year": 2020},
+        {"lang": "en", "tags": "sky", "year": 2024},
+        {"lang": "de", "tags": ["sky"], "year": 2026, "note": "[no list"},
+    ]
+    index.add(["a", "b", "c"], matrices([2, 2, 2]), metadata=documents)
+    whole = {each.field: each for each in index.field_values()}
+    assert list(whole) == ["lang", "note", "tags", "year"]
+    if whole["lang"].values is None:
+        pytest.skip("this kind counts no values")
+    chosen = {"filter": "year >= ? AND lang <> 'xx'", "parameters": (2024,)}
+
+    def counts(field, **options):
+        (found,) = index.field_values(field=field, **options)
+        return {each.value: each.documents for each in found.values}
+
+    assert counts("tags") == {"sky": 3, "sea": 1}
+    assert (whole["tags"].has_lists, whole["note"].has_lists, whole["note"].greatest) == (True, False, "[no list")
+    assert counts("tags", prefix="S") == {"sky": 3, "sea": 1}
+    assert counts("tags", **chosen) == {"sky": 2}
+    assert counts("tags", prefix="se", **chosen) == {}
+    assert counts("Lang", **chosen) == {"en": 1, "de": 1}
+    assert index.field_values(field="year", **chosen)[0].least == 2024
+    has_sea = "EXISTS (SELECT 1 FROM json_each(tags) WHERE value = 'sea')"
+    assert counts("year", filter=f"json_valid(tags) AND {has_sea}") == {2020: 1}
+    with pytest.raises(InvalidArgumentError, match="zzz"):
+        index.field_values(filter="zzz = 1")
+
+
 def test_metadata_round_trips_exactly(index):
     names = ['quote " and space', "Case", "case", "rowid", "number", "f0", "metadata", "select", "ünï"]
     for i, metadata in enumerate(

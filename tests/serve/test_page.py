@@ -11,6 +11,7 @@ from playwright.sync_api import expect, sync_playwright
 from image_models import pictures, save_image_model
 from latelier.indexes import Flat
 from latelier.retrieve import Retriever
+from retrieve.test_page_images import pdf_of
 from serve.conftest import Process
 
 pytestmark = pytest.mark.slow
@@ -56,6 +57,23 @@ VALUES = [
 ]
 
 
+def notes(folder):
+    """Write files of three kinds in two folders, with lists and dates in two forms."""
+    texts = {
+        "garden/kale.md": "---\ntitle: Sea kale\ntags: [sea]\ndate: 2023-03-01\n---\n"
+        "# Sea kale\n\nIt *grows* on the beach.\n",
+        "garden/spring/tides.md": "---\ntitle: Tides\ntags: [sea, sky]\ndate: 2024-05-12\n---\n"
+        "The moon draws the sea.\n",
+        "mail/1.eml": "From: Anna Berg <anna@example.org>\nTo: all@example.org\nSubject: Trip to the planetarium\n"
+        "Date: Fri, 14 Mar 2025 23:59:00 +0100\n\nThe bus leaves at eight.\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "report.pdf").write_bytes(pdf_of(texts=["The year in numbers.", "Bananas are healthy."]))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def many(shallow, tmp_path_factory):
     folder = tmp_path_factory.mktemp("many")
@@ -72,13 +90,18 @@ def many(shallow, tmp_path_factory):
         "cut": moon,
         "odd": [{"id": name, "text": "Fruit.", "homepage": f"http://[{name}"} for name in ("first", "second", "third")],
         "tags": [{"id": f"{i}", "text": "The moon.", "tag": f"tag {max(i, 9)}"} for i in range(32)],
+        "notes": notes(folder / "files"),
     }
     for name, documents in contents.items():
         lengths = {"max_length_query": 6} if name == "cut" else {}
         with Retriever(shallow, folder / name, device="cpu", model_options=lengths) as retriever:
             passages = 64 if name == "long" else None
-            retriever.add(documents, pool_factor=2 if name == "pooled" else 1, passages=passages)
+            if name == "notes":
+                retriever.synchronise(folder / "files")
+            else:
+                retriever.add(documents, pool_factor=2 if name == "pooled" else 1, passages=passages)
     options = ("--model", shallow, "--device", "cpu", "--no-log", "--link-prefix", "https://example.org/of?me=1&at=")
+    options += ("--serve-files", f"notes={folder / 'files'}")
     server = Process(*(str(folder / name) for name in contents), *options)
     shutil.move(folder / "moved", folder / "elsewhere")
     yield server.url
@@ -145,53 +168,113 @@ def test_the_time_of_each_stage_is_shown(page):
     assert [time.split()[0] for time in times.all_text_contents()] == ["queue", "search", "read", "network"]
 
 
-def test_filters_come_from_the_fields_and_from_values_that_are_shown(page):
+def facet(page, name):
+    return page.locator("#facets fieldset", has=page.locator("legend", has_text=re.compile(f"^{name}$")))
+
+
+def add_condition(page, field, operator, value):
+    if page.locator("#another").get_attribute("open") is None:
+        page.locator("#another summary").click()
+    page.select_option("#condition-field", field)
+    page.select_option("#condition-operator", operator)
+    page.fill("#condition-value", value)
+    page.get_by_role("button", name="Add").click()
+
+
+def test_conditions_are_tags_that_a_click_removes(page):
     search(page, "planets")
-    page.get_by_role("button", name="kind: sky").first.click()
+    page.locator("#results").get_by_role("button", name="kind: sky").first.click()
     expect(page.locator("#status")).to_contain_text("2 documents in")
     assert set(ids(page)) == {"moon", "mars"}
-    page.locator("#filters summary").click()
-    page.click("#add-condition")
-    condition = page.locator("#conditions li").nth(1)
-    assert condition.locator("select").first.locator("option").all_inner_texts() == ["isbn", "kind", "ripe", "year"]
-    condition.locator("select").first.select_option("year")
-    condition.locator("select").nth(1).select_option(">")
-    condition.locator("input").fill("2021")
+    tags = page.locator("#conditions button")
+    expect(tags.first).to_be_focused()
+    assert page.locator("#condition-field option").all_text_contents() == ["isbn", "kind", "ripe", "year"]
+    add_condition(page, "year", ">", "2021")
     expect(page.locator("#status")).to_contain_text("1 document in")
     assert ids(page) == ["mars"]
-    condition.get_by_role("button").click()
+    expect(tags).to_have_text(["kind: sky \u00d7", "year: above 2021 \u00d7"])
+    page.get_by_role("button", name="Remove the filter year: above 2021").click()
     expect(page.locator("#status")).to_contain_text("2 documents in")
+    page.get_by_role("button", name="Remove the filter kind: sky").click()
+    expect(page.locator("#status")).to_contain_text("4 documents in")
 
 
-def test_filters_offer_the_values_of_fields_with_counts_and_limits(page, many):
+def test_the_column_has_the_fields_that_tell_documents_apart(page):
+    """Not `ripe` and `isbn`, of one value; of years, of which each document has another one, the limits."""
+    expect(facet(page, "kind").get_by_role("button")).to_have_text(["sky 2", "<b>bold</b> 1", "food 1"])
+    assert page.locator("#facets legend").all_inner_texts() == ["kind", "year"]
+    search(page, "planets")
+    page.get_by_label("year from").fill("2021")
+    page.get_by_label("year from").blur()
+    expect(page.locator("#status")).to_contain_text("3 documents in")
+    expect(facet(page, "kind").get_by_role("button")).to_have_text(["sky 2", "<b>bold</b> 1"])
+    facet(page, "kind").get_by_role("button", name="sky").click()
+    expect(page.locator("#status")).to_contain_text("2 documents in")
+    # A condition does not count for its own field: another value is a click away.
+    expect(facet(page, "kind").get_by_role("button")).to_have_text(["sky 2", "<b>bold</b> 1"])
+    facet(page, "kind").get_by_role("button", name="bold").click()
+    expect(page.locator("#results h2")).to_have_text(["hostile"])
+    facet(page, "kind").get_by_role("button", name="bold").click()
+    expect(page.locator("#conditions li")).to_have_text(["year: from 2021 \u00d7"])
+
+
+def test_filters_offer_dates_as_dates(page, many):
     page.goto(f"{many}/?index=places&q=planets&k=20")
     items = page.locator("#results > li")
     expect(items).to_have_count(14, timeout=60_000)
-    page.locator("#filters summary").click()
-    odd = page.locator("#facets").get_by_role("button", name="odd 1", exact=True)
+    odd = facet(page, "kind").get_by_role("button", name="odd 1", exact=True)
     odd.click()
     expect(items).to_have_count(1)
     expect(odd).to_have_attribute("aria-pressed", "true")
     odd.click()
     expect(items).to_have_count(14)
-    page.get_by_label("changed to").fill("2024-02-03")
-    page.get_by_label("changed to").blur()
-    expect(page.locator("#results h2")).to_have_text(["A healthy report"])
-    page.get_by_label("changed to").fill("2024-02-02")
-    page.get_by_label("changed to").blur()
-    expect(page.locator("#status")).to_have_text("No document found.")
-    assert ids(page) == []
+    page.goto(f"{many}/?index=notes&q=planets&k=20")
+    expect(items).to_have_count(4, timeout=60_000)
+    expect(facet(page, "date").locator("small")).to_have_text("1 Mar 2023 to 14 Mar 2025")
+    page.get_by_label("date to").fill("2025-03-14")
+    page.get_by_label("date to").blur()
+    expect(page.locator("#conditions li")).to_have_text(["date: up to 14 Mar 2025 \u00d7"])
+    expect(items).to_have_count(3)
+    page.get_by_label("date to").fill("2025-03-13")
+    page.get_by_label("date to").blur()
+    expect(items).to_have_count(2)
+
+
+def test_kinds_folders_and_elements_of_lists_are_chosen_in_a_drawer_on_a_narrow_screen(browser, many):
+    page = browser.new_page(viewport={"width": 360, "height": 780})
+    page.goto(f"{many}/?index=notes&q=planets")
+    items = page.locator("#results > li")
+    expect(items).to_have_count(4, timeout=60_000)
+    assert page.locator("#filters").is_hidden()
+    page.get_by_role("button", name="Filters").click()
+    expect(facet(page, "Kind").get_by_role("button")).to_have_text(["MD 2", "EML 1", "PDF 1"])
+    expect(facet(page, "Folder").get_by_role("button")).to_have_text(["garden/ 2", "mail/ 1"])
+    expect(facet(page, "tags").get_by_role("button")).to_have_text(["sea 2", "sky 1"])
+    facet(page, "tags").get_by_role("button", name="sea").click()
+    expect(items).to_have_count(2)
+    facet(page, "Kind").get_by_role("button", name="MD").click()
+    facet(page, "Folder").get_by_role("button", name="garden/").click()
+    expect(facet(page, "Folder").get_by_role("button")).to_have_text(["garden/ up", "spring/ 1"])
+    page.keyboard.press("Escape")
+    assert page.locator("#filters").is_hidden()
+    assert page.input_value("#query") == "planets"
+    expect(page.locator("#open-filters")).to_have_text("Filters (3)")
+    expect(page.locator("#conditions li")).to_have_text(["tags: sea \u00d7", "kind: MD \u00d7", "in garden/ \u00d7"])
+    page.reload()
+    expect(items).to_have_count(2, timeout=60_000)
+    assert set(ids(page)) == {"Sea kale", "Tides"}
+    page.close()
 
 
 def test_the_first_screen_offers_searches_and_back_and_forward_restore_them(page):
-    page.locator("#start").get_by_role("button", name="Bananas are healthy").click()
+    page.locator("#start").get_by_role("button", name="What does “Bananas are healthy” say?").click()
     expect(page.locator("#results h2").first).to_have_text("fruit", timeout=60_000)
     page.fill("#query", "planets")
     page.keyboard.press("Enter")
     expect(page.locator("#results h2").first).to_have_text("mars", timeout=60_000)
     page.go_back()
     expect(page.locator("#results h2").first).to_have_text("fruit", timeout=60_000)
-    assert page.input_value("#query") == "Bananas are healthy"
+    assert page.input_value("#query") == "What does “Bananas are healthy” say?"
     page.go_forward()
     expect(page.locator("#results h2").first).to_have_text("mars", timeout=60_000)
     page.wait_for_timeout(1500)
@@ -217,7 +300,7 @@ def test_a_result_says_where_it_is_and_keeps_the_indentation_of_code(page, many)
     items = page.locator("#results > li")
     expect(items).to_have_count(10, timeout=60_000)
     code = items.filter(has_text="fruit.py")
-    expect(code.locator(".where")).to_have_text("line 41")
+    expect(code.locator(".where")).to_have_text("a b \u203a #1.pyline 41")
     assert code.locator("h2 a").get_attribute("href") == "https://example.org/of?me=1&at=a%20b/%231.py"
     assert "import kings\n    # bananas are healthy\n    return True" in code.locator(".text").inner_text()
     report = items.filter(has=page.get_by_role("link", name="A healthy report"))
@@ -255,10 +338,7 @@ def test_a_document_that_cannot_be_shown_says_so_and_hides_no_other(browser, man
 
 def test_a_search_that_finds_nothing_offers_another(page):
     search(page, "planets")
-    page.locator("#filters summary").click()
-    page.click("#add-condition")
-    page.locator("#conditions input").fill("nothing is of this kind")
-    page.fill("#query", "planets")
+    add_condition(page, "kind", "=", "nothing is of this kind")
     expect(page.locator("#status")).to_have_text("No document found.", timeout=60_000)
     assert ids(page) == []
     page.get_by_role("button", name="Search without the filters").click()
@@ -293,7 +373,7 @@ def test_a_question_why_a_document_is_not_found_is_answered(page):
 
 
 def test_everything_is_reached_by_keyboard(page):
-    page.locator("h1").click()
+    page.locator("footer").click()
     page.keyboard.press("/")
     page.keyboard.type("healthy fruit")
     page.keyboard.press("Enter")
@@ -315,11 +395,10 @@ def test_everything_is_reached_by_keyboard(page):
 def test_of_many_values_the_frequent_ones_are_offered_and_others_completed(browser, many):
     page = browser.new_page()
     page.goto(f"{many}/?index=tags&q=moon")
-    page.locator("#filters summary").click()
     expect(page.locator("#facets button")).to_have_text(["tag 9 10"], timeout=60_000)
-    page.click("#add-condition")
+    page.locator("#another summary").click()
     page.get_by_role("combobox", name="Value", exact=True).fill("TAG 3")
-    values = page.locator("#conditions datalist option")
+    values = page.locator("#condition-values option")
     expect(values).to_have_count(2)
     assert [each.get_attribute("value") for each in values.all()] == ["tag 30", "tag 31"]
     page.close()
@@ -370,20 +449,36 @@ def test_a_page_is_shown_with_the_part_that_matches(browser, width, start, tmp_p
     page.close()
 
 
+def check_access(page, width):
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is wider than the screen
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1000, 360])
+@pytest.mark.parametrize("width", [1280, 360])
 def test_assistive_technology_finds_nothing_to_complain_about(browser, url, scheme, width):
     page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
     page.goto(f"{url}/?q=planets")
     expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Heat map").first.click()
     expect(page.locator(".heat")).to_be_visible()
-    page.locator("#filters summary").click()
-    expect(page.locator("#facets button").first).to_be_visible()
     page.locator("#why-not summary").click()
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is wider than the screen
+    check_access(page, width)
+    if width < 900:
+        page.get_by_role("button", name="Filters").click()
+    page.locator("#another summary").click()
+    facet(page, "kind").get_by_role("button", name="sky").click()
+    expect(page.locator("#status")).to_contain_text("2 documents in")
+    expect(page.locator("#results li mark").first).to_be_visible()
+    expect(page.locator("#results")).to_have_attribute("aria-busy", "false")  # it is dimmed while it is not current
+    check_access(page, width)
+    page.goto(url)
+    expect(page.locator("#start section").first).to_be_visible(timeout=60_000)
+    page.locator("#start summary").click()
+    check_access(page, width)
+    page.goto(f"{url}/nothing/here")
+    check_access(page, width)
     page.close()
 
 
@@ -430,18 +525,21 @@ def test_each_token_restores_the_search_once(browser, shallow, tmp_path, monkeyp
     page = browser.new_page()
     search = urlencode({"q": "planets", "filter": '["kind","=","sky"]'})
     page.goto(f"{server.url}/?{search}")
-    row, found = page.locator("#token-row"), page.locator("#results h2")
+    row, found = page.locator("#locked"), page.locator("#results h2")
     expect(row).to_be_visible()
+    expect(page.locator("#token-problem")).to_have_text("")
+    assert page.locator("#form").is_hidden()
     page.fill("#token", "w" * 20)
     page.keyboard.press("Enter")
-    expect(page.locator("#status")).to_have_class("error")
+    expect(page.locator("#token-problem")).to_contain_text("does not accept this token")
+    check_access(page, 1280)
     page.fill("#token", "r" * 20)
     page.keyboard.press("Enter")
     expect(found).to_have_text(["moon"], timeout=60_000)
     expect(row).to_be_hidden()
     expect(page.locator("#query")).to_be_focused()
     expect(page.locator("#conditions li")).to_have_count(1)
-    page.evaluate("document.getElementById('token').dispatchEvent(new Event('change'))")  # as a second token does
+    page.evaluate("document.getElementById('locked').dispatchEvent(new Event('submit'))")  # as a second token does
     page.wait_for_timeout(500)
     assert page.locator("#conditions li").count() == 1
     assert ids(page) == ["moon"]
@@ -474,7 +572,7 @@ def test_a_click_on_a_value_filters_by_exactly_this_value(page, many, index):
         expect(found).to_have_text([id], timeout=60_000)
         page.reload()  # the address keeps it
         expect(found).to_have_text([id], timeout=60_000)
-        page.get_by_role("button", name="Remove this filter").click()
+        page.get_by_role("button", name="Remove the filter").click()
         expect(found).to_have_count(count, timeout=60_000)
     assert found.count() == count
 
@@ -485,11 +583,7 @@ def test_values_that_no_filter_names_are_not_offered_and_large_numbers_are_typed
     expect(odd.get_by_role("button")).to_have_text(["isbn: 3"], timeout=60_000)
     assert set(odd.locator("span").all_text_contents()) == {"id: 5", "text: other", "lines: a\nb"}
     page.goto(f"{many}/?index=numbers&q=planets")
-    page.locator("#filters summary").click()
-    page.click("#add-condition")
-    condition = page.locator("#conditions li")
-    condition.locator("select").first.select_option("large")
-    condition.locator("input").fill("100000000000000000000")
+    add_condition(page, "large", "=", "100000000000000000000")
     expect(page.locator("#results h2")).to_have_text(["large"], timeout=60_000)
 
 
@@ -510,3 +604,131 @@ def test_a_pooled_index_and_large_integer_ids(page, many):
     assert page.locator("#results mark").count() == 0
     page.select_option("#index", "whole")
     expect(page.locator("#results li mark").first).to_be_visible(timeout=60_000)
+
+
+def test_the_start_page_says_what_there_is_and_folders_can_be_browsed(page, many):
+    page.goto(f"{many}/?index=notes")
+    start = page.locator("#start")
+    expect(start).to_contain_text("notes holds 4 documents in 3 kinds of files, from 2 folders.", timeout=60_000)
+    assert sorted(start.locator(".list button").all_inner_texts())[0].strip().startswith("Sea kale")
+    asked = start.locator("section", has_text="Ask, for example").get_by_role("button").all_inner_texts()
+    assert "What does “Trip to the planetarium” say?" in asked
+    assert len(asked) == len(set(asked)) >= 3
+    fields = start.locator("dd").filter(has_text="date, from, modified, page, pages, path, tags, title, to")
+    expect(fields).to_be_hidden()
+    start.get_by_text("About this index").click()
+    expect(fields).to_be_visible()
+    start.locator(".tiles").get_by_role("button", name="garden").click()
+    expect(start).to_contain_text("Files in garden/")
+    expect(start.locator(".list button")).to_have_text(["kale.md"])
+    start.locator(".tiles").get_by_role("button", name="spring").click()
+    expect(start.locator(".list button")).to_have_text(["tides.md"])
+    start.locator(".list button").click()
+    expect(page.locator("#results .text")).to_contain_text("The moon draws the sea.")
+    page.go_back()
+    expect(start.locator(".list button")).to_have_text(["tides.md"])
+
+
+def test_a_result_has_what_tells_it_from_others(page, many):
+    page.goto(f"{many}/?index=notes&q=trip+to+the+planets")
+    mail = page.locator("#results > li", has=page.get_by_role("img", name="Mail"))
+    expect(mail.locator(".where")).to_have_text("Anna Berg14 Mar 2025mail \u203a 1.eml", timeout=60_000)
+    expect(mail.locator(".metadata li", has_text="from")).to_have_count(0)
+    assert mail.get_by_role("img", name="score").get_attribute("title").startswith("score ")
+    widths = page.evaluate("[...document.querySelectorAll('.bar span')].map((bar) => bar.offsetWidth)")
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > widths[-1] > 0
+    kale = page.locator("#results > li", has_text="Sea kale")
+    expect(kale.locator(".text")).to_have_text("It grows on the beach.")
+    expect(kale.locator(".metadata li")).to_contain_text(["tags: sea"])
+    kale.get_by_role("button", name="garden").click()
+    expect(page.locator("#conditions li")).to_have_text(["in garden/ \u00d7"])
+
+
+def test_the_original_is_opened_and_what_was_found_copied(browser, many):
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], accept_downloads=True)
+    page = context.new_page()
+    page.goto(f"{many}/?index=notes&q=healthy+fruit")
+    report = page.locator("#results > li", has=page.get_by_role("img", name="PDF"))
+    address = report.get_by_role("link", name="Open").get_attribute("href", timeout=60_000)
+    assert address == "/v1/indexes/notes/files/report.pdf#page=2"
+    report.get_by_role("button", name="Page as picture").click()
+    expect(report.get_by_role("img", name="Page 2 of report")).to_be_visible(timeout=60_000)
+
+    def copied(name):
+        report.get_by_role("button", name=name).click()
+        expect(report.get_by_role("button", name="Copied")).to_be_visible()
+        expect(report.get_by_role("button", name=name)).to_be_visible()
+        return page.evaluate("navigator.clipboard.readText()")
+
+    assert copied("Copy passage") == "Bananas are healthy.\n(report, report.pdf, page 2)"
+    page.goto(copied("Copy link"))
+    expect(page.locator("#results h2")).to_have_text(["report"], timeout=60_000)
+    expect(page.locator("#results mark", has_text="healthy")).to_be_visible(timeout=60_000)
+    expect(page.locator(".where")).to_have_text("report.pdfpage 2")
+    page.get_by_role("button", name="All results").click()
+    expect(page.locator("#results > li")).to_have_count(4)
+    page.goto(f"{many}/?index=places&q=fruit")
+    expect(page.get_by_role("button", name="Copy link").first).to_be_visible(timeout=60_000)
+    assert page.get_by_role("link", name="Open").count() == 0
+    context.close()
+
+
+def test_marks_that_come_late_move_nothing(browser, url):
+    page = browser.new_page()
+    release = []
+    page.route("**/explain", lambda route: release.append(route))
+    page.goto(f"{url}/?q=healthy+fruit")
+    items = page.locator("#results > li")
+    expect(items).to_have_count(4, timeout=60_000)
+    boxes = (
+        "[...document.querySelectorAll('#results > li, #results .text')].map((each) => each.getBoundingClientRect().y)"
+    )
+    before = page.evaluate(boxes)
+    release[0].continue_()
+    expect(page.locator("#results mark").first).to_be_visible(timeout=60_000)
+    assert page.evaluate(boxes) == before
+    page.close()
+
+
+def test_weak_results_are_folded(browser, url):
+    found = []
+
+    def weaken(route):
+        answer = route.fetch()
+        body = answer.json()
+        for result in body["results"][0][found[0] :]:
+            result["weak"] = True
+        route.fulfill(response=answer, json=body)
+
+    page = browser.new_page()
+    page.route("**/search", weaken)
+    shown = page.locator("#results > li:visible")
+    for strong in (1, 0):
+        found[:] = [strong]
+        page.goto(f"{url}/?q=planets")
+        expect(page.locator("#results > li")).to_have_count(4, timeout=60_000)
+        expect(shown).to_have_count(strong)
+        expect(page.locator("#status")).to_contain_text(
+            "4 documents" if strong else "Nothing matches well; the nearest:"
+        )
+        page.locator("#weak").click()
+        expect(shown).to_have_count(4)
+    page.close()
+
+
+def test_colours_are_chosen_and_kept(browser, url):
+    page = browser.new_page(color_scheme="light")
+    page.goto(url)
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.get_by_label("Colours").select_option("dark")
+    dark = page.evaluate(background)
+    assert dark != light
+    page.goto(f"{url}/nothing/here")
+    assert page.evaluate(background) == dark
+    assert page.get_by_role("link", name="Search").get_attribute("href") == "/"
+    page.goto(url)
+    page.get_by_label("Colours").select_option("as the system")
+    assert page.evaluate(background) == light
+    page.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from itertools import chain
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -60,6 +62,14 @@ def serve(
     link_prefix: Annotated[
         str, typer.Option(metavar="URL", help="On the page, titles lead to URL and the document's metadata path.")
     ] = "",
+    serve_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FOLDER",
+            help="Let readers open the files that documents come from: those in FOLDER, by the document's path; "
+            "repeatable, with the name of each index.",
+        ),
+    ] = None,
 ) -> None:
     """Serve indexes over HTTP: a search page, and REST under /v1.
 
@@ -89,6 +99,7 @@ def serve(
             "received --read-only with a collection of Qdrant, which has no such mode; leave it out, and give "
             "--read-token without --write-token: then nobody writes."
         )
+    files = _folders_of_files(serve_files or (), [*locations, _DEMO] if demo else list(locations))
     access.check_changes(bool(locations) and not read_only)  # the demo's index takes none
     listen(host, port).close()  # a port in use is an error before models are loaded
     with ExitStack() as stack:
@@ -107,7 +118,28 @@ def serve(
 
             retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=True)).retriever
         options: dict[str, Any] = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
-        serve(retrievers, on_start=_announce, **options)
+        serve(retrievers, on_start=_announce, files=files, **options)
+
+
+def _folders_of_files(arguments: Sequence[str], names: Collection[str]) -> dict[str, str]:
+    """Return the folders of --serve-files by the name of an index; without a name, it is that of the only one."""
+    folders: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, folder = argument.partition("=")
+        if not equals or name not in names:
+            if len(names) > 1:
+                raise InvalidArgumentError(
+                    f"received --serve-files {argument!r} with several indexes; say whose it is: NAME={argument}, "
+                    f"where NAME is one of {', '.join(map(repr, names))}."
+                )
+            (name,) = names
+            folder = argument
+        if name in folders:
+            raise InvalidArgumentError(f"received two folders of files for {name!r}; give one.")
+        if not Path(folder).is_dir():
+            raise InvalidArgumentError(f"received --serve-files {argument!r}; {folder!r} is no folder.")
+        folders[name] = folder
+    return folders
 
 
 def _announce(url: str) -> None:

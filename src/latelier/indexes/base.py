@@ -23,6 +23,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.options import (
     SEARCH_DEFAULTS,
     SEARCH_OPTIONS,
+    Parameters,
     SearchKeywords,
     SearchOptions,
     Tokenizer,
@@ -445,7 +446,14 @@ class Index(NotCopied, ABC):
         """The keys of the metadata that filters can name, sorted; those of removed documents stay."""
 
     def field_values(
-        self, most: int = 20, *, field: str | None = None, prefix: str = "", are_passages: bool = False
+        self,
+        most: int = 20,
+        *,
+        field: str | None = None,
+        prefix: str = "",
+        are_passages: bool = False,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
     ) -> list[FieldValues]:
         """Return the values that documents have in each field; `Qdrant` and `Sharded` give names only.
 
@@ -458,6 +466,8 @@ class Index(NotCopied, ABC):
         are_passages
             Count the first passage of each document only, in an index that `latelier.retrieve.Retriever` has filled
             with passages.
+        filter, parameters
+            Only documents that a filter selects, as in `search`.
 
         Returns
         -------

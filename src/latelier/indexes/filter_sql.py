@@ -31,7 +31,7 @@ from latelier.indexes.filters import (
 from latelier.utils.checks import cut
 
 # SQLite reports LIKE and GLOB as functions.
-_CALLED = {*FUNCTIONS, "like", "glob"}
+CALLED = {*FUNCTIONS, "like", "glob"}
 # SQLite's messages about the file of the catalog begin with these; all others are about the filter.
 _FILE_ERRORS = ("database ", "disk I/O", "file is not", "unable to open")
 _NEST_LESS = "; nest less, and write many alternatives as x IN (...)"
@@ -93,15 +93,20 @@ def matching_rows(
     restricted_to: Callable[[Collection[str]], AbstractContextManager[None]],
 ) -> np.ndarray:
     """Return the row ids of the documents that a filter selects, ascending; raise `FilterTimeoutError` if late."""
+    query = f"SELECT number FROM document WHERE {row_condition(filter, fields)}"
+    with restricted_to(CALLED), bounded(connection, filter, values, timeout):
+        return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
+
+
+def row_condition(filter: Filter, fields: Sequence[tuple[str, str, str]]) -> str:
+    """Return what holds for the rows of the table ``document`` that a filter selects, as SQL."""
     columns = {folded: f"document.{name}" for folded, _, name in fields} | _DOCUMENT_COLUMNS
 
     def column(field: Field) -> str:
         found = columns.get(field.name)
         return found or reject_field(field, [spelling for _, spelling, _ in fields])
 
-    query = f"SELECT number FROM document WHERE {to_sql(filter.tree, column)}"
-    with restricted_to(_CALLED), bounded(connection, filter, values, timeout):
-        return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
+    return to_sql(filter.tree, column)
 
 
 def reject_field(field: Field, fields: Sequence[str]) -> NoReturn:

@@ -208,11 +208,14 @@ class FieldValues:
         The key of the metadata.
     values
         Values with the number of their documents, most frequent first; None if this kind of index does not count them.
-        Booleans are 0 and 1, lists and objects are JSON.
+        Booleans are 0 and 1, objects are JSON; of a list, each element is a value.
     is_complete
         Whether these are all values. If not, they are the most frequent ones of the first 100,000 documents.
     least, greatest
         Limits of the values; None if some are numbers and others are texts.
+    has_lists
+        Whether some documents have a list. ``EXISTS (SELECT 1 FROM json_each(field) WHERE value = ?)`` is a filter by
+        an element.
 
     Examples
     --------
@@ -225,6 +228,7 @@ class FieldValues:
     is_complete: bool = False
     least: int | float | str | None = None
     greatest: int | float | str | None = None
+    has_lists: bool = False
 
 
 class TokenMean(NamedTuple):

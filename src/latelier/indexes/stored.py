@@ -11,7 +11,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +20,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.options import SearchOptions, Tokenizer
+from latelier.indexes.options import Parameters, SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
@@ -46,7 +45,6 @@ from latelier.indexes.store.keywords import check_compaction, check_expected, ch
 from latelier.indexes.store.rows import (
     DocumentBatch,
     all_ids,
-    field_values,
     find_records,
     find_row_ids,
     has_metadata,
@@ -191,11 +189,19 @@ class StoredIndex(Index):
         return sorted(field.spelling for field in self._storage.ask(known_fields))
 
     def field_values(
-        self, most: int = 20, *, field: str | None = None, prefix: str = "", are_passages: bool = False
+        self,
+        most: int = 20,
+        *,
+        field: str | None = None,
+        prefix: str = "",
+        are_passages: bool = False,
+        filter: str | Sequence[str] | None = None,
+        parameters: Parameters = (),
     ) -> list[FieldValues]:
         """See `Index.field_values`."""
+        options = SearchOptions(filter=filter, parameters=parameters)
         chosen: dict[str, Any] = {"field": field, "prefix": prefix, "are_passages": are_passages}
-        return self._storage.ask(partial(field_values, most=most, **chosen))
+        return self._storage.field_values(most, **chosen, options=options)
 
     @property
     def memory(self) -> MemoryReport:

@@ -112,9 +112,9 @@ def _name(model: QueryModel, token: str) -> str:
     return f"prompt: {model.encoder.join([token]).strip() or '␣'}"
 
 
-def page_jpeg(metadata: Mapping[str, Any], longest: int = LONGEST_SIDE) -> bytes:
-    """Return a stored picture, if its file is still the same, as a JPEG of so many pixels at most."""
-    return _file(_reduced(load_image(metadata), longest), "JPEG", quality=_QUALITY)
+def page_jpeg(source: Any, longest: int = LONGEST_SIDE, page: int | None = None) -> bytes:
+    """Return a stored picture, or a page of a file of PDF, as a JPEG of so many pixels at most; see `load_image`."""
+    return _file(_reduced(load_image(source, page), longest), "JPEG", quality=_QUALITY)
 
 
 def _reduced(image: Any, longest: int) -> Any:

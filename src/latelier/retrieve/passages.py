@@ -435,9 +435,9 @@ class StoredDocuments:
             return list(dict.fromkeys(map(self.document, stored)))
         return stored
 
-    def field_values(self, field: str | None = None, prefix: str = "") -> list[FieldValues]:
+    def field_values(self, most: int = 20, **chosen: Any) -> list[FieldValues]:
         """Return the values that documents have in each field, or in one, see `Index.field_values`."""
-        return self.index.field_values(field=field, prefix=prefix, are_passages=self.has_passages)
+        return self.index.field_values(most, **chosen, are_passages=self.has_passages)
 
     def parts(self, id: Id) -> list[Id]:
         """Return the ids under which the index stores a document, in the order of its passages; none if absent."""

@@ -12,6 +12,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -87,6 +88,15 @@ class FileState(NamedTuple):
         """Whether a file is unchanged by its status; a change so close to the last look may have the same time."""
         is_same = (status.st_mtime_ns, status.st_size) == (self.modified, self.size)
         return is_same and self.digest != "" and self.modified + _COARSEST < self.seen
+
+
+def changed_last(index: Index, count: int) -> dict[Id, str]:
+    """Return a document of each of the files that were changed last, and when (ISO 8601); none of no folder."""
+    stored = index.settings.get(_SETTING, None) or {}
+    states = [FileState.of(state) for files in stored.values() for state in files.values()]
+    newest = sorted((state for state in states if state.ids), key=lambda state: -state.modified)[:count]
+    times = (datetime.fromtimestamp(state.modified // 10**9, timezone.utc) for state in newest)
+    return {state.ids[0]: time.strftime("%Y-%m-%dT%H:%M:%SZ") for state, time in zip(newest, times, strict=True)}
 
 
 class Owner(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
+from latelier.serve.originals import Originals
 from latelier.serve.queues import Limits, Metrics, Service
 from latelier.serve.routes import router
 from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
@@ -35,6 +37,7 @@ def create_app(
     limits: Limits | None = None,
     loopback_only: bool = True,
     link_prefix: str = "",
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> FastAPI:
     """Return the application that searches and fills some indexes.
 
@@ -52,6 +55,9 @@ def create_app(
     link_prefix
         On the page, the titles of documents with a `path` in their metadata lead to this address followed by the path:
         one of http or https, or a relative path.
+    files
+        By the name of an index, the folder that its documents were read from: who may read the index may then open the
+        file that a document's `path` in its metadata names in this folder.
 
     Returns
     -------
@@ -62,7 +68,8 @@ def create_app(
     ------
     InvalidArgumentError
         If there is no retriever, a name is not of letters, digits, ``.``, ``_`` and ``-``, the prefix of links is no
-        such address, or there is a write token although no index takes changes.
+        such address, what `files` names is no index or no folder, or there is a write token although no index takes
+        changes.
 
     Examples
     --------
@@ -78,6 +85,7 @@ def create_app(
     """
     check_names(retrievers)
     _check_link_prefix(link_prefix)
+    originals = Originals.of(files or {}, retrievers)
     access = access or Access()
     limits = limits or Limits()
     metrics = Metrics()
@@ -105,6 +113,7 @@ def create_app(
     app.state.services = services
     app.state.access = access
     app.state.limits = limits
+    app.state.originals = originals
     app.state.ready = False
     add_error_handlers(app)
     app.include_router(router)

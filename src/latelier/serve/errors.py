@@ -8,11 +8,12 @@ import logging
 import sqlite3
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -30,6 +31,7 @@ from latelier.utils.checks import cut
 _LOG = logging.getLogger("latelier.serve")
 _LONGEST_MESSAGE = 2000
 _MOST_PROBLEMS = 5
+_NOT_FOUND = Path(__file__).parent / "page" / "404.html"
 # Those that are looked at: each of a place's alternatives is one.
 _MOST_ERRORS = 100
 # Names by which pydantic tells alternatives apart.
@@ -61,6 +63,12 @@ class UnknownIndexError(_ServerError):
 
 class NoPictureError(_ServerError):
     """A document has no picture that can be shown."""
+
+    status = 404
+
+
+class NoFileError(_ServerError):
+    """A document has no file that is served."""
 
     status = 404
 
@@ -183,7 +191,10 @@ async def _of_request(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(error_body("InvalidRequest", _problems(error.errors()[:_MOST_ERRORS])), 422)
 
 
-async def _of_http(request: Request, error: Any) -> JSONResponse:
+async def _of_http(request: Request, error: Any) -> Response:
+    is_for_people = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
+    if error.status_code == 404 and is_for_people:
+        return FileResponse(_NOT_FOUND, 404)
     return JSONResponse(error_body("InvalidRequest", str(error.detail)), error.status_code, error.headers)
 
 

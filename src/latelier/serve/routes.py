@@ -9,6 +9,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -31,10 +32,11 @@ from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explaining import explain_documents, explain_results
 from latelier.retrieve.images import refuse_named
 from latelier.retrieve.page_map import LONGEST_SIDE, page_jpeg
-from latelier.retrieve.passages import StoredDocuments, decode_passage_id
-from latelier.retrieve.records import HEADINGS
+from latelier.retrieve.passages import StoredDocuments
 from latelier.serve import schemas
+from latelier.serve.browsing import browse, newest, questions
 from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
+from latelier.serve.originals import Originals, file_response
 from latelier.serve.queues import Limits, Service
 from latelier.serve.searches import Search
 from latelier.serve.security import Reading, Writing
@@ -89,13 +91,14 @@ Index = Annotated[Service, Depends(_index)]
 @router.get("/indexes", dependencies=[Reading])
 async def list_indexes(request: Request) -> list[schemas.IndexResponse]:
     """List the indexes of the server; one that cannot be read has an error, and no number of documents."""
-    return await asyncio.gather(*map(_listed, request.app.state.services.values()))
+    originals = _originals(request)
+    return await asyncio.gather(*(_listed(service, originals) for service in request.app.state.services.values()))
 
 
 @router.get("/indexes/{index}", dependencies=[Reading])
-async def get_index(service: Index) -> schemas.IndexResponse:
-    """Describe an index, with its size, its last change, and up to three texts that searches can begin with."""
-    return await service.ask(_describe(service, is_whole=True))
+async def get_index(request: Request, service: Index) -> schemas.IndexResponse:
+    """Describe an index, with its size, its last change, its newest documents, and questions to begin with."""
+    return await service.ask(_describe(service, _originals(request), is_whole=True))
 
 
 @router.get("/indexes/{index}/fields", dependencies=[Reading])
@@ -104,7 +107,15 @@ async def get_fields(service: Index, field: str | None = None, prefix: str = "")
 
     With `field`, of that field only; with `prefix`, only values that begin with it. Of an index in Qdrant, only names.
     """
-    return await service.ask(lambda retriever: StoredDocuments(retriever.index).field_values(field, prefix))
+    return await service.ask(
+        lambda retriever: StoredDocuments(retriever.index).field_values(field=field, prefix=prefix)
+    )
+
+
+@router.post("/indexes/{index}/browse", dependencies=[Reading])
+async def browse_index(service: Index, body: schemas.BrowseRequest) -> schemas.BrowseResponse:
+    """Say what the documents that a filter selects have in each field, and which kinds, folders and files there are."""
+    return await service.ask(lambda retriever: browse(retriever, body))
 
 
 @router.get("/indexes/{index}/ids", dependencies=[Reading])
@@ -184,6 +195,17 @@ async def get_document(service: Index, id: str) -> Response:
     return _json(record._asdict())
 
 
+@router.get("/indexes/{index}/files/{id:any_id}", dependencies=[Reading], responses={200: {"content": {"*/*": {}}}})
+async def get_file(request: Request, service: Index, id: str) -> Response:
+    """Return the file that a document comes from, as it is now; 404 unless the server was started with its folder."""
+
+    def find(retriever: Retriever) -> Any:
+        (record,) = StoredDocuments(retriever.index).get(_spelled(retriever, id))
+        return _originals(request).find(service.name, record.metadata)
+
+    return file_response(await service.ask(find))
+
+
 _LARGEST_PICTURE = 2000  # pixels a side
 
 
@@ -191,14 +213,24 @@ _LARGEST_PICTURE = 2000  # pixels a side
     "/indexes/{index}/pictures/{id:any_id}", dependencies=[Reading], responses={200: {"content": {"image/jpeg": {}}}}
 )
 async def get_picture(
-    service: Index, id: str, size: Annotated[int, Query(ge=16, le=_LARGEST_PICTURE)] = LONGEST_SIDE
+    request: Request,
+    service: Index,
+    id: str,
+    size: Annotated[int, Query(ge=16, le=_LARGEST_PICTURE)] = LONGEST_SIDE,
+    page: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
-    """Return the picture that a document was encoded from, if its file is the same, as a JPEG of `size` pixels."""
+    """Return the picture that a document was encoded from, if its file is the same, as a JPEG of `size` pixels.
+
+    With `page`, that page of the PDF that the document comes from, where the server serves files.
+    """
 
     def reduced(retriever: Retriever) -> bytes:
         (record,) = StoredDocuments(retriever.index).get(_spelled(retriever, id))
+        source: Any = record.metadata
+        if page is not None:
+            source = _originals(request).find(service.name, record.metadata)
         try:
-            return page_jpeg(record.metadata, size)
+            return page_jpeg(source, size, page)
         except MissingExtraError:
             raise
         except LatelierError as error:  # its message has paths, of which a client shall not learn whether they exist
@@ -309,6 +341,11 @@ def _limits(request: Request) -> Limits:
     return limits
 
 
+def _originals(request: Request) -> Originals:
+    originals: Originals = request.app.state.originals
+    return originals
+
+
 def _service(request: Request, name: str | None) -> Service:
     """Return the service of an index, by default of the first one."""
     services: dict[str, Service] = request.app.state.services
@@ -352,9 +389,9 @@ def _spelled(retriever: Retriever, id: Id) -> Id:
     return id
 
 
-async def _listed(service: Service) -> schemas.IndexResponse:
+async def _listed(service: Service, originals: Originals) -> schemas.IndexResponse:
     try:
-        return await service.ask(_describe(service))
+        return await service.ask(_describe(service, originals))
     except (StorageError, CorruptedIndexError) as error:
         kind = type(service.retriever.index).__name__
         (_, message) = storage_problem(error)
@@ -363,41 +400,16 @@ async def _listed(service: Service) -> schemas.IndexResponse:
         )
 
 
-# Reading the ids of more documents than these for a few examples would take longer than a search.
-_MOST_IDS = 100_000
-# Documents that are looked at for examples.
-_LOOKED_AT = 12
-
-
-def _examples(retriever: Retriever) -> list[str]:
-    """Return three titles, or first words, of documents from all over an index; those that read like a query first."""
-    if len(retriever.index) <= _MOST_IDS:
-        ids = retriever.index.ids()
-    else:
-        ids = []
-    if ids:
-        chosen = list(dict.fromkeys(ids[len(ids) * i // _LOOKED_AT] for i in range(_LOOKED_AT)))
-    else:
-        chosen = []
-    heads = []
-    for record in retriever.index.get(chosen):
-        text, passage = record.text or "", decode_passage_id(record.id)
-        if passage:
-            title = text[: len(text) - (passage.end - passage.start)]
-        else:
-            title = ""
-        head = (title.strip().rpartition(HEADINGS)[2] or text.strip().split("\n")[0])[:80]
-        heads.append(" ".join(head.lstrip("# ").split()[:6]).rstrip(".,:;"))
-    readable = [head for head in heads if " " in head and all(part.isalnum() for part in re.split(r"[\s,'-]+", head))]
-    return list(dict.fromkeys([*readable, *filter(None, heads)]))[:3]
-
-
-def _describe(service: Service, *, is_whole: bool = False) -> Callable[[Retriever], schemas.IndexResponse]:
+def _describe(
+    service: Service, originals: Originals, *, is_whole: bool = False
+) -> Callable[[Retriever], schemas.IndexResponse]:
     def describe(retriever: Retriever) -> schemas.IndexResponse:
         index = retriever.index
-        details: dict[str, Any] = {}
+        serves_files = service.name in originals.folders
+        details: dict[str, Any] = {"serves_files": serves_files}
+        details["serves_pages"] = serves_files and find_spec("PIL") is not None
         if is_whole:
-            details["examples"] = _examples(retriever)
+            details |= {"examples": questions(retriever), "newest": newest(retriever)}
         folder: Any = getattr(index, "path", None)  # not every kind has one
         if is_whole and folder:
             # Readers touch the other files of SQLite, and make an empty log.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, c
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, create_model, model_validator
 
-from latelier.indexes import Cause, Change
+from latelier.indexes import Cause, Change, FieldValues, ValueCount
 from latelier.indexes.options import SEARCH_OPTIONS, EffortName, SearchKeywords, SearchOptions
 from latelier.retrieve import Explanation, PageMap
 from latelier.retrieve.explanation import word_maps
@@ -371,6 +371,38 @@ class ExplainResponse(_Body):
         )
 
 
+class BrowseRequest(_Body):
+    """Which documents to describe."""
+
+    filter: Name | Many[Name] | None = None
+    parameters: Many[Value] | Named[Value] = []
+    field: Name | None = None
+    """This field only, rather than all."""
+    folder: Name = ""
+    """The folder whose folders are listed, with a slash at the end; empty for the top."""
+
+
+class BrowseResponse(_Body):
+    """What the documents that a filter selects have."""
+
+    fields: list[FieldValues]
+    types: list[ValueCount]
+    """Suffixes of their files."""
+    folders: list[ValueCount]
+    """Folders directly in `folder` that hold their files."""
+    files: list[ValueCount]
+    """The first 100 paths of their files, sorted."""
+
+
+class NewDocument(_Body):
+    """A document that was changed or added last."""
+
+    id: Id
+    title: str
+    modified: str | None
+    """When its file was changed (ISO 8601); null for a document that is of no folder."""
+
+
 class IndexResponse(_Body):
     """An index of the server."""
 
@@ -391,7 +423,13 @@ class IndexResponse(_Body):
     modified: str | None = None
     """When it was last changed (ISO 8601), for an index in a folder; null as above."""
     examples: list[str] = []
-    """Titles or first words of some documents, to search for; only if one index is asked for."""
+    """Questions made from titles of documents of different files, to search for; only if one index is asked for."""
+    newest: list[NewDocument] = []
+    """Documents that were changed last, or of no folder those that were added last; as above."""
+    serves_files: bool = False
+    """Whether the files of its documents can be read."""
+    serves_pages: bool = False
+    """Whether pages of files of PDF can be had as pictures."""
     error: str | None = None
     """Why the index cannot be read; null if it can."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -35,6 +36,7 @@ def serve(
     on_start: Callable[[str], None] | None = None,
     log: bool = True,
     link_prefix: str = "",
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> None:
     """Serve some indexes over HTTP, until the process gets SIGINT or SIGTERM and every accepted request is answered.
 
@@ -56,7 +58,7 @@ def serve(
         Called with the server's URL when it takes requests.
     log
         Write a line of JSON per request to standard error, with neither texts nor tokens.
-    link_prefix
+    link_prefix, files
         As in `create_app`.
 
     Raises
@@ -80,7 +82,8 @@ def serve(
     limits = limits or Limits()
     access.check_host(host)
     loopback_only = is_loopback(host)
-    app = create_app(retrievers, access=access, limits=limits, loopback_only=loopback_only, link_prefix=link_prefix)
+    shown: Any = {"link_prefix": link_prefix, "files": files}
+    app = create_app(retrievers, access=access, limits=limits, loopback_only=loopback_only, **shown)
     listening = listen(host, port)
     if log:
         _log_to_stderr()

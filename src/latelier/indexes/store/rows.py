@@ -90,24 +90,47 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
 
 
 # Passages after the first of their document.
-_LATER_PASSAGE = "CASE WHEN json_valid(id) THEN coalesce(json_extract(id, '$[1]'), 0) ELSE 0 END"
+_LATER_PASSAGE = "CASE WHEN json_valid(document.id) THEN coalesce(json_extract(document.id, '$[1]'), 0) ELSE 0 END"
 
 
 _MOST_COUNTED = 100_000  # documents among which the most frequent of many values are looked for: a tenth of a second
 
 
 def field_values(
-    connection: sqlite3.Connection, most: int, *, field: str | None, prefix: str, are_passages: bool
+    connection: sqlite3.Connection,
+    fields: Iterable[Field],
+    most: int,
+    *,
+    prefix: str = "",
+    are_passages: bool = False,
+    condition: str = "",
+    parameters: Sequence[Any] = (),
 ) -> list[FieldValues]:
-    """Return the values of each field, or of one, sorted by its name; see `Index.field_values`."""
-    found = []
-    fields = sorted(known_fields(connection), key=lambda each: each.spelling)
+    """Return the values of fields, see `Index.field_values`; `condition` is that of a filter, with its `parameters`."""
     pattern = "".join(f"^{each}" if each in "%_^" else each for each in prefix) + "%"
-    for each in fields if field is None else [each for each in fields if each.folded == fold_name(field)]:
-        rows = f"SELECT {each.column} AS value FROM document WHERE value IS NOT NULL"
-        rows += " AND value LIKE ? ESCAPE '^'" if prefix else ""
-        rows += f" AND NOT {_LATER_PASSAGE}" if are_passages else ""
-        given: list[Any] = [pattern] if prefix else []
+    found = []
+    for each in fields:
+        column = f"document.{each.column}"
+        where = f"{column} IS NOT NULL"
+        if are_passages:
+            where += f" AND NOT {_LATER_PASSAGE}"
+        if condition:
+            where += f" AND ({condition})"
+        is_list = f"CASE WHEN typeof({column}) = 'text' AND {column} LIKE '[%' THEN json_valid({column}) ELSE 0 END"
+        (has_lists,) = connection.execute(
+            f"SELECT EXISTS (SELECT 1 FROM document WHERE {where} AND {is_list})", parameters
+        ).fetchone()
+        rows = f"SELECT {column} AS value FROM document WHERE {where}"
+        if has_lists:
+            elements = (
+                f"SELECT DISTINCT document.number, item.value AS value FROM document, json_each({column}) AS item"
+            )
+            rows += f" AND NOT {is_list} UNION ALL SELECT value FROM ({elements} WHERE {where} AND {is_list})"
+            rows = f"SELECT value FROM ({rows}) WHERE value IS NOT NULL"
+        given = list(parameters)
+        if prefix:
+            rows = f"SELECT value FROM ({rows}) WHERE value LIKE ? ESCAPE '^'"
+            given.append(pattern)
         # Looking for a value too many ends early, where each document has another one.
         distinct = connection.execute(f"SELECT DISTINCT value FROM ({rows}) LIMIT ?", (*given, most + 1)).fetchall()
         is_complete = len(distinct) <= most
@@ -120,7 +143,7 @@ def field_values(
         else:
             least = None
             greatest = None
-        found.append(FieldValues(each.spelling, values, is_complete, least, greatest))
+        found.append(FieldValues(each.spelling, values, is_complete, least, greatest, bool(has_lists)))
     return found
 
 

@@ -22,11 +22,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.filter_sql import matching_rows
+from latelier.indexes.fields import fold_name
+from latelier.indexes.filter_sql import CALLED, bounded, matching_rows, row_condition
 from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import Damage, Id, VerifyReport, check_known
+from latelier.indexes.results import Damage, FieldValues, Id, VerifyReport, check_known
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow, UserSettings
 from latelier.indexes.store.connections import Connection, ConnectionPool, FilePool, MemoryPool
@@ -37,6 +38,7 @@ from latelier.indexes.store.keywords import check_keywords, is_merged, keyword_d
 from latelier.indexes.store.rows import (
     content_checksums,
     document_checksums,
+    field_values,
     find_row_ids,
     has_texts,
     known_fields,
@@ -169,6 +171,24 @@ class Storage:
                 return matching_rows(connection, parsed, values, options.filter_timeout, fields, restricted_to)
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
+
+    def field_values(
+        self, most: int, *, field: str | None, prefix: str, are_passages: bool, options: SearchOptions
+    ) -> list[FieldValues]:
+        """Return the values of each field, or of one, sorted by its name, among the documents of a filter."""
+        with self.view() as (connection, snapshot):
+            known = known_fields(connection)
+            fields = sorted(known, key=lambda each: each.spelling)
+            if field is not None:
+                fields = [each for each in fields if each.folded == fold_name(field)]
+            chosen: dict[str, Any] = {"prefix": prefix, "are_passages": are_passages}
+            if options.filter is None or not snapshot.documents:
+                return field_values(connection, fields, most, **chosen)
+            parsed, values = read_filter(options.filter, options.parameters)
+            chosen |= {"condition": row_condition(parsed, known), "parameters": values}
+            allowed = connection.authorizer.restricted_to({*CALLED, "count"})
+            with allowed, bounded(connection, parsed, values, options.filter_timeout):
+                return field_values(connection, fields, most, **chosen)
 
     def rank_by_keywords(self, texts: Sequence[str], k: int, allowed: np.ndarray | None) -> list[Ranking]:
         """Return the `k` best documents of each query by keywords; `allowed` are row ids, ascending, None for all."""

@@ -7,6 +7,8 @@ export function setToken(value) {
   sessionStorage.setItem("token", value);
 }
 
+export const hasToken = () => token !== "";
+
 export class RequestError extends Error {
   constructor(status, message) {
     super(message);
@@ -54,14 +56,30 @@ async function request(path, body, signal) {
   return answer;
 }
 
-// A picture of a document as pixels: the policy of the page allows no image of another address than its own, and an
-// <img> sends no token.
-export async function picture(index, id, size) {
+async function fetched(path) {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
-  const response = await fetch(address(index, `pictures/${encodeURIComponent(id)}?size=${size}`), { headers });
-  if (response.ok) return createImageBitmap(await response.blob());
+  const response = await fetch(path, { headers });
+  if (response.ok) return response;
   const answer = await response.json().catch(() => ({}));
   throw new RequestError(response.status, answer.error?.message ?? response.statusText);
+}
+
+// A picture of a document, or of a page of its file, as pixels: the policy of the page allows no image of another
+// address than its own, and an <img> sends no token.
+export async function picture(index, id, size, page) {
+  const asked = new URLSearchParams(page ? { size, page } : { size });
+  const response = await fetched(address(index, `pictures/${encodeURIComponent(id)}?${asked}`));
+  return createImageBitmap(await response.blob());
+}
+
+export const fileAddress = (index, id) => address(index, `files/${encodeURIComponent(id)}`);
+
+// The file of a document, for a link: a link sends no token.
+export async function fileObject(index, id) {
+  const response = await fetched(fileAddress(index, id));
+  const blob = await response.blob();
+  // Here it would be a page of this server's origin.
+  return URL.createObjectURL(blob.type.startsWith("text/html") ? new Blob([blob], { type: "text/plain" }) : blob);
 }
 
 const address = (index, action) => `/v1/indexes/${encodeURIComponent(index)}/${action}`;
@@ -69,6 +87,7 @@ const address = (index, action) => `/v1/indexes/${encodeURIComponent(index)}/${a
 export const describe = (index) => request(`/v1/indexes/${encodeURIComponent(index)}`);
 export const read = (index, id, signal) => request(address(index, `documents/${encodeURIComponent(id)}`), undefined, signal);
 export const describeFields = (index, asked = {}) => request(address(index, `fields?${new URLSearchParams(asked)}`));
+export const browse = (index, asked) => request(address(index, "browse"), asked);
 export const findIds = (index, text) => request(address(index, `ids?contains=${encodeURIComponent(text)}`));
 export const listIndexes = () => request("/v1/indexes");
 export const search = (index, body, signal) => request(address(index, "search"), body, signal);

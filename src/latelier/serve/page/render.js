@@ -105,6 +105,37 @@ export function wholeLines(characters, { start, end }, begin) {
   return { start: first, end: last };
 }
 
+// What a document is, by the name of its file: the icon that stands for it, and the word.
+const KINDS = [
+  ["mail", /\.(eml|mbox|msg)$/i],
+  ["pdf", /\.pdf$/i],
+  ["table", /\.(csv|tsv|xlsx?|ods|parquet|jsonl?)$/i],
+  ["slides", /\.(pptx?|odp)$/i],
+  ["web", /\.(x?html?)$/i],
+  ["picture", /\.(png|jpe?g|gif|webp|tiff?|bmp)$/i],
+  ["book", /\.(epub|ipynb)$/i],
+];
+const KIND_NAMES = { pdf: "PDF", code: "Source code", web: "Web page" };
+
+export function kindOf(path, { from, date } = {}) {
+  const [kind] = KINDS.find(([, pattern]) => pattern.test(path)) ?? [from && date ? "mail" : "text"];
+  if (kind === "mail") return from ? "mail" : "text";
+  return kind === "text" && isCode(path) ? "code" : kind;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function icon(kind) {
+  const made = document.createElementNS(SVG, "svg");
+  const use = document.createElementNS(SVG, "use");
+  use.setAttribute("href", `/page/icons.svg#${kind}`);
+  made.classList.add("icon");
+  made.setAttribute("role", "img");
+  made.setAttribute("aria-label", KIND_NAMES[kind] ?? `${kind[0].toUpperCase()}${kind.slice(1)}`);
+  made.append(use);
+  return made;
+}
+
 const LEAST_SHOWN = 0.35;
 
 // The similarities of the words of a query (rows) with those of a document (columns): the best of their tokens.

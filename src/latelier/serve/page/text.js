@@ -24,8 +24,9 @@ const QUOTE = /^\s{0,3}>\s?/;
 const FENCE = /^\s*(?:```|~~~)/;
 const RULE = /^\s{0,3}(?:[-*_=]\s*){3,}$/;
 const DIVIDER = /^[\s|:-]*-[\s|:-]*$/; // below the head of a table
-// Links and pictures keep their words, marks of emphasis and code vanish.
-const INLINE = /!?\[([^\][]{0,500})\]\([^()\s]{0,2000}(?:\s"[^"]{0,500}")?\)|<(https?:[^<>\s]{1,2000})>|\*\*|__|~~|`+/g;
+// Links and pictures keep their words, marks of emphasis and code vanish; what is between the marks of code stays as it is.
+const INLINE =
+  /(?<!`)(`{1,3})(?!`)([^`]{1,2000})\1(?!`)|!?\[([^\][]{0,500})\]\([^()\s]{0,2000}(?:\s"[^"]{0,500}")?\)|<(https?:[^<>\s]{1,2000})>|\*\*|__|~~|`+|(?<![\w*])\*(?=[^\s*][^*]{0,300}\*(?!\w))|(?<=(?<![\w*])\*[^\s*][^*]{0,300})\*(?![\w*])/g;
 
 const MARKS = /^[*_`]+|[*_`]+$/g; // around the words of a link
 
@@ -50,7 +51,7 @@ function visible({ start, text }, skip = 0, last = text.length) {
   for (const found of text.matchAll(INLINE)) {
     if (found.index < at || found.index >= last) continue;
     add(at, found.index);
-    const words = (found[1] ?? found[2])?.replaceAll(MARKS, "");
+    const words = found[2] ?? (found[3] ?? found[4])?.replaceAll(MARKS, "");
     const offset = words ? found[0].indexOf(words) : 0;
     if (words) add(found.index + offset, found.index + offset + words.length);
     at = found.index + found[0].length;
@@ -131,8 +132,10 @@ function nodesOf(characters, spans, parts) {
 }
 
 // The part of a text around what matched, in one run of words.
-export function excerpt(characters, spans, form, begin, { start, end }) {
+// The heading that is the title of the document already is left out.
+export function excerpt(characters, spans, form, begin, { start, end, title }) {
   const nodes = [start > begin ? "… " : ""];
+  let before = "";
   const first = Math.max(begin, characters.lastIndexOf("\n", Math.max(0, start - 1)) + 1);
   const next = characters.indexOf("\n", end);
   for (const { kind, parts } of blocksOf(characters, form, first, next < 0 ? characters.length : next)) {
@@ -140,8 +143,10 @@ export function excerpt(characters, spans, form, begin, { start, end }) {
       .filter((part) => part.gap || (part.end > start && part.start < end))
       .map((part) => (part.gap ? part : { start: Math.max(part.start, start), end: Math.min(part.end, end) }));
     if (!shown.some(isText)) continue;
-    const isFirst = nodes.length < 2;
-    if (!isFirst) nodes.push(kind === "paragraph" || kind === "lines" ? " " : " · ");
+    const isRun = (kind === "paragraph" && before === "paragraph") || kind === "lines";
+    if (kind === "heading" && shown.map((part) => characters.slice(part.start, part.end).join("")).join("") === title) continue;
+    if (before) nodes.push(isRun ? " " : " · ");
+    before = kind;
     if (kind === "lines" || kind === "code") shown.forEach((part, i) => nodes.push(i ? "\n" : "", ...marked(characters, spans, part.start, part.end)));
     else nodes.push(...nodesOf(characters, spans, shown));
   }
