@@ -101,7 +101,8 @@ def test_documents_that_are_stored_as_passages_are_documents(shallow):
 def test_fields_and_ids_count_documents_whether_they_are_whole_or_passages(client, shallow):
     fields = client.get(f"{INDEX}/fields").json()
     values = [{"value": year, "documents": 1} for year in (2019, 2021, 2023)]
-    assert fields == [{"field": "year", "values": values, "is_complete": True, "least": 2019, "greatest": 2023}]
+    year = {"field": "year", "values": values, "is_complete": True, "least": 2019, "greatest": 2023}
+    assert fields == [{**year, "has_lists": False}]
     assert client.get(f"{INDEX}/ids?contains=OO&limit=2").json() == ["moon"]
     with Retriever(shallow, device="cpu") as retriever:
         long = {"text": "The moon is far away. " * 40, "lang": "en"}
@@ -113,9 +114,10 @@ def test_fields_and_ids_count_documents_whether_they_are_whole_or_passages(clien
             begun = parts.get(f"{INDEX}/fields", params={"field": "Sum", "prefix": "1."}).json()
             found = parts.get(f"{INDEX}/ids", params={"contains": ""}).json()
     values = [{"value": "en", "documents": 2}, {"value": 1, "documents": 1}]
-    assert lang == {"field": "lang", "values": values, "is_complete": True, "least": None, "greatest": None}
+    whole = {"is_complete": True, "has_lists": False}
+    assert lang == {"field": "lang", "values": values, **whole, "least": None, "greatest": None}
     many = [{"value": i / 2, "documents": 1} for i in range(20)]
-    assert total == {"field": "sum", "values": many, "is_complete": False, "least": 0.0, "greatest": 10.0}
+    assert total == {"field": "sum", "values": many, **whole, "is_complete": False, "least": 0.0, "greatest": 10.0}
     assert begun == [{**total, "values": many[2:4], "is_complete": True, "least": 1.0, "greatest": 1.5}]
     assert found == ["a", "b", "3", *map(str, range(17))]
 

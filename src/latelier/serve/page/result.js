@@ -158,9 +158,10 @@ function addressOf(result) {
   return address.href;
 }
 
-// How a score compares with the best one. The number says little to people, so it is only told on request.
-function strength(score, best) {
-  const share = best > 0 ? Math.max(0, Math.min(1, score / best)) : 0;
+// How well a document matches: the mean similarity of the words, where the index knows it, else the share of the best
+// score. The number of the score says little to people, so it is only told on request.
+function strength({ score, mean_score: mean }, best) {
+  const share = Math.max(0, Math.min(1, mean ?? (best > 0 ? score / best : 0)));
   const number = score.toFixed(3);
   const bar = element("span", { className: "bar", role: "img", title: `score ${number}`, ariaLabel: `score ${number}` }, element("span"));
   bar.firstChild.style.width = `${Math.round(100 * share)}%`;
@@ -288,7 +289,7 @@ export function resultItem(query, result, { shared = new Set(), best = result.sc
   if (servesPages && metadata.page && !isPage && /\.pdf$/i.test(file)) tools.append(sheet);
   if (query) tools.append(map);
   if (!isPage || result.text) tools.append(more);
-  const bar = result.score === undefined ? [] : [strength(result.score, best)];
+  const bar = result.score === undefined ? [] : [strength(result, best)];
   const head = element("div", { className: "head" }, icon(kindOf(file, metadata)), element("h2", {}, title), ...bar);
   const values = element("ul", { className: "metadata", ariaLabel: "Metadata" }, ...chips(metadata, isTold));
   const item = element("li", { tabIndex: -1 }, head, where, matches, text, element("div", { className: "foot" }, values, tools), place);

@@ -26,7 +26,7 @@ const RULE = /^\s{0,3}(?:[-*_=]\s*){3,}$/;
 const DIVIDER = /^[\s|:-]*-[\s|:-]*$/; // below the head of a table
 // Links and pictures keep their words, marks of emphasis and code vanish; what is between the marks of code stays as it is.
 const INLINE =
-  /(?<!`)(`{1,3})(?!`)([^`]{1,2000})\1(?!`)|!?\[([^\][]{0,500})\]\([^()\s]{0,2000}(?:\s"[^"]{0,500}")?\)|<(https?:[^<>\s]{1,2000})>|\*\*|__|~~|`+|(?<![\w*])\*(?=[^\s*][^*]{0,300}\*(?!\w))|(?<=(?<![\w*])\*[^\s*][^*]{0,300})\*(?![\w*])/g;
+  /(?<!`)(`{1,3})(?!`)([^`]{1,2000})\1(?!`)|!?\[([^\][]{0,500})\]\([^()\s]{0,2000}(?:\s"[^"]{0,500}")?\)|<(https?:[^<>\s]{1,2000})>|\*\*|__|~~|`+|(?<![\w*])\*(?=[^\s*][^*]{0,300}\*(?!\w))|\*(?![\w*])(?<=(?<![\w*])\*[^\s*][^*]{0,300}\*)/g;
 
 const MARKS = /^[*_`]+|[*_`]+$/g; // around the words of a link
 
@@ -45,15 +45,22 @@ function* linesOf(characters, from, to) {
 function visible({ start, text }, skip = 0, last = text.length) {
   const ranges = [];
   let at = skip;
+  let counted = 0; // code units, of which `offset` is the place in code points
+  let offset = start;
+  const placeOf = (index) => {
+    offset += points(text.slice(counted, index));
+    counted = index;
+    return offset;
+  };
   const add = (from, to) => {
-    if (to > from) ranges.push({ start: start + points(text.slice(0, from)), end: start + points(text.slice(0, to)) });
+    if (to > from) ranges.push({ start: placeOf(from), end: placeOf(to) });
   };
   for (const found of text.matchAll(INLINE)) {
     if (found.index < at || found.index >= last) continue;
     add(at, found.index);
     const words = found[2] ?? (found[3] ?? found[4])?.replaceAll(MARKS, "");
-    const offset = words ? found[0].indexOf(words) : 0;
-    if (words) add(found.index + offset, found.index + offset + words.length);
+    const begin = found.index + (words ? found[0].indexOf(words) : 0);
+    if (words) add(begin, begin + words.length);
     at = found.index + found[0].length;
   }
   add(at, last);
