@@ -345,3 +345,20 @@ def test_a_hit_is_a_tuple_with_named_fields():
     assert type(pickle.loads(pickle.dumps(hit))) is Hit
     with pytest.raises(KeyError, match="text"):
         hit["text"]
+
+
+def test_facts_of_all_kinds(index):
+    index.add(["a", "b"], [np.eye(4), np.ones((1, 4))], texts=["é", None])
+    statistics = index.statistics()
+    assert (statistics.documents, statistics.tokens) == (2, 5)
+    assert statistics.text_bytes in (2, None)
+    assert not index.read_only
+    assert index.memory.most >= 0
+    assert index.tokenizer
+    assert index.kind in ("flat", "ivf", "sharded", "qdrant")
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("delete", "remove"), ("insert", "add"), ("query", "search")])
+def test_methods_of_other_libraries_are_named(index, theirs, ours):
+    with pytest.raises(AttributeError, match=ours):
+        getattr(index, theirs)

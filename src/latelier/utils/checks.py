@@ -61,12 +61,16 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
 
 # What other libraries call options that have another name here.
 _ELSEWHERE = {
+    "delete": "remove",
     "filters": "filter",
+    "insert": "add",
     "limit": "k",
     "n_results": "k",
     "num_results": "k",
+    "query": "search",
     "size": "k",
     "top_k": "k",
+    "upsert": "update",
     "where": "filter",
 }
 

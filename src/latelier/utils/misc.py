@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from latelier.errors import MissingExtraError
-from latelier.utils.checks import printable
+from latelier.utils.checks import did_you_mean, printable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -143,7 +143,17 @@ class Closing:
 
 
 class NotCopied(Closing):
-    """An object with documents that neither `copy` nor `pickle` can copy; the error says what to do."""
+    """An object with documents that neither `copy` nor `pickle` can copy; errors say what to do.
+
+    They also say what methods of other libraries are called here.
+    """
+
+    if not TYPE_CHECKING:  # for which any name would be there
+
+        def __getattr__(self, name: str) -> Any:
+            names = [each for each in dir(type(self)) if not each.startswith("_")]
+            meant = did_you_mean(name, names)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{meant}")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
