@@ -107,7 +107,7 @@ class GpuSearch:
                 dtype = "float32"
             if dtype not in converted:
                 converted[dtype] = queries.to(dtype).to(str(self.device))
-            for block, scores in score_blocks(copy.vectors, positions, converted[dtype], _score, self._block):
+            for block, scores in score_blocks(copy.vectors, positions, converted[dtype], score_vectors, self._block):
                 merged.add(scores, copy.row_ids[block])
         scores, row_ids = merged.best()
         best.scores[first : first + len(queries)] = list(scores)
@@ -186,7 +186,8 @@ def _by_copy(parts: Sequence[Part], places: Sequence[_Place]) -> Iterator[tuple[
             yield copy, np.concatenate([part.positions + place.first for part, place in own])
 
 
-def _score(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
+def score_vectors(queries: TokenEmbeddings, documents: TokenEmbeddings) -> torch.Tensor:
+    """Return MaxSim of every query with every document, both on the device, ``(queries, documents)`` float32."""
     left = Side("queries", packed=queries)
     right = Side("documents", packed=documents)
     with torch.no_grad():

@@ -5,13 +5,17 @@
    are scored instead, by queries in half precision, and the best of them are candidates.
 2. MaxSim of the candidates' codes with queries as precise as float32.
 
+A batch of queries that scores all documents decodes each block of them once, to half precision, and scores it by the
+kernels that score vectors; few queries are scored by a kernel that decodes as it multiplies.
+
 There is no binary stage: decoding a few thousand documents takes a GPU no longer than reading their signs.
-`kernels.triton` has two kernels for what takes the time; without triton, the same operations in torch take their place.
+`kernels.triton` has three kernels for what takes the time; without triton, the same operations in torch take their
+place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +25,7 @@ import torch
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
-from latelier.indexes.gpu import highest
+from latelier.indexes.gpu import highest, score_vectors
 from latelier.indexes.ivf.codec import CELLS, CODES, LEADS, SCALES, SIGNS, Codec, DocumentTable
 from latelier.indexes.ivf.layout import LARGE_2, SIZE_BITS, SIZES, SMALL_1, SMALL_2, DeviceCodes, DeviceQueries
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
@@ -32,7 +36,7 @@ from latelier.indexes.store.segments import Segment
 from latelier.kernels.jit import LANES
 from latelier.scores.cuda import is_installed
 from latelier.scores.maxsim import TopK
-from latelier.utils.batching import lengths_to_offsets
+from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 # Candidates and probed lists of a search, as multiples of those of a search on the CPU, which scores fewer of them.
 _CANDIDATES = 2
@@ -43,6 +47,10 @@ _FEW_PER_HIT = 4
 # All documents are scored if they have at most so many tokens: that takes about as long as finding candidates.
 _SCANNED_TOKENS = 1 << 22
 _MAX_WIDENING = 16
+# Query tokens from which on documents are decoded once for all, in place of once for each 128.
+_DECODED = 257
+# The largest scale of a token over the smallest one, at most: half precision then holds all decoded numbers.
+_MOST_SCALE = 256
 # Bytes of sums, of products with centroids, and of scores, at a time; numbers of codes copied at a time.
 _BYTES = 1 << 30
 _UPLOAD = 1 << 24
@@ -87,6 +95,7 @@ class _Loaded(NamedTuple):
     rows: dict[int, int]
     segments: list[Segment]
     rotation: torch.Tensor  # (dim, dim + 1): rotated rests, and the lead
+    unit: float  # what decoded numbers are multiplied by to be 1 at most; 0 if they would not fit half precision
     centroids: torch.Tensor  # (lanes * groups, width) float16, those of a lane without a centroid zeros
     offsets: torch.Tensor
     entries: torch.Tensor
@@ -163,7 +172,7 @@ class CodedSearch:
             if probes:
                 candidates.append(_probe(held, prepared, nprobe, most, eligible))
             if len(scanned):
-                candidates.append(_scan(held, table.codec, prepared, scanned, few))
+                candidates.append(_scan(held, table.codec, asked, prepared, scanned, few))
             chosen = torch.cat(candidates, dim=1).sort(dim=1).values  # equal scores then keep the order of documents
             scores = _score(held.codes, table.codec, prepared, chosen, rounded=False)
             if eligible is not None:
@@ -232,7 +241,10 @@ class CodedSearch:
         live = self._upload(table.alive) != 0
         unlisted = self._upload(table.unlisted)
         listed_tokens = table.count_tokens(table.live) - table.count_tokens(table.unlisted)
-        self._loaded = _Loaded(table, codes, rows, segments, rotation, *lists, live, unlisted, listed_tokens, _Graphs())
+        unit = _unit(codes)
+        self._loaded = _Loaded(
+            table, codes, rows, segments, rotation, unit, *lists, live, unlisted, listed_tokens, _Graphs()
+        )
         return self._loaded
 
     def _copy_lists(self, lists: InvertedLists) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -285,20 +297,91 @@ def _prepare(held: _Loaded, codec: Codec, queries: TokenEmbeddings) -> DeviceQue
     return DeviceQueries(high, low, padded[:, :, -1].contiguous(), weights.contiguous())
 
 
-def _scan(held: _Loaded, codec: Codec, queries: DeviceQueries, documents: torch.Tensor, few: int) -> torch.Tensor:
+def _scan(
+    held: _Loaded,
+    codec: Codec,
+    asked: TokenEmbeddings,
+    queries: DeviceQueries,
+    documents: torch.Tensor,
+    few: int,
+) -> torch.Tensor:
     """Score documents by queries in half precision; return the best `few` for each query."""
     if len(documents) <= few:
         return documents.expand(len(queries.high), -1)
     found = []
     scores = []
-    for some in documents.split(max(1, _BYTES // (4 * len(queries.high)))):
-        own, places = highest(_score(held.codes, codec, queries, some, rounded=True), few)
+    most = max(1, _BYTES // (4 * len(queries.high)))
+    if asked.num_tokens >= _DECODED and held.unit:
+        blocks = _score_decoded(held, codec, asked, queries, documents, most)
+    else:
+        blocks = ((some, _score(held.codes, codec, queries, some, rounded=True)) for some in documents.split(most))
+    for some, of_block in blocks:
+        own, places = highest(of_block, few)
         found.append(some[places])
         scores.append(own)
     if len(found) == 1:
         return found[0]
     _, places = highest(torch.cat(scores, dim=1), few)
     return torch.cat(found, dim=1).gather(1, places)
+
+
+def _score_decoded(
+    held: _Loaded, codec: Codec, asked: TokenEmbeddings, queries: DeviceQueries, documents: torch.Tensor, most: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield blocks of at most `most` documents and their scores in half precision, up to a factor of each query."""
+    device = documents.device
+    width = 32 * codec.shape.sign_words
+    # Rests are rotated back: the vectors then have as many numbers as before, not one more.
+    back = torch.zeros(width + LANES, codec.dim, dtype=torch.float16, device=device)
+    back[: codec.dim] = held.rotation[:, :-1].T
+    back[width] = held.rotation[:, -1]
+    factors = queries.scales[:, 0].clamp_min(1e-30).repeat_interleave(as_tensor(asked.lengths).to(device))
+    half = TokenEmbeddings((asked.vectors / factors[:, None]).half(), asked.offsets)
+    lengths = held.table.documents.lengths[documents.cpu().numpy()]
+    offsets = lengths_to_offsets(lengths)
+    for first, last in split_by_rows(offsets, _BYTES // (4 * (width + LANES)), most):
+        some = documents[first:last]
+        own = offsets[first : last + 1] - offsets[first]
+        decoded = torch.zeros(int(own[-1]), width + LANES, dtype=torch.float16, device=device)
+        begins = held.codes.first[some] - as_tensor(own[:-1]).to(device)
+        rows = begins.repeat_interleave(held.codes.lengths[some]) + torch.arange(len(decoded), device=device)
+        _write_decoded(held.codes, codec, rows, held.unit, decoded)
+        yield some, score_vectors(half, TokenEmbeddings(decoded @ back, own))
+
+
+def _write_decoded(codes: DeviceCodes, codec: Codec, rows: torch.Tensor, unit: float, out: torch.Tensor) -> None:
+    """Write tokens in half precision: the numbers of a rotated rest, and the lead, both times `unit`.
+
+    `rows`: ``(n,)`` int64. `out`: ``(n, columns)`` float16, with more columns than numbers: the lead follows them.
+    """
+    if _has_kernels(out.device):
+        from latelier.indexes.ivf.kernels.triton import write_decoded
+
+        write_decoded(codes, codec.shape, rows, unit, out)
+        return
+    integers, scales, leads = _decode(codes, codec, rows)
+    out[:, : integers.shape[1]] = integers * (scales * unit)[:, None]
+    out[:, integers.shape[1]] = leads * unit
+
+
+def _unit(codes: DeviceCodes) -> float:
+    """Return what decoded numbers are multiplied by to be 1 at most; 0 if others would be too small."""
+    smallest = 0xFF00
+    largest = 1
+    longest = 0
+    for scales, leads in zip(codes.scales.split(_UPLOAD), codes.leads.split(_UPLOAD), strict=True):
+        numbers = scales.int() & 0xFFFF
+        numbers = numbers[(numbers > 0) & (numbers < 0xFF00)]
+        if len(numbers):
+            smallest = min(smallest, int(numbers.min()))
+            largest = max(largest, int(numbers.max()))
+            longest = max(longest, int((leads[:, 2].int() & 0x7F).max()))
+    low, high = np.array([smallest << 15, largest << 15], dtype="uint32").view("float32").tolist()
+    # The highest byte of a lead is its sign and all but the last bit of its exponent: so long at most.
+    lead = 2.0 ** (2 * longest + 2 - 127)
+    if high > _MOST_SCALE * low or lead > _MOST_SCALE * 128 * high:
+        return 0.0
+    return 1 / max(128 * high, lead)
 
 
 def _probe(
@@ -402,7 +485,9 @@ def _score(
     return scores.to(documents.device)
 
 
-def _decode(codes: DeviceCodes, codec: Codec, rows: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _decode(
+    codes: DeviceCodes, codec: Codec, rows: slice | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the integers ``(tokens, width)``, the scales and the leads of tokens, float32."""
     width = 32 * codec.shape.sign_words
     scales = codes.scales[rows].int() & 0xFFFF

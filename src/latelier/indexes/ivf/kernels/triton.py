@@ -1,4 +1,4 @@
-"""Triton kernels of the search of codes: sums of imputed scores, and MaxSim that decodes as it multiplies.
+"""Triton kernels of the search of codes: sums of imputed scores, MaxSim that decodes as it multiplies, and decoding.
 
 `latelier.indexes.ivf.gpu` has the same operations in torch. Importing this module needs triton.
 """
@@ -69,6 +69,18 @@ def score_codes(
         options = {"num_warps": 4, "num_stages": 3 if shared_memory(documents.device) > 128 << 10 else 1}
         launch(_score_codes, grid, given, (*compiled, _COLUMNS, SIZE_BITS, rounded), **options)
     return scores[0] if parts == 1 else scores.sum(dim=0)
+
+
+def write_decoded(codes: DeviceCodes, shape: CodeShape, rows: torch.Tensor, unit: float, out: torch.Tensor) -> None:
+    """Write tokens in half precision: the numbers of a rotated rest, and the lead, both times `unit`.
+
+    `rows`: ``(n,)`` int64. `out`: ``(n, columns)`` float16, with more columns than numbers: the lead follows them.
+    """
+    if len(rows):
+        words = shape.sign_words
+        given = (*codes[2:], rows, out, len(rows), out.shape[1], unit, codes.codes.stride(0))
+        compiled = (shape.bits, shape.dim, words, _TOKENS, min(_WORDS, 1 << (words - 1).bit_length()), SIZE_BITS)
+        launch(_write_decoded, (-(-len(rows) // _TOKENS), 1, 1), given, compiled, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["documents", "tokens", "nprobe"])
@@ -252,3 +264,42 @@ def _score_codes(
         sums = tl.sum(tl.reshape(best, [several, rows // several]), axis=1)
         out = scores + (part * count + query).to(tl.int64) * share + column
         tl.store(out, tl.where(tokens > 0, sums, float("-inf")), mask=query < count)
+
+
+@triton.jit(do_not_specialize=["count", "columns", "unit", "code_stride"])
+def _write_decoded(
+    signs: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    leads: tl.tensor,
+    cells: tl.tensor,
+    codebook: tl.tensor,
+    sizes: tl.tensor,
+    tokens: tl.tensor,
+    out: tl.tensor,
+    count: tl.tensor,
+    columns: tl.tensor,
+    unit: tl.tensor,
+    code_stride: tl.tensor,
+    bits: tl.constexpr,
+    dim: tl.constexpr,
+    all_words: tl.constexpr,
+    tile: tl.constexpr,
+    words: tl.constexpr,
+    size_bits: tl.constexpr,
+) -> None:
+    """One program: `tile` tokens."""
+    j = tl.program_id(0) * tile + tl.arange(0, tile)
+    own = tl.load(tokens + j, mask=j < count, other=0)
+    scale, lead, cell = _terms(scales, leads, cells, own)
+    written = out + j.to(tl.int64) * columns
+    k = tl.arange(0, 32 * words)
+    for at in tl.static_range(0, all_words, words):
+        integers = _decode(
+            signs, codes, codebook, sizes, cell, own, code_stride, at,
+            bits, dim, all_words, tile, words, size_bits,
+        )  # fmt: skip
+        numbers = integers.to(tl.float32) * (scale * unit)[:, None]
+        inside = (j < count)[:, None] & (at * 32 + k < 32 * all_words)[None, :]
+        tl.store(written[:, None] + (at * 32 + k)[None, :], numbers.to(tl.float16), mask=inside)
+    tl.store(written + 32 * all_words, (lead * unit).to(tl.float16), mask=j < count)
