@@ -5,9 +5,12 @@ import re
 import shutil
 
 import pytest
+import torch
 
+from documents import write_beir
 from latelier import indexes
 from latelier.cli import app
+from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 
 
@@ -177,3 +180,37 @@ def test_debug_shows_the_traceback(run, tmp_path):
 def test_every_command_has_an_example(run):
     for command in app.registered_commands:
         assert "Example:\n    " in run(command.callback.__name__.strip("_").replace("_", "-"), "--help").stdout
+
+
+def test_another_model_of_the_same_space_searches_where_it_is_said_to_be_one(run, tiny, tmp_path):
+    with Retriever(tiny, tmp_path / "index", device="cpu") as retriever:
+        retriever.add([("a", "Pears ripen."), ("b", "The moon.")])
+    similar = ColBERT.from_dense(tiny, device="cpu")
+    with torch.no_grad():
+        for weights in similar.parameters():
+            weights.add_(0.1 * weights.std() * torch.randn(weights.shape, generator=torch.Generator().manual_seed(0)))
+    similar.save(tmp_path / "similar")
+    write_beir(tmp_path / "beir", {"a": "Pears ripen.", "b": "The moon."}, {"q": "pears"}, {"q": {"a": 1}})
+    model = ("--model", tmp_path / "similar", "--device", "cpu")
+    index = tmp_path / "index"
+    commands = {
+        "search": ("search", index, "pears"),
+        "explain": ("explain", index, "pears", "a"),
+        "why-not": ("why-not", index, "pears", "b", "-k", 1),
+        "evaluate": ("evaluate", tmp_path / "beir", "--index", index, "--measure", "RR", "--json"),
+    }
+    refused = run(*commands["search"], *model)
+    assert refused.exit_code == 1
+    assert "with other weights than this model has" in refused.stderr
+    assert "Or give --same-space for a model that was made for the vectors of that one." in refused.stderr
+    unnamed = run(*commands["search"], "--same-space")
+    assert unnamed.exit_code == 2
+    assert "--same-space: it is about the model of --model" in unnamed.stderr
+    outputs = {}
+    for name, command in commands.items():
+        result = run(*command, *model, "--same-space")
+        assert result.exit_code == 0, result.output
+        outputs[name] = result.stdout
+    settings = json.loads(outputs["evaluate"])["settings"]
+    assert settings["model"] == str(tmp_path / "similar")
+    assert settings["document_model"] == str(tiny)

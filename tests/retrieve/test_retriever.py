@@ -1,10 +1,12 @@
 """Text in, ranked documents out: adding, searching, replacing, and refusing what would give nonsense."""
 
 import copy
+import warnings
 
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from latelier import indexes
 from latelier.errors import DuplicateIdError, IndexFormatError, InvalidArgumentError, UnknownIdError
@@ -229,13 +231,43 @@ def test_other_weights_of_the_same_dimension_are_rejected(tiny, tmp_path):
         with pytest.raises(InvalidArgumentError, match="with other weights"):
             Retriever(other, index)
         assert len(index) == 1  # the caller's own index stays open
-        with Retriever(other, index, same_space=True) as retriever:
-            assert [hit.text for hit in retriever.search("text")] == ["text"]
-            with pytest.raises(InvalidArgumentError, match="with other weights"):
-                retriever.add(["another"])
+        with pytest.warns(UserWarning, match=r"one sentence by this model and by the model .* the cosine -?0"):
+            retriever = Retriever(other, index, same_space=True)
+        assert [hit.text for hit in retriever.search("text")] == ["text"]
+        with pytest.raises(InvalidArgumentError, match="with other weights"):
+            retriever.add(["another"])
     smaller = ColBERT.from_dense(tiny, projection="orthogonal", embedding_size=16, device="cpu")
     with pytest.raises(InvalidArgumentError, match="holds embeddings of 48 dimensions"):
         Retriever(smaller, tmp_path / "index", same_space=True)
+
+
+def test_another_model_of_the_same_space_is_named_beside_the_first(tiny, tmp_path):
+    prompts = {"query": "query: ", "document": ""}
+    with Retriever(tiny, tmp_path / "index", device="cpu", model_options={"prompts": prompts}) as retriever:
+        retriever.add(["pears", "the moon"])
+        assert retriever.document_model_name is None
+        assert "document_model" not in retriever.run({"q": "pears"}).settings
+        filler = retriever.model_name
+    similar = ColBERT.from_dense(tiny, device="cpu", prompts=prompts)
+    with torch.no_grad():
+        for weights in similar.parameters():
+            weights.add_(0.1 * weights.std() * torch.randn(weights.shape, generator=torch.Generator().manual_seed(0)))
+    similar.save(tmp_path / "similar")
+    with pytest.raises(InvalidArgumentError, match="with other weights"):
+        Retriever.open(tmp_path / "index", model=tmp_path / "similar", device="cpu")
+    with pytest.raises(InvalidArgumentError, match=r"same_space=True without model="):
+        Retriever.open(tmp_path / "index", same_space=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened = Retriever.open(tmp_path / "index", model=tmp_path / "similar", device="cpu", same_space=True)
+    with opened as retriever:
+        assert retriever.document_model_name == filler
+        settings = retriever.run({"q": "pears"}).settings
+        assert (settings["model"], settings["document_model"]) == (str(tmp_path / "similar"), filler)
+        assert "document_model" not in retriever.run({"q": "pears"}, mode="keywords").settings
+    similar.prompts = {"query": "find: ", "document": ""}
+    with pytest.warns(UserWarning, match="puts 'find: ' before a query, .* filled with the prompt 'query: '"):
+        Retriever(similar, tmp_path / "index", same_space=True).close()
 
 
 def test_an_index_that_was_emptied_takes_another_model(model, tiny, tmp_path):

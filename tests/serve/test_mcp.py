@@ -27,7 +27,8 @@ def value(result):
 def test_the_tools_find_read_and_explain_documents(retriever):
     async def session(client):
         (index,) = value(await client.call_tool("list_indexes", {}))
-        assert index == {"name": "records", "documents": 3, "fields": ["year"], "model": retriever.model_name}
+        names = {"name": "records", "model": retriever.model_name, "document_model": None}
+        assert index == {**names, "documents": 3, "fields": ["year"]}
         found = value(await client.call_tool("search", {"query": "healthy fruit", "k": 2}))
         assert [hit["id"] for hit in found] == [hit.id for hit in retriever.search("healthy fruit", 2)]
         assert found[0]["text"] == "Bananas are healthy."

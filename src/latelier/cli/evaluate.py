@@ -16,8 +16,10 @@ from latelier.cli.locations import check_bits, make_index, open_index
 from latelier.cli.options import (
     DeviceOption,
     ModelOption,
+    SameSpaceOption,
     SearchKeywords,
     TrustOption,
+    check_same_space,
     is_given,
     refuse_unused,
     refuse_unused_split,
@@ -46,6 +48,7 @@ ExcludeOption: TypeAlias = Annotated[
 _OF_A_SEARCH = (
     "index",
     "model",
+    "same_space",
     "bits",
     "k",
     "mode",
@@ -78,6 +81,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Measure this run (TREC or JSON Lines); nothing is searched.")
     ] = None,
     model: ModelOption = None,
+    same_space: SameSpaceOption = False,
     trust_remote_code: TrustOption = False,
     bits: Annotated[
         int | None,
@@ -138,8 +142,8 @@ def evaluate(
         qrels = evaluation.read_qrels(data, split)
         found = evaluation.read_run(run)
     else:
-        if index is not None:
-            refuse_unused(context, _OF_A_NEW_INDEX, "has no effect beside --index, which has its own")
+        _check_of_an_index(context, index)
+        check_same_space(same_space, model)
         quiet_loading()
         collection = evaluation.load_beir(data, split, on_problem=on_problem)
         qrels = collection.qrels
@@ -147,12 +151,19 @@ def evaluate(
         if ignore_identical_ids is None:
             ignore_identical_ids = collection.identical_ids()
         lengths = {"max_length_query": max_length_query, "max_length_document": max_length_document}
-        searched = _Searched(index, bits, model, device, trust_remote_code, lengths)
+        searched = _Searched(index, bits, model, device, same_space, trust_remote_code, lengths)
         found, documents = _search(context, collection, searched, k, widest, output, excluded, search)
     if output is not None:
         evaluation.write_run(found, output)
     result = evaluate_named(found, qrels, measures, "the run", ignore_identical_ids, documents, excluded)
     _show(result, data, as_json=json_output)
+
+
+def _check_of_an_index(context: typer.Context, index: str | None) -> None:
+    if index is None:
+        refuse_unused(context, ("same_space",), "has no effect without --index")
+    else:
+        refuse_unused(context, _OF_A_NEW_INDEX, "has no effect beside --index, which has its own")
 
 
 class _Searched(NamedTuple):
@@ -162,6 +173,7 @@ class _Searched(NamedTuple):
     bits: int | None
     model: str | None
     device: str | None
+    same_space: bool
     trust: bool
     lengths: dict[str, int | None]
 
@@ -259,7 +271,13 @@ def _retriever(searched: _Searched, index: Index) -> Retriever:
     from latelier.retrieve import Retriever
 
     if searched.name is not None:
-        return Retriever.open(index, model=searched.model, device=searched.device, trust_remote_code=searched.trust)
+        return Retriever.open(
+            index,
+            model=searched.model,
+            device=searched.device,
+            same_space=searched.same_space,
+            trust_remote_code=searched.trust,
+        )
     options: dict[str, Any] = {name: length for name, length in searched.lengths.items() if length is not None}
     if searched.trust:
         options["trust_remote_code"] = True

@@ -43,6 +43,10 @@ DeviceOption: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda, mp
 TrustOption: TypeAlias = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model given by --model.")
 ]
+SameSpaceOption: TypeAlias = Annotated[
+    bool,
+    typer.Option("--same-space", help="The model of --model was made for the vectors of the index's own model."),
+]
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
 ]
@@ -125,6 +129,12 @@ def refuse_unused(context: typer.Context, names: Collection[str], cure: str) -> 
     for parameter in context.command.params:
         if parameter.name in names and is_given(context, parameter.name):
             raise typer.BadParameter(f"it {cure}; leave it out.", param_hint=parameter.opts[0])
+
+
+def check_same_space(same_space: bool, model: str | None) -> None:
+    """Raise an error for ``--same-space`` without ``--model``."""
+    if same_space and model is None:
+        raise typer.BadParameter("it is about the model of --model; give one.", param_hint="--same-space")
 
 
 def refuse_unused_split(context: typer.Context, qrels: Path) -> None:

@@ -18,8 +18,10 @@ from latelier.cli.options import (
     QueryArgument,
     QueryBackendOption,
     QueryModelOption,
+    SameSpaceOption,
     SearchKeywords,
     TrustOption,
+    check_same_space,
     document_id,
     refuse_unused,
     takes_search_options,
@@ -40,6 +42,7 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents.")] = 10,
     search: SearchKeywords,
     model: QueryModelOption = None,
+    same_space: SameSpaceOption = False,
     trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     max_memory: MemoryOption = None,
@@ -57,6 +60,7 @@ def search(
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
     text = " ".join(words)
+    check_same_space(same_space, model)
     quiet_loading()
     needs_model = explain or search.get("mode") != "keywords"
     if not needs_model:
@@ -65,6 +69,7 @@ def search(
     with open_retriever(
         index,
         model=model,
+        same_space=same_space,
         device=device,
         backend=backend,
         trust_remote_code=trust_remote_code,
@@ -107,6 +112,7 @@ def explain(
         Path | None, typer.Option(metavar="FILE", help="Write the heat map as a picture: .png, .svg or .pdf.")
     ] = None,
     model: QueryModelOption = None,
+    same_space: SameSpaceOption = False,
     trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     device: DeviceOption = None,
@@ -121,9 +127,15 @@ def explain(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    check_same_space(same_space, model)
     quiet_loading()
     with open_retriever(
-        index, model=model, device=device, backend=backend, trust_remote_code=trust_remote_code
+        index,
+        model=model,
+        same_space=same_space,
+        device=device,
+        backend=backend,
+        trust_remote_code=trust_remote_code,
     ) as retriever:
         explanation = retriever.explain(text, document_id(retriever.index, document))
     if figure is not None:  # first, as it fails for an ending that is no format
@@ -159,6 +171,7 @@ def why_not(
     k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents of the search.")] = 10,
     search: SearchKeywords,
     model: QueryModelOption = None,
+    same_space: SameSpaceOption = False,
     trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     device: DeviceOption = None,
@@ -173,9 +186,15 @@ def why_not(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    check_same_space(same_space, model)
     quiet_loading()
     with open_retriever(
-        index, model=model, device=device, backend=backend, trust_remote_code=trust_remote_code
+        index,
+        model=model,
+        same_space=same_space,
+        device=device,
+        backend=backend,
+        trust_remote_code=trust_remote_code,
     ) as retriever:
         report = retriever.why_not(text, document_id(retriever.index, document), k, **search)
     if json_output:

@@ -16,8 +16,10 @@ from latelier.cli.locations import QdrantLocation, named_locations, open_named
 from latelier.cli.options import (
     DeviceOption,
     QueryBackendOption,
+    SameSpaceOption,
     ServedModelOption,
     TrustOption,
+    check_same_space,
     given_secret,
     refuse_unused,
 )
@@ -52,6 +54,7 @@ def serve(
         list[str] | None, typer.Option(metavar="URL", help="Origin whose web pages may use the server; repeatable.")
     ] = None,
     model: ServedModelOption = None,
+    same_space: SameSpaceOption = False,
     trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     max_memory: Annotated[
@@ -82,6 +85,7 @@ def serve(
         from latelier.serve import Access, serve
         from latelier.serve.app import check_names
         from latelier.serve.transport import listen
+    check_same_space(same_space, model)
     quiet_loading()
     if not folders and not demo:
         raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
@@ -109,6 +113,7 @@ def serve(
             read_only=read_only,
             max_memory=max_memory,
             model=model,
+            same_space=same_space,
             device=device,
             backend=backend,
             trust_remote_code=trust_remote_code,
@@ -166,6 +171,7 @@ def mcp(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port, with --http.")] = 8000,
     token: Annotated[str | None, typer.Option(envvar=_VARIABLE, help="Secret that clients send, with --http.")] = None,
     model: ServedModelOption = None,
+    same_space: SameSpaceOption = False,
     trust_remote_code: TrustOption = False,
     device: DeviceOption = None,
 ) -> None:
@@ -187,12 +193,19 @@ def mcp(
     locations = named_locations(folders or ())
     if watch is not None and len(locations) > 1:
         raise typer.BadParameter("a folder belongs to one index; give one.", param_hint="--watch")
+    check_same_space(same_space, model)
     quiet_loading()
     try:
         with ExitStack() as stack:
             read_only = not writable and watch is None
             retrievers = open_named(
-                locations, stack, read_only=read_only, model=model, device=device, trust_remote_code=trust_remote_code
+                locations,
+                stack,
+                read_only=read_only,
+                model=model,
+                same_space=same_space,
+                device=device,
+                trust_remote_code=trust_remote_code,
             )
             server = create_mcp_server(retrievers, writable=writable)
             if watch is not None:

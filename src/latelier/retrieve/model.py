@@ -42,6 +42,7 @@ from latelier.retrieve.remote import RemoteEncoder, is_address
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_unicode, cut, describe, is_count, short
 from latelier.utils.files import cache_folder, is_folder
+from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT
@@ -257,6 +258,7 @@ _SENTENCE = "Late interaction compares every word of a question with every word 
 # Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
 # other models give about 0.
 _LEAST_COSINE = 0.97
+_LEAST_COSINE_OF_A_SPACE = 0.3  # of models that were trained for one space; of others it is chance
 # Characters of a query that are read: many more than the tokens of any model.
 _LONGEST_QUERY = 100_000
 _LONGEST_NAME = 4096  # characters, the longest path
@@ -321,12 +323,20 @@ class ModelIdentity(NamedTuple):
                 "index."
             )
         if same_space:
+            cosine = 1.0
+            if stored["fingerprint"]:
+                cosine = _cosine(stored["fingerprint"], self.fingerprint)
+            if cosine < _LEAST_COSINE_OF_A_SPACE:
+                warn_caller(
+                    f"received same_space=True, but the vectors of one sentence by this model and by {filler}, which "
+                    f"filled the index, have the cosine {cosine:.2f}, as those of models of different spaces."
+                )
             return
         if stored["fingerprint"] and not is_same_model(stored["fingerprint"], self.fingerprint):
             raise InvalidArgumentError(
                 f"the index was filled by {filler} with other weights than this model has, so their embeddings cannot "
-                "be compared. Retriever.open(path) loads the model that an index names; or make a new index. "
-                "same_space=True searches with another model that was made for the vectors of the first."
+                "be compared. Retriever.open(path) loads the model that an index names; or make a new index.",
+                advice="same-space",
             )
 
 
@@ -362,8 +372,11 @@ def is_same_model(left: Sequence[float], right: Sequence[float]) -> bool:
     """Whether two fingerprints are of the same weights."""
     if len(left) != len(right):
         return False
-    cosine = np.dot(left, right) / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12)
-    return bool(cosine >= _LEAST_COSINE)
+    return _cosine(left, right) >= _LEAST_COSINE
+
+
+def _cosine(left: Sequence[float], right: Sequence[float]) -> float:
+    return float(np.dot(left, right) / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
 
 
 _LARGEST_NUMBER = 1_000_000
@@ -498,6 +511,16 @@ class QueryModel:
         """Check that its weights are those that filled the index, unless an encoder stands in for it."""
         if not self.has_stand_in:
             self.identity.check(index, same_space=same_space)
+        if not same_space:
+            return
+        stored = ModelIdentity.stored_in(index)
+        expected = ((stored and stored.options.get("prompts")) or {}).get("query")
+        prompt = self.encoder.prompt_and_expansion("query")[0] or ""
+        if expected is not None and prompt != expected:
+            warn_caller(
+                f"this model puts {short(prompt)} before a query, and the index was filled with the prompt "
+                f"{short(expected)} for queries."
+            )
 
     def export(self, index: Index) -> Path:
         """Export the encoder for indexes that name this model as `index` does, unless there is a whole export."""

@@ -40,6 +40,7 @@ from latelier.retrieve.indexing import (
 )
 from latelier.retrieve.model import (
     DeferredModel,
+    ModelIdentity,
     QueryModel,
     checked_queries,
     find_index,
@@ -256,6 +257,8 @@ class Retriever(NotCopied):
         'a'
         """
         index = open_index(path, read_only=read_only, max_memory=max_memory)
+        if same_space and model is None:
+            raise InvalidArgumentError("received same_space=True without model=...; give the model of the queries.")
         opening = partial(open_model, index, model, device=device, backend=backend, trust_remote_code=trust_remote_code)
         try:
             return cls(opening() if load_model else DeferredModel(opening), index, same_space=same_space)
@@ -284,6 +287,16 @@ class Retriever(NotCopied):
     def model_name(self) -> str | None:
         """Name or folder of the model; None if it was given as an object."""
         return self.query_model.name
+
+    @property
+    def document_model_name(self) -> str | None:
+        """With ``same_space``, name or folder of the model that filled the index, if it has one; else None."""
+        if not self._same_space:
+            return None
+        stored = ModelIdentity.stored_in(self.index)
+        if stored is None:
+            return None
+        return stored.name
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -723,7 +736,10 @@ class Retriever(NotCopied):
     def _settings(self, texts: Sequence[str], k: int, options: SearchOptions) -> dict[str, Any]:
         """Return what the results of queries depend on, as JSON values; nothing of the model for keywords alone."""
         model = None if options.mode == "keywords" else self.query_model
-        return search_settings(model, self.index, texts, k, options)
+        settings = search_settings(model, self.index, texts, k, options)
+        if model is not None and self._same_space:
+            settings["document_model"] = self.document_model_name
+        return settings
 
     def explain(self, query: str, id: Id, *, whole_query: bool = False, plain_query: bool = False) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.

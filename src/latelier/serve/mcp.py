@@ -205,6 +205,7 @@ class IndexInfo(BaseModel):
     documents: int
     fields: list[str]
     model: str | None
+    document_model: str | None = None
 
 
 class Citation(BaseModel):
@@ -250,7 +251,13 @@ class _Tools:
     def list_indexes(self) -> list[IndexInfo]:
         """List the collections: their names, sizes, and the fields that filters can name."""
         return [
-            IndexInfo(name=name, documents=len(each), fields=each.index.fields, model=each.model_name)
+            IndexInfo(
+                name=name,
+                documents=len(each),
+                fields=each.index.fields,
+                model=each.model_name,
+                document_model=each.document_model_name,
+            )
             for name, each in self._retrievers.items()
         ]
 

@@ -425,6 +425,7 @@ def _describe(
             documents=len(retriever),
             dim=index.dim,
             model=retriever.model_name,
+            document_model=retriever.document_model_name,
             fields=index.fields,
             query_length=retriever.query_model.limits("query")[1],
             longest_query=retriever.query_model.encoder.longest_query,

@@ -414,6 +414,8 @@ class IndexResponse(_Body):
     model: str | None
     fields: list[str]
     """Keys of the metadata, which filters can name."""
+    document_model: str | None = None
+    """The model that filled it, if `model` is another one, which was made for the same vectors and encodes queries."""
     query_length: int | None = None
     """Tokens of a query that a search reads; null if it is unknown."""
     longest_query: int | None = None
