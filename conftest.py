@@ -20,6 +20,7 @@ os.environ.setdefault("RAY_core_worker_internal_heartbeat_ms", "50")
 
 import gc
 import json
+import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+from latelier.kernels import threads
 
 # GPU kernels import triton, which only torch's CUDA builds bring.
 collect_ignore_glob = [] if find_spec("triton") else ["src/latelier/scores/triton.py"]
@@ -127,6 +130,15 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(folder / "cache"))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_kernels_beside() -> Iterator[None]:
+    """Compile no kernels beside the tests: numba then sets filters of warnings aside, and standard output."""
+    before = threads._ONE_SEARCH
+    threads._ONE_SEARCH = math.inf
+    yield
+    threads._ONE_SEARCH = before
 
 
 @pytest.fixture(autouse=True)
