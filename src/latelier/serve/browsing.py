@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
-from latelier.indexes import ValueCount
+from latelier.indexes import Id, ValueCount
 from latelier.retrieve import Retriever
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
 from latelier.retrieve.records import HEADINGS
@@ -66,7 +66,7 @@ def _folders(paths: Iterable[ValueCount], folder: str) -> list[ValueCount]:
 def newest(retriever: Retriever) -> list[schemas.NewDocument]:
     """Return the documents of the files that were changed last; of no folder, those that were added last."""
     documents = StoredDocuments(retriever.index)
-    changed = changed_last(retriever.index, _NEWEST)
+    changed: dict[Id, str | None] = dict(changed_last(retriever.index, _NEWEST))
     if not changed and len(retriever.index) <= _MOST_IDS:
         changed = {id: None for id in reversed(documents.ids()[-_NEWEST:])}
     stored = documents.existing(list(changed))
