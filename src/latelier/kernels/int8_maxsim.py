@@ -147,7 +147,7 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
     dim = codes.shape[1]
     best = np.empty(packed.shape[0] * LANES, dtype=np.float32)
     words = packed.shape[1] * (1 + has_wide_rows(isa))
-    widened = _widen(packed, has_wide_rows(isa))
+    widened = widen(packed, has_wide_rows(isa))
     buffers = np.zeros((2, ROWS, words), dtype=np.int32)
     few_scales = np.empty(ROWS, dtype=np.float32)
     for d in range(len(offsets) - 1):
@@ -169,7 +169,7 @@ def score_range(isa: tuple[int, ...], documents: Documents, queries: Queries, sc
 
 
 @kernel(inner=True)
-def _widen(packed: np.ndarray, wanted: bool) -> np.ndarray:
+def widen(packed: np.ndarray, wanted: bool) -> np.ndarray:
     """Return packed query tokens as 16 bits, so that it is not done again for each row; nothing if not wanted."""
     numbers = packed.reshape(-1)
     widened = np.empty(len(numbers) if wanted else 0, dtype=np.int16)
@@ -188,7 +188,7 @@ def _maxima(
 ) -> None:
     """Update the maxima ``best`` with a document: address of its codes, dim, address of at least eight scales, tokens.
 
-    `query` holds the packed tokens, the same from `_widen`, and their starting sums.
+    `query` holds the packed tokens, the same from `widen`, and their starting sums.
     `buffers` ``(2, 8, words)`` int32 hold the rows that are multiplied and those that are converted meanwhile; numbers
     beyond the dim are zeros there, or any others, since the query's are zeros.
     """

@@ -26,7 +26,7 @@ from latelier.indexes.ivf.kernels.codes import (
     token_addresses,
 )
 from latelier.indexes.ivf.layout import CodedDocuments, CodeShape
-from latelier.kernels.int8_maxsim import emit_maxima
+from latelier.kernels.int8_maxsim import emit_maxima, widen
 from latelier.kernels.jit import (
     FLOATS,
     LANES,
@@ -41,7 +41,7 @@ from latelier.kernels.jit import (
     splat,
     types,
 )
-from latelier.kernels.multiply import has_wide_rows, multiply_pairs
+from latelier.kernels.multiply import has_wide_rows, instruction_set_of, multiply_pairs
 
 # Groups of query tokens whose products with a document are kept at a time; limits the memory for long queries.
 _GROUPS = 4
@@ -59,17 +59,19 @@ def _raise_maxima_of(lanes: int) -> Any:
 
         `places` are eight addresses: of the rows from `as_multiplied`, of their scales ``(8,)`` float32, of the maxima
         ``(16,)`` float32, of the leads of the rows ``(8,)`` and of the query tokens ``(16,)`` float32, of the query
-        tokens ``(words, 16, 4)`` int8, of their starting sums ``(16,)`` int32, and of the products ``(8, 16)`` float32,
-        whose rows are `stride` bytes apart.
+        tokens ``(words, 16, 4)`` int8, or int16 if rows are wide, of their starting sums ``(16,)`` int32, and of the
+        products ``(8, 16)`` float32, whose rows are `stride` bytes apart.
         """
         signature = types.void(isa, types.UniTuple(types.int64, 8), types.int64, types.int64)
+        wide = instruction_set_of(isa).products.wide_rows
 
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             _, places, words, stride = arguments
             rows, scales, best, *leads, query, start, kept = cgutils.unpack_tuple(builder, places)
             own = (rows, scales, best)
             groups = [(query, start)]
-            products = emit_maxima(builder, isa, own, groups, words, lanes=lanes, leads=(leads[0], leads[1]))
+            both = (leads[0], leads[1])
+            products = emit_maxima(builder, isa, own, groups, words, lanes=lanes, widened=wide, leads=both)
             for r, product in enumerate(products):
                 place = builder.add(kept, builder.mul(stride, constant(r)))
                 builder.store(product, at(builder, place, FLOATS), align=4)
@@ -154,6 +156,7 @@ def rerank_scores(
     documents = CodedDocuments(*documents)
     shape = CodeShape(*shape)
     query = quantise_query(vectors, query_leads)
+    widened = widen(query.packed[0], has_wide_rows(isa))
     groups = query.packed.shape[1]
     longest = ROWS
     for d in chosen:
@@ -180,7 +183,7 @@ def rerank_scores(
             load_leads(documents.leads[d], tokens, leads)
         for first in range(0, groups, _GROUPS):
             some = (first, min(_GROUPS, groups - first))
-            _raise_by_document(isa, documents, (d, ahead), shape, query, some, (scales, leads), products, best)
+            _raise_by_document(isa, documents, (d, ahead), shape, query, widened, some, (scales, leads), products, best)
         score = _add_up(best, query.scales)
         scores[n, 0] = score
         scores[n, 1] = np.nan
@@ -190,7 +193,7 @@ def rerank_scores(
             count = min(_GROUPS, groups - first)
             if groups > _GROUPS:  # these products were overwritten
                 _raise_by_document(
-                    isa, documents, (d, d), shape, query, (first, count), (scales, leads), products, best
+                    isa, documents, (d, d), shape, query, widened, (first, count), (scales, leads), products, best
                 )
             for i in range(count * LANES):
                 t = first * LANES + i
@@ -258,6 +261,7 @@ def _raise_by_document(
     pair: tuple[int, int],
     shape: CodeShape,
     query: QuantisedQuery,
+    widened: np.ndarray,
     some: tuple[int, int],
     own: tuple[np.ndarray, np.ndarray],
     products: np.ndarray,
@@ -265,8 +269,8 @@ def _raise_by_document(
 ) -> None:
     """Write the products in 8 bits of a document with some groups of query tokens, and raise their maxima in `best`.
 
-    `pair` are the document and the next one, which is prefetched; `some` the first group and the number of groups;
-    `own` the scales and leads of the document's tokens.
+    `pair` are the document and the next one, which is prefetched; `widened` the query from `widen`; `some` the first
+    group and the number of groups; `own` the scales and leads of the document's tokens.
     """
     (d, ahead) = pair
     (first_group, groups) = some
@@ -279,6 +283,8 @@ def _raise_by_document(
     wide = np.empty(ROWS * width, dtype=np.uint16)
     row_scales = np.empty(ROWS, dtype=np.float32)
     packed_at = np.int64(query.packed.ctypes.data)
+    if has_wide_rows(isa):
+        packed_at = np.int64(widened.ctypes.data)
     start_at = np.int64(query.start.ctypes.data)
     best_at = np.int64(best.ctypes.data)
     scales_at = np.int64(scales.ctypes.data)
@@ -306,7 +312,7 @@ def _raise_by_document(
             step = 4 * LANES * g
             ours = (block_at, scales_at + 4 * first, best_at + step, leads_at + 4 * first, query_leads_at + step)
             kept = products_at + stride * first + 4 * LANES * (g - first_group)
-            places = (*ours, packed_at + step // 4 * width, start_at + step, kept)
+            places = (*ours, packed_at + step // 4 * width * (1 + has_wide_rows(isa)), start_at + step, kept)
             # Only the sets with wide rows multiply fewer lanes in less time.
             if has_wide_rows(isa):
                 lanes = len(query.scales) - LANES * g
