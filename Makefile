@@ -4,6 +4,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
+# Those that need no package beside the extras whose versions constraints-lowest.txt has.
+LOWEST_TESTS := $(addprefix tests/,data evaluation indexes/test_index_arguments.py kernels losses models modules rank \
+	retrieve/test_retriever.py scores test_embeddings.py training utils)
 BENCHMARKS := $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 
 # As many processes as cores, four at most for their memory: each imports torch and loads models. WORKERS=0 for one alone.
@@ -11,7 +15,7 @@ WORKERS ?= logical
 PYTEST = $(if $(ISA),.ci/isa $(ISA) )$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all soak lint types docs bench clean
+.PHONY: help demo test test-all test-lowest soak lint types docs bench clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -24,6 +28,9 @@ test: $(VENV)/installed-dev ## run the tests and all examples (TESTS="..." some 
 
 test-all: $(VENV)/installed-dev $(VENV)/installed-all ## the same with every extra installed, and the slow tests too
 	@$(PYTEST) -m "" $(TESTS)
+
+test-lowest: $(LOWEST)/installed ## run the tests with the lowest versions that pyproject.toml allows, in an environment of its own (PYTHON=python3.10)
+	@$(LOWEST)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal $(or $(TESTS),$(LOWEST_TESTS))
 
 soak: $(VENV)/installed-dev ## kill, fork, damage files and fill disks by the thousands (SCALE=0.05 for a small dose)
 	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak --scale $${SCALE:-1} $(SOAK)
@@ -43,11 +50,17 @@ bench: $(VENV)/installed-benchmarks ## run the benchmarks
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist site jupyter_execute .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist site jupyter_execute .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed, this is %s; choose one with PYTHON=python3.x." % sys.version.split()[0])'
 	@$(PYTHON) -m venv --upgrade-deps $(VENV) || { rm -rf $(VENV); exit 1; } # half an environment would hide the cause next time; the pip of Python 3.11 takes twice as long
+
+$(LOWEST)/installed: pyproject.toml constraints-lowest.txt
+	@$(PYTHON) -m venv --upgrade-deps $(LOWEST)
+	@echo "Installing the lowest versions into $(LOWEST) ..."
+	@$(LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints-lowest.txt --editable ".[train,eval,irds,parquet,images,serve,demo]" httpx hypothesis pytest "pytest-xdist[psutil]"
+	@touch $@
 
 # One stamp per extra, older than pyproject.toml or constraints.txt when the dependencies have changed since.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python

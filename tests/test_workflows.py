@@ -4,10 +4,14 @@ import platform
 import re
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = {
@@ -76,3 +80,17 @@ def test_a_set_of_instructions_that_does_not_exist_is_refused():
     done = subprocess.run(["bash", ROOT / ".ci/isa", "avx3", "true"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.strip() == "usage: .ci/isa avx512vnni|avx2|generic COMMAND ..., received 'avx3'"
+
+
+def test_the_lowest_versions_are_those_that_the_package_asks_for():
+    lowest = {}
+    for text in requires("latelier"):
+        requirement = Requirement(text)
+        bounds = [each.version for each in requirement.specifier if each.operator == ">="]
+        lowest.setdefault(canonicalize_name(requirement.name), set()).update(map(Version, bounds))
+    lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    base = [Requirement(text) for text in requires("latelier") if "extra" not in text]
+    assert {requirement.name for requirement in base} <= pins.keys()
+    wrong = {name: version for name, version in pins.items() if Version(version) not in lowest[canonicalize_name(name)]}
+    assert wrong == {}
