@@ -5,9 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from latelier import indexes
 from latelier.errors import InvalidArgumentError
+from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
@@ -103,3 +105,20 @@ def test_a_copy_of_an_export_is_a_model_that_the_user_names(home):
     with Retriever(encoder, home / "another") as retriever:
         retriever.add(TEXTS)
         assert retriever.search("the moon is far", k=1)[0].id == 1
+
+
+def test_another_model_of_the_same_space_is_exported_for_itself(exported, home):
+    [folder] = (home / "cache" / "encoders").iterdir()
+    shutil.rmtree(folder)
+    similar = ColBERT.from_dense(str(home / "model"), device="cpu", **LENGTHS)
+    with torch.no_grad():
+        for weights in similar.parameters():
+            weights.add_(0.1 * weights.std() * torch.randn(weights.shape, generator=torch.Generator().manual_seed(0)))
+    similar.save(home / "similar")
+    with Retriever.open(home / "index", model=home / "similar", device="cpu", same_space=True) as retriever:
+        other = retriever.export_encoder()
+    assert other != folder
+    with pytest.raises(InvalidArgumentError, match="no exported encoder of"):
+        Retriever.open(home / "index", backend="onnx")
+    with Retriever.open(home / "index", model=other, same_space=True) as retriever:
+        assert retriever.run({"q": "pears"}).settings["document_model"] == str(exported / "model")

@@ -527,7 +527,9 @@ class QueryModel:
         if self.name is None:
             raise InvalidArgumentError("the model was given as an object, which no index names; give it by name.")
         model = self.loaded
-        identity = ModelIdentity.stored_in(index) or self.identity
+        identity = ModelIdentity.stored_in(index)
+        if identity is None or not is_same_model(identity.fingerprint, self.identity.fingerprint):
+            identity = self.identity  # of another model of the same space, not of the one that filled the index
         folder = encoder_folder(identity)
         if not (is_own(folder) and is_whole(folder)):
             from latelier.models.onnx import export
