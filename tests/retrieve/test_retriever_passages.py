@@ -182,7 +182,7 @@ def test_a_document_of_more_passages_than_a_chunk_is_one_commit(small, tmp_path,
     with Retriever(small, tmp_path / "index") as retriever:
         before = retriever.index.settings
         retriever.add([("a", "x"), ("long", long_text(1, 400)), ("b", "y")], passages=16, chunk_size=5)
-        assert before["documents"] == {"passages": {"max_tokens": 16, "overlap": 2}, "pool_factor": 1}
+        assert before["documents"] == {"passages": {"max_tokens": 16, "overlap": 2, "late": False}, "pool_factor": 1}
         assert stored(retriever).ids() == ["a", "long", "b"]
         assert len(stored(retriever).parts("long")) > 20
 

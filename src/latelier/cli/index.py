@@ -96,7 +96,8 @@ PassagesOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="N",
-        help="Cut texts into passages of at most N tokens; auto: as the model reads, at most 512; none: whole.",
+        help="Cut texts into passages of at most N tokens; auto: as the model reads, at most 512; none: whole; late or "
+        "late:N: with vectors that have seen what stands around the passage.",
     ),
 ]
 OverlapOption: TypeAlias = Annotated[
@@ -416,11 +417,15 @@ def _passages(given: str | None, overlap: int | None) -> Passages | Literal[Fals
         if given is None:
             return None
         return False
-    tokens: Any = None if given == "auto" else number_or_text(given)
+    late = given == "late" or given.startswith("late:")
+    number = given.removeprefix("late").removeprefix(":")
+    tokens: Any = None
+    if number and number != "auto":
+        tokens = number_or_text(number)
     if tokens is not None and not is_count(tokens, LEAST_TOKENS):
-        expected = f"a number of tokens from {LEAST_TOKENS} on, auto or none"
+        expected = f"a number of tokens from {LEAST_TOKENS} on, auto, late, late:N or none"
         raise typer.BadParameter(f"received {given!r}; expected {expected}.", param_hint="--passages")
-    return Passages(tokens, overlap)
+    return Passages(tokens, overlap, late)
 
 
 def _names(listed: str | None) -> list[str] | None:

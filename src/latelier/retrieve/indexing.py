@@ -13,6 +13,8 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.results import duplicate_ids
+from latelier.retrieve.encoders import reduced
+from latelier.retrieve.late import Taken, taken_rows
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
     LEAST_TOKENS,
@@ -157,7 +159,7 @@ _SECONDS = 5.0
 class Rows(NamedTuple):
     """What one transaction stores; `numbers` are those ids of documents that the user has not given.
 
-    `inputs` are what the model reads: the texts, or pictures in their place.
+    `inputs` are what the model reads: the texts, pictures in their place, or windows of which passages are `taken`.
     """
 
     ids: list[Id]
@@ -166,9 +168,19 @@ class Rows(NamedTuple):
     metadata: list[dict[str, Any]]
     documents: list[Id]
     numbers: list[Id]
+    taken: list[list[Taken]]
+
+    @classmethod
+    def none(cls) -> Rows:
+        """Return a transaction without documents."""
+        return cls([], [], [], [], [], [], [])
 
     def append(self, document: PreparedDocument) -> None:
         """Add a document."""
+        if document.late is not None:
+            self.taken.extend(document.late.after(len(self.inputs)))
+        else:
+            self.taken.extend([Taken(len(self.inputs) + i, None)] for i in range(len(document.inputs)))
         self.ids.extend(document.ids)
         self.texts.extend(document.texts)
         self.inputs.extend(document.inputs)
@@ -194,7 +206,7 @@ def divide(
     `may_replace`: whether a stored document may be replaced by one with another content; None: each may.
     """
     for chunk in chunks:
-        rows = Rows([], [], [], [], [], [])
+        rows = Rows.none()
         known = stored.existing([id for id, _ in chunk]) if skip_unchanged else ()
         for prepared in prepare(chunk, passages, model):
             if prepared.id not in known:
@@ -210,43 +222,70 @@ def divide(
                 pace.changed += 1
             if rows.ids and len(rows.ids) + len(prepared.ids) > pace.rows:
                 yield rows
-                rows = Rows([], [], [], [], [], [])
+                rows = Rows.none()
             rows.append(prepared)
         if rows.ids:
             yield rows
 
 
+class Encoding(NamedTuple):
+    """How documents are encoded; `late`: passages are taken of the vectors of windows, and then pooled and rounded."""
+
+    batch_size: int
+    pool_factor: int
+    precision: str | None
+    late: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `QueryModel.encode_documents`."""
+        if self.late:
+            return {"batch_size": self.batch_size}
+        return {"batch_size": self.batch_size, "pool_factor": self.pool_factor, "precision": self.precision}
+
+    def finish(self, rows: Rows, parts: Iterator[TokenEmbeddings], size: int) -> Any:
+        """Return the vectors of a transaction, of which `size` inputs are in each part, or an iterator over them."""
+        if self.late:
+            return (reduced(each, self.pool_factor, self.precision) for each in taken_rows(parts, rows.taken))
+        if len(rows.inputs) <= size:
+            return next(parts)
+        return parts  # encoded while they are stored
+
+
 def encode(
-    model: QueryModel, transactions: Iterable[Rows], size: int, bar: Any, **options: Any
+    model: QueryModel, transactions: Iterable[Rows], size: int, bar: Any, encoding: Encoding
 ) -> Iterator[tuple[Rows, Any]]:
-    """Yield each transaction with its vectors; those of a document of more than `size` passages come in parts."""
+    """Yield each transaction with its vectors; those of a document of more than `size` inputs come in parts."""
     for rows in transactions:
-        if len(rows.ids) <= size:
-            yield rows, model.encode_documents(rows.inputs, **options)
-        else:  # encoded while they are stored
-            parts = (rows.inputs[first : first + size] for first in range(0, len(rows.inputs), size))
-            yield rows, (model.encode_documents(part, **options) for part in parts)
+        inputs = (rows.inputs[first : first + size] for first in range(0, len(rows.inputs), size))
+        parts = (model.encode_documents(each, **encoding.options) for each in inputs)
+        yield rows, encoding.finish(rows, parts, size)
         bar.update(len(rows.documents))
 
 
 def encode_by_workers(
-    workers: EncodingWorkers | int, model: QueryModel, transactions: Iterable[Rows], size: int, bar: Any, **options: Any
+    workers: EncodingWorkers | int,
+    model: QueryModel,
+    transactions: Iterable[Rows],
+    size: int,
+    bar: Any,
+    encoding: Encoding,
 ) -> Iterator[tuple[Rows, Any]]:
     """Yield each transaction with its vectors, while workers, or so many new ones, encode the next."""
     from latelier.retrieve.workers import open_workers  # with Ray's, only if workers are asked for
 
     waiting: deque[Rows] = deque()
 
-    def parts() -> Iterator[list[Any]]:
+    def inputs() -> Iterator[list[Any]]:
         for rows in transactions:
             waiting.append(rows)
             yield from (rows.inputs[first : first + size] for first in range(0, len(rows.inputs), size))
 
-    with open_workers(workers, model) as opened, closing(opened.encode(parts(), **options)) as encoded:
+    with open_workers(workers, model) as opened, closing(opened.encode(inputs(), **encoding.options)) as encoded:
         for vectors in encoded:
             rows = waiting.popleft()
-            remaining = -(-len(rows.texts) // size) - 1  # parts of a very long document, read while it is stored
-            yield rows, itertools.chain([vectors], itertools.islice(encoded, remaining)) if remaining else vectors
+            remaining = -(-len(rows.inputs) // size) - 1
+            yield rows, encoding.finish(rows, itertools.chain([vectors], itertools.islice(encoded, remaining)), size)
             bar.update(len(rows.documents))
 
 

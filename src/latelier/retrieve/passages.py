@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -26,6 +26,8 @@ from latelier.utils.misc import Markup, bar, fragment, table
 LEAST_TOKENS = 16
 # By default, passages overlap by this fraction of their length.
 _OVERLAP = 8
+# Late passages have this fraction of the tokens that the model reads.
+_LATE = 3
 # Quotation marks and brackets may follow the end of a sentence; in Chinese and Japanese, no space does.
 _CLOSING = "[\"')\\]\u2019\u201d\u00bb\u300d\u300f]*"
 _SENTENCE = re.compile(rf"[.!?\u2026]{_CLOSING}\s+|[\u3002\uff01\uff1f]{_CLOSING}\s*|\n\s*")
@@ -45,17 +47,22 @@ class Passages:
     overlap
         Maximum number of tokens that a passage shares with the one before it, less than half of `max_tokens`; None: an
         eighth of `max_tokens`.
+    late
+        Encode texts in overlapping windows as long as the model reads, and take the vectors of passages from them: late
+        chunking, see `docs/indexing.md`. The headings above a passage are not put before it then, only its title;
+        `max_tokens` by default: a third of what the model reads.
 
     Examples
     --------
     >>> Passages(200)
-    Passages(max_tokens=200, overlap=None)
+    Passages(max_tokens=200, overlap=None, late=False)
     >>> Passages(200).resolved(max_length=256)
-    Passages(max_tokens=200, overlap=25)
+    Passages(max_tokens=200, overlap=25, late=False)
     """
 
     max_tokens: int | None = None
     overlap: int | None = None
+    late: bool = False
 
     def __post_init__(self) -> None:
         tokens = check_count("max_tokens", self.max_tokens, LEAST_TOKENS, optional=True)
@@ -73,10 +80,11 @@ class Passages:
         InvalidArgumentError
             If the model reads fewer tokens, or has no limit and `max_tokens` is None.
         """
-        if self.max_tokens is None:
+        tokens = self.max_tokens
+        if tokens is None:
             tokens = max_length
-        else:
-            tokens = self.max_tokens
+            if self.late and max_length is not None:
+                tokens = max(max_length // _LATE, LEAST_TOKENS)
         if tokens is None:
             raise InvalidArgumentError("this model reads documents of any length, so passages need a number of tokens.")
         if max_length is not None and tokens > max_length:
@@ -84,11 +92,12 @@ class Passages:
                 f"received passages of {tokens} tokens, but the model reads at most {max_length} of a document; give "
                 "fewer, or raise max_length_document."
             )
-        return Passages(tokens, tokens // _OVERLAP if self.overlap is None else self.overlap)
+        return Passages(tokens, tokens // _OVERLAP if self.overlap is None else self.overlap, self.late)
 
     def agrees_with(self, resolved: Passages) -> bool:
         """Whether the numbers that are given are those of other passages."""
-        return self.max_tokens in (None, resolved.max_tokens) and self.overlap in (None, resolved.overlap)
+        is_cut_alike = self.max_tokens in (None, resolved.max_tokens) and self.overlap in (None, resolved.overlap)
+        return is_cut_alike and self.late == resolved.late
 
 
 class PassageRange(NamedTuple):
@@ -272,14 +281,15 @@ class DocumentSettings(NamedTuple):
         """Store the settings in an index, unless it has them already or they are those of whole documents."""
         if self == DocumentSettings.stored_in(index):
             return
-        passages = self.passages and {"max_tokens": self.passages.max_tokens, "overlap": self.passages.overlap}
+        passages = self.passages and asdict(self.passages)
         index.settings[_SETTING] = {"passages": passages, "pool_factor": self.pool_factor}
 
     def describe_passages(self) -> str:
         """Return what an index holds, for messages."""
         if self.passages is None:
             return "whole documents"
-        return f"passages of {self.passages.max_tokens} tokens that overlap by {self.passages.overlap}"
+        kind = "late passages" if self.passages.late else "passages"
+        return f"{kind} of {self.passages.max_tokens} tokens that overlap by {self.passages.overlap}"
 
 
 # Characters of a text, and of the metadata of a document, that the table of a notebook shows.

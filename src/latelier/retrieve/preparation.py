@@ -14,6 +14,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id
 from latelier.indexes.store.rows import encode_metadata
 from latelier.retrieve.images import Picture
+from latelier.retrieve.late import LateText, late_text
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
     PassageId,
@@ -39,6 +40,7 @@ class PreparedDocument(NamedTuple):
     ids: list[Id]
     texts: list[str]
     metadata: list[dict[str, Any]]
+    late: LateText | None = None
 
     @classmethod
     def whole(cls, id: Id, document: InputDocument, ids: list[Id]) -> PreparedDocument:
@@ -52,10 +54,12 @@ class PreparedDocument(NamedTuple):
 
     @property
     def inputs(self) -> list[str | Picture]:
-        """What the model reads: the texts, or a picture in their place."""
-        if self.document.image is None:
-            return list(self.texts)
-        return [self.document.image]
+        """What the model reads: the texts, a picture in their place, or windows of a text."""
+        if self.document.image is not None:
+            return [self.document.image]
+        if self.late is not None:
+            return list(self.late.inputs)
+        return list(self.texts)
 
     def is_stored(self, stored: StoredDocuments) -> bool:
         """Whether the index holds a document with the same passages, texts and metadata."""
@@ -120,6 +124,8 @@ def _passages(chunk: Chunk, passages: Passages, model: QueryModel) -> Iterator[P
             f"expected at least {overhead + _LEAST_ROOM}."
         )
     parts = [document.parts or (Part(0),) for _, document in chunk]
+    if passages.late:
+        parts = [tuple(Part(part.start, page=part.page) for part in each) for each in parts]
     titles = {_title(document, part): 0 for (_, document), each in zip(chunk, parts, strict=True) for part in each}
     shown = {}
     for title, title_starts in zip(titles, model.token_starts(list(titles)), strict=True):
@@ -149,7 +155,13 @@ def _passages(chunk: Chunk, passages: Passages, model: QueryModel) -> Iterator[P
         cut = [document.text[start:end] for start, end in ranges]
         titled = [document.with_title(text, shown[_title(document, part)]) for text, part in zip(cut, own, strict=True)]
         metadata = [document.metadata | ({"page": part.page} if part.page else {}) for part in own]
-        yield PreparedDocument(id, document, ids, titled, metadata)
+        late = None
+        if passages.late:
+            title = _title(document, each[0])
+            heading = f"{shown[title]} " if title else ""
+            window = (model.limits("document")[1] or tokens) - overhead - titles[title]
+            late = late_text(document.text, each[0].start, heading, ranges, titled, window, model)
+        yield PreparedDocument(id, document, ids, titled, metadata, late)
 
 
 def _title(document: InputDocument, part: Part) -> str:

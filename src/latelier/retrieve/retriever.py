@@ -28,6 +28,7 @@ from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.folders import DocumentFolder, read_documents
 from latelier.retrieve.images import Picture
 from latelier.retrieve.indexing import (
+    Encoding,
     OnExisting,
     Pace,
     bounded_sizes,
@@ -516,8 +517,8 @@ class Retriever(NotCopied):
             documents, passages = default_passages(documents, model, size)
         settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.limits("document")[1])
         stored = StoredDocuments(index, has_passages=settings.passages is not None)
-        factor = settings.pool_factor
-        options: dict[str, Any] = {"batch_size": batch_size, "pool_factor": factor, "precision": precision}
+        late = settings.passages is not None and settings.passages.late
+        encoding = Encoding(batch_size, settings.pool_factor, precision, late)
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chunks = read_chunks(documents, model, stored, size, on_existing, bar)
@@ -525,9 +526,9 @@ class Retriever(NotCopied):
             chosen: dict[str, Any] = {"skip_unchanged": skip_unchanged, "may_replace": may_replace}
             transactions = divide(chunks, model, settings.passages, pace, stored, bar, **chosen)
             if workers is None:
-                encoded = encode(model, transactions, size, bar, **options)
+                encoded = encode(model, transactions, size, bar, encoding)
             else:
-                encoded = encode_by_workers(workers, model, transactions, size, bar, **options)
+                encoded = encode_by_workers(workers, model, transactions, size, bar, encoding)
             for rows, vectors in encoded:
                 if is_new:
                     model.identity.store_in(index)
