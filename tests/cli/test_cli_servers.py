@@ -21,6 +21,16 @@ def used_port():
         (("serve", "{folder}", "{folder}"), "received two indexes named 'records'"),
         (("serve", "{folder}", "--port", "{port}"), "cannot listen on 127.0.0.1, port {port}"),
         (("serve", "{folder}", "--read-only", "--write-token", TOKEN), "received a write token, but every index is"),
+        (("serve", "{folder}", "--serve-files", "./gone"), "'./gone' is no folder"),
+        (
+            ("serve", "{folder}", "b={folder}", "--serve-files", "."),
+            "whose it is: NAME=., where NAME is one of 'records', 'b'",
+        ),
+        (
+            ("serve", "{folder}", "--serve-files", ".", "--serve-files", "records=."),
+            "two folders of files for 'records'",
+        ),
+        (("serve", "{folder}", "b={folder}", "--serve-files", "b=."), ABSENT),
         (("serve", "{folder}"), ABSENT),
         (("mcp", "{folder}", "--http", "--port", "{port}"), "cannot listen on 127.0.0.1, port {port}"),
         (("mcp", "{folder}"), ABSENT),

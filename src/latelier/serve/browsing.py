@@ -68,7 +68,7 @@ def newest(retriever: Retriever) -> list[schemas.NewDocument]:
     documents = StoredDocuments(retriever.index)
     changed: dict[Id, str | None] = dict(changed_last(retriever.index, _NEWEST))
     if not changed and len(retriever.index) <= _MOST_IDS:
-        changed = {id: None for id in reversed(documents.ids()[-_NEWEST:])}
+        changed = dict.fromkeys(reversed(documents.ids()[-_NEWEST:]))
     stored = documents.existing(list(changed))
     found = []
     for record in documents.get([id for id in changed if id in stored]):
@@ -108,13 +108,9 @@ def questions(retriever: Retriever) -> list[str]:
     return [_question(title) for title in titles[:_QUESTIONS]]
 
 
-# Titles that begin so ask something already.
-_ASKING = frozenset(["who", "whose", "what", "when", "where", "which", "why", "how"])
-
-
 def _question(title: str) -> str:
-    if title.split()[0].lower() in _ASKING:
-        return title.rstrip("?") + "?"
+    if title.endswith("?"):
+        return title
     return f"What does “{title}” say?"
 
 

@@ -1,7 +1,7 @@
 // Filters: the conditions that are chosen, shown as tags, and the column of values to choose from.
 
 import { browse, describeFields, keepsIntegers } from "./api.js";
-import { element, isDate, readable } from "./render.js";
+import { dayOf, element, isDate, readable } from "./render.js";
 import { at, current, searchSoon } from "./state.js";
 
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "contains", "begins with", "ends with", "has"];
@@ -161,17 +161,24 @@ function someOf(name, buttons) {
   return [...shown, more];
 }
 
-function limit(field, operator, type, end) {
+// A limit of numbers or of days, which are written as they are shown everywhere.
+function limit(field, operator, areDays, end) {
   const side = operator === ">=" ? "from" : "to";
   const present = held.find((each) => each[0] === field && each[1] === operator)?.[2] ?? "";
   const value = present.replace(/T24$/, "");
-  const input = element("input", { type, value, placeholder: readable(end), ariaLabel: `${field} ${side}` });
-  if (type === "number") input.step = "any";
+  const type = areDays ? "text" : "number";
+  const shown = areDays && value ? readable(value) : value;
+  const input = element("input", { type, value: shown, placeholder: readable(end), ariaLabel: `${field} ${side}`, autocomplete: "off" });
+  if (!areDays) input.step = "any";
   input.addEventListener("change", () => {
+    const typed = input.value.trim();
+    const wanted = areDays && typed ? dayOf(typed) : typed;
+    input.setCustomValidity(typed && !wanted ? `Write a day, such as ${readable(end)}.` : "");
+    if (!input.reportValidity()) return;
     const others = without(field, operator);
     // Points in time of a day begin with its date.
-    const isLast = type === "date" && operator === "<=" && end.length > 10;
-    change(input.value ? [...others, [field, operator, isLast ? `${input.value}T24` : input.value]] : others);
+    const isLast = areDays && operator === "<=" && end.length > 10;
+    change(wanted ? [...others, [field, operator, isLast ? `${wanted}T24` : wanted]] : others);
   });
   return element("label", {}, `${side} `, input);
 }
@@ -189,9 +196,8 @@ function facet(all, now) {
   if (isRange && (isDate(least) || !isComplete || !isRepeated)) {
     const isChosen = held.some((each) => each[0] === field);
     if (least === greatest || (now && now.least === null && !isChosen)) return [];
-    const type = isDate(least) ? "date" : "number";
-    const limits = element("div", { className: "limits" }, limit(field, ">=", type, least), limit(field, "<=", type, greatest));
-    return [group(field, limits, element("small", {}, `${readable(least)} to ${readable(greatest)}`))];
+    const areDays = isDate(least);
+    return [group(field, element("div", { className: "limits" }, limit(field, ">=", areDays, least), limit(field, "<=", areDays, greatest)))];
   }
   const shown = isComplete ? values : (now?.values ?? values).filter((each) => each.documents > 1);
   const buttons = shown.flatMap(({ value }) => {

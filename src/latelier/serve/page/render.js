@@ -51,6 +51,7 @@ const CODE =
 const DATE = /^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$/;
 const LONGEST_VALUE = 60;
 const LONGEST_WORD = 30;
+const SEPTEMBER = /\bsept\b/i; // as it is written in British English, and not read
 const dates = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone: "UTC" });
 
 export const isCode = (path) => CODE.test(path);
@@ -64,6 +65,13 @@ export function isAddress(value) {
   }
 }
 export const isDate = (value) => typeof value === "string" && DATE.test(value) && !Number.isNaN(Date.parse(value));
+
+// The day that a person has typed, as "3 Feb 2024" or 2024-02-03; empty if it is none.
+export function dayOf(typed) {
+  if (isDate(typed)) return typed.slice(0, 10);
+  const time = Date.parse(`${typed.replace(SEPTEMBER, "Sep")} UTC`);
+  return Number.isNaN(time) ? "" : new Date(time).toISOString().slice(0, 10);
+}
 
 // A value of the metadata for people; filters get it as it is.
 export function readable(value) {
@@ -119,7 +127,6 @@ const KIND_NAMES = { pdf: "PDF", code: "Source code", web: "Web page" };
 
 export function kindOf(path, { from, date } = {}) {
   const [kind] = KINDS.find(([, pattern]) => pattern.test(path)) ?? [from && date ? "mail" : "text"];
-  if (kind === "mail") return from ? "mail" : "text";
   return kind === "text" && isCode(path) ? "code" : kind;
 }
 

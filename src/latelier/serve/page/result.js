@@ -186,7 +186,7 @@ const sender = (value) => String(value).replace(/\s*<[^>]*>\s*$/, "").replaceAll
 // What it is and where: of a mail sender and date, of a file its folders, and in it headings, page or line.
 function whereOf(id, name, metadata, headings) {
   const path = typeof metadata.path === "string" ? metadata.path : "";
-  const isMail = kindOf(path, metadata) === "mail";
+  const isMail = kindOf(path, metadata) === "mail" && Boolean(metadata.from);
   const file = path ? breadcrumb(path) : element("span", {}, name === id ? "" : id);
   const parts = isMail ? [element("span", {}, sender(metadata.from)), element("span", {}, readable(metadata.date ?? ""))] : [];
   const position = element("span", { className: "position" }, metadata.page ? `page ${metadata.page}` : "");
@@ -285,12 +285,12 @@ export function resultItem(query, result, { shared = new Set(), best = result.sc
   const tools = element("div", { className: "tools" });
   if (servesFiles && typeof metadata.path === "string") tools.append(opener(id, metadata.page));
   tools.append(copier("Copy link", () => addressOf(result)));
-  if (result.text !== null) tools.append(copier("Copy passage", passage));
+  if (result.text) tools.append(copier("Copy passage", passage));
   if (servesPages && metadata.page && !isPage && /\.pdf$/i.test(file)) tools.append(sheet);
   if (query) tools.append(map);
   if (!isPage || result.text) tools.append(more);
   const bar = result.score === undefined ? [] : [strength(result, best)];
-  const head = element("div", { className: "head" }, icon(kindOf(file, metadata)), element("h2", {}, title), ...bar);
+  const head = element("div", { className: "head" }, icon(kindOf(file || String(fileName(result) ?? ""), metadata)), element("h2", {}, title), ...bar);
   const values = element("ul", { className: "metadata", ariaLabel: "Metadata" }, ...chips(metadata, isTold));
   const item = element("li", { tabIndex: -1 }, head, where, matches, text, element("div", { className: "foot" }, values, tools), place);
   short();
