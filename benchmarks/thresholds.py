@@ -1,12 +1,16 @@
 """What a threshold that `Retriever.estimate_threshold` has estimated from the documents alone does to judged queries.
 
     python benchmarks/thresholds.py path/to/scifact path/to/debian [--documents 2500] [--json results.json]
+    python benchmarks/thresholds.py --weak path/to/cranfield path/to/cisi path/to/vaswani
 
 The folders are collections in BEIR's layout; larger ones than --documents are sampled, judged documents first. The
 model is all-MiniLM-L6-v2 without training. "found" is the share of the queries that find a document at the threshold
 although their relevant documents are left out, so that nothing answers them: what `share` asks for. "precision" is the
 share of relevant documents among the ten best that reach the threshold, and "recall" the share of the relevant
 documents among the ten best that do; without a threshold, recall is 1.
+
+With --weak: the share of 60 questions of each collection of which all ten results are weak (`Retriever.learn_weak`), in
+its own documents, where it should be 0, and in those of the others, where it should be 1.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from latelier.evaluation import load_beir
 from latelier.retrieve import Retriever
 
 SHARES = (0.05, 0.1, 0.2, 0.5)
+ASKED = 60  # questions of a collection, with --weak
 DEEP, K = 50, 10  # hits read, so that one of them is not relevant; hits that a user sees
 
 
@@ -64,15 +69,38 @@ def measure(folder: Path, documents: int, queries: int) -> list[dict[str, float 
     return rows
 
 
+def share_of_weak(retriever: Retriever, questions: list[str]) -> float:
+    """Return the share of questions of which all results are weak."""
+    spread = np.linspace(0, len(questions) - 1, min(ASKED, len(questions))).astype(int)
+    found = retriever.search([questions[i] for i in spread], k=K)
+    return float(np.mean([all(result.weak for result in results) for results in found]))
+
+
+def measure_weak(folders: list[Path]) -> list[dict[str, float | str]]:
+    """Return for each collection its threshold, and the shares of weak questions of all collections."""
+    collections = {folder.name: load_beir(folder, split="test") for folder in folders}
+    questions = {name: [own.queries[query] for query in own.qrels] for name, own in collections.items()}
+    rows: list[dict[str, float | str]] = []
+    for name, collection in collections.items():
+        retriever = Retriever("all-MiniLM-L6-v2", device="cpu")
+        retriever.add({"id": id, **document} for id, document in collection.documents.items())
+        row: dict[str, float | str] = {"collection": name, "threshold": retriever.learn_weak().min_mean_score}
+        row |= {other: share_of_weak(retriever, asked) for other, asked in questions.items()}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collections", nargs="+", type=Path)
     parser.add_argument("--documents", type=int, default=2500)
     parser.add_argument("--queries", type=int, default=300)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--weak", action="store_true")
     options = parser.parse_args()
-    results = []
-    for folder in options.collections:
+    results = measure_weak(options.collections) if options.weak else []
+    for folder in () if options.weak else options.collections:
         rows = measure(folder, options.documents, options.queries)
         results += rows
         print("| collection | share | threshold | found | precision | recall |\n| --- | --- | --- | --- | --- | --- |")

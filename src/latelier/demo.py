@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from latelier.errors import LatelierError, StorageError
 from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
+from latelier.retrieve.excerpts import Excerpt, excerpts
 from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
 from latelier.utils.files import cache_folder
 from latelier.utils.misc import Closing
 
 if TYPE_CHECKING:
-    from latelier.retrieve import Explanation, Result
+    from latelier.retrieve import Result
 
 __all__ = ["standard_library_documents"]
 
@@ -248,11 +249,11 @@ class Session(Closing):
             with self._timed("exporting the encoder"), suppress(LatelierError):  # the model answers without it
                 self._retriever.export_encoder()
 
-    def answer(self, question: str, k: int) -> tuple[list[Result], dict[Any, Explanation]]:
-        """Return the ``k`` best results for a question, and a dict of the best one's id to its explanation."""
+    def answer(self, question: str, k: int) -> tuple[list[Result], dict[Any, Excerpt]]:
+        """Return the ``k`` best results for a question, and by their ids the excerpts that matched."""
         with self._timed("answering"):
             results = self._retriever.search(question, k)
-            return results, {result.id: self._retriever.explain(question, result.id) for result in results[:1]}
+            return results, excerpts(self._retriever.query_model, self._retriever.index, question, results)
 
     def _has_encoder(self) -> bool:
         """Whether the encoder is exported, or cannot be because the extra ``onnx`` is missing."""

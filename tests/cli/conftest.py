@@ -35,8 +35,9 @@ class Runner(CliRunner):
 
 @pytest.fixture(scope="session")
 def run():
-    def run(*arguments, input=None):
-        return Runner().invoke(app, [str(argument) for argument in arguments], input=input, prog_name="latelier")
+    def run(*arguments, input=None, color=False):
+        texts = [str(argument) for argument in arguments]
+        return Runner().invoke(app, texts, input=input, prog_name="latelier", color=color)
 
     return run
 

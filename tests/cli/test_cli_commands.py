@@ -14,15 +14,24 @@ from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 
 
-def test_search_prints_a_table(run, folder):
+def test_search_prints_what_matched(run, folder):
     result = run("search", folder, "unhealthy fruit", "-k", 2, "--device", "cpu")
     assert result.exit_code == 0
-    first, second = result.stdout.splitlines()
-    assert first.split()[0] == "1"
-    assert first.endswith("fruit  Bananas are healthy.")
+    first, text, second, _ = result.stdout.splitlines()
+    assert (first.split()[0], first.split()[2:], text.strip()) == ("1", ["fruit"], "Bananas are healthy.")
     assert second.split()[0] == "2"
     assert "\x1b" not in result.stdout
     assert result.stderr == ""
+
+
+def test_the_words_that_matched_are_bold_on_a_terminal_and_explained(run, folder, monkeypatch):
+    monkeypatch.setattr("latelier.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = run("search", folder, "the unhealthy fruit", "-k", 1, "--device", "cpu", "--explain", color=True).stdout
+    head, text, why = shown.splitlines()
+    assert "\x1b[1mfruit\x1b[0m" in head
+    assert text.strip() == "\x1b[1mBananas\x1b[0m are \x1b[1mhealthy\x1b[0m."
+    assert re.fullmatch(r" +unhealthy ~ healthy \d\.\d\d, fruit ~ bananas \d\.\d\d", why)  # no "the", no [SEP]
 
 
 def test_search_as_json_with_filter_and_explanation(run, folder):
@@ -106,7 +115,7 @@ def test_an_index_keeps_its_bits(run, records_file, tmp_path, monkeypatch):
 def test_index_adds_and_updates(run, tmp_path):
     folder, texts = tmp_path / "index", "Bananas are healthy.\nThe moon is far away.\n"
     result = run("index", "-", "--index", folder, "--device", "cpu", input=texts)
-    read = "of which the first 350 tokens each are searchable"
+    read = "all of their text is searchable"
     assert (result.exit_code, result.stdout.partition(";")[0]) == (0, f"{folder}: 2 documents (2 new), {read}")
     result = run("index", "-", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
     assert (result.exit_code, result.stdout.partition(";")[0]) == (0, f"{folder}: 2 documents (1 changed), {read}")
@@ -157,7 +166,7 @@ def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_
         (["info", "./absent"], 1, "Error: there is no index in"),
         (["index", "./absent.txt", "--index", "x"], 2, "there is no file './absent.txt'."),
         (["index", "-"], 2, "latelier index SOURCE INDEX"),
-        (["search", "x", "y", "-k", "0"], 2, "Invalid value for '-k'"),
+        (["search", "x", "y", "-k", "0"], 2, "Invalid value for '-k': received 0; expected a whole number from 1 on"),
         (["search", "x", "y", "--kk", "3"], 2, "No such option: --kk"),
         (["serch", "x", "y"], 2, "No such command 'serch'"),
         (["search", "x", "y", "--mode", "keyword"], 2, "Did you mean 'keywords'?"),

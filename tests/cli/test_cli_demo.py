@@ -35,8 +35,8 @@ def test_answers_the_prepared_questions(run, cached):
     blocks = [block.splitlines() for block in result.stdout.strip().split("\n\n")]
     assert [block[0] for block in blocks] == list(QUESTIONS)
     assert [block[1].split()[2] for block in blocks] == BEST
-    assert blocks[1][1].lower().endswith("returns a sha256 hash object; optionally initialized with a string")
-    assert "sha256 ~ sha256" in blocks[1][2]
+    assert blocks[1][2].lower().endswith("returns a sha256 hash object; optionally initialized with a string")
+    assert "sha256 ~ sha256" in blocks[1][3]
     assert result.stderr.strip().startswith(f"{len(SOME)} docstrings; loading the model ")
 
 

@@ -38,6 +38,6 @@ def test_ids_are_found_as_they_are_typed(run, tmp_path):
     told = json.loads(run("explain", passages, "green", "7", "--device", "cpu", "--json").stdout)
     assert told["id"] == 7
     assert told["text"].endswith("Pears are green.")
-    result = run("explain", folder, "fruit", "9", "--device", "cpu")
-    assert result.exit_code == 1
-    assert "no document has the id '9'" in result.stderr
+    for given, said in (("9", "no document has the id '9'. latelier"), ("1E3", "the id '1E3'; did you mean '1e3'?")):
+        result = run("explain", folder, "fruit", given, "--device", "cpu")
+        assert (result.exit_code, said in result.stderr) == (1, True)

@@ -339,3 +339,49 @@ def test_a_folder_that_an_mcp_server_watches_is_kept_current(start, tmp_path, ti
     (tmp_path / "away").rename(folder)
     (folder / "sun.md").write_text("It is near.")
     wait_until(lambda: count(index) == 3)
+
+
+def test_what_is_skipped_is_told_once_and_an_object_is_read_whole(run, tmp_path, tiny):
+    folder, index = tmp_path / "files", tmp_path / "index"
+    folder.mkdir()
+    (folder / "a.md").write_text("Bananas are healthy.")
+    (folder / "card.json").write_text('{"name": "penguins", "licence": "MIT"}')
+    (folder / "old.tar.gz").write_bytes(b"\x1f\x8b")
+    (folder / "tool.exe").write_bytes(b"MZ\0\0")
+    (folder / "notes.xyz").write_text("A text.")
+
+    def skipped():
+        with pytest.warns(UserWarning, match="skipped") as caught:
+            assert run("index", folder, index, "--model", tiny, "--device", "cpu").exit_code == 0
+        (message,) = [str(each.message) for each in caught if "skipped" in str(each.message)]
+        return message
+
+    first = skipped()
+    assert "old.tar.gz: an archive; unpack it" in first
+    assert "tool.exe: a binary file has no text" in first
+    assert "notes.xyz: no known kind of text; --glob '*.xyz'" in first
+    assert skipped().endswith("skipped 3 files of " + str(folder) + ", as before")
+    (folder / "new.zip").write_bytes(b"PK")
+    third = skipped()
+    assert "new.zip: an archive" in third
+    assert "3 as before" in third
+    found = json.loads(run("search", index, "penguins", "--mode", "keywords", "--json").stdout)["results"]
+    assert [result["id"] for result in found] == ["card.json"]
+
+
+def test_standard_input_is_one_text(run, tmp_path, tiny):
+    index = tmp_path / "index"
+    arguments = ("index", "-", index, "--format", "whole", "--model", tiny, "--device", "cpu")
+    assert run(*arguments, input="# Fruit\n\nBananas are\nhealthy.\n").exit_code == 0
+    with indexes.open(index) as opened:
+        assert [record.text for record in opened.get(opened.ids())] == ["# Fruit\n\nBananas are\nhealthy."]
+
+
+def test_an_index_of_an_interrupted_first_run_says_what_goes_on(run, tmp_path):
+    indexes.IVF(tmp_path / "index", nbits=2).close()
+    for command in (("search", "fruit"), ("explain", "fruit", "a"), ("why-not", "fruit", "a")):
+        result = run(command[0], tmp_path / "index", *command[1:])
+        assert result.exit_code == 1
+        assert f"first run was interrupted before it stored one. This goes on: latelier index SOURCE {tmp_path}" in (
+            result.stderr
+        )

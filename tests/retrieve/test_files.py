@@ -265,9 +265,13 @@ def test_records_in_a_folder(tmp_path):
     found = {document.id: document.text for document in read_documents(tmp_path)}
     assert [*found] == ["note.md", "part=1/a.jsonl#a", "part=1/b.jsonl#b", "table.csv"]
     assert found["table.csv"] == "fruit;price\npears;3\n"  # without a column of texts, it is one text
-    (tmp_path / "package.json").write_text('{"name": "x"}')
-    with pytest.warns(UserWarning, match="package.json: none of its records has a field 'text'"):
-        assert len(list(read_documents(tmp_path))) == 4
+    (tmp_path / "package.json").write_text('{"name": "x"}')  # one object, and no record
+    (tmp_path / "lock.json").write_text(json.dumps({"name": "x" * 200_000}))
+    with pytest.warns(UserWarning, match="lock.json: none of its records has a field 'text'"):
+        found = {document.id: document.text for document in read_documents(tmp_path)}
+    assert (len(found), found["package.json"]) == (5, '{"name": "x"}')
+    (document,) = read_documents(tmp_path / "package.json")
+    assert (document.id, document.text) == ("package.json", '{"name": "x"}')
 
 
 def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):

@@ -93,3 +93,29 @@ def test_an_estimated_threshold_lets_the_wanted_share_of_unanswered_pieces_throu
     assert shares[0] <= 0.25 <= shares[1]
     with pytest.raises(InvalidArgumentError, match=r"share=0\.6"):
         retriever.estimate_threshold(0.6)
+
+
+@pytest.fixture(scope="module")
+def ships(minilm):
+    retriever = Retriever(minilm, device="cpu")
+    retriever.add(f"Ship {number} came from port {number} with rice and tea." for number in range(20))
+    return retriever
+
+
+@pytest.mark.parametrize("mode", ["vectors", "hybrid", "rerank"])
+def test_results_are_weak_where_nothing_matches(ships, mode):
+    assert ships.search("rice from a ship", mode=mode)[0].weak is None
+    least = ships.learn_weak().min_mean_score
+    for query, expected in (("rice from a ship", False), ("a ship of love and jealousy, the symphony of rice", True)):
+        for result in ships.search(query, mode=mode):
+            assert result.weak == (result.mean_score < least)
+            assert result.mean_score == pytest.approx(naive_mean(ships.model, query, result.text), abs=1e-5)
+        assert result.weak is expected
+    assert "nothing matches well" in str(ships.search("a symphony of love", mode="vectors"))
+    assert ships.search("rice", mode="keywords")[0].weak is None
+    del ships.index.settings["weak_results"]
+
+
+def test_what_is_weak_is_not_estimated_from_a_few_words(retriever):
+    with pytest.raises(InvalidArgumentError, match="needs 20"):
+        retriever.learn_weak()

@@ -1,6 +1,8 @@
 """Cutting by offsets, compared with naive loops over the documents."""
 
+import io
 import re
+import sys
 import threading
 from itertools import pairwise
 
@@ -13,7 +15,7 @@ from latelier import indexes
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 from latelier.utils import batch_by_tokens
-from latelier.utils.misc import bar, escape, fragment, table
+from latelier.utils.misc import bar, escape, fragment, progress_bar, table
 
 
 @given(
@@ -62,6 +64,38 @@ def test_nothing_waits_for_the_lock_of_bars_that_are_not_shown(tiny):
         thread.start()
         thread.join(60)
     assert done == [2, 1]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_that_nobody_asked_for_appears_on_a_terminal_if_it_takes_long(monkeypatch):
+    def printed(shown, stream, delay=2.0):
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr("latelier.utils.misc._PATIENCE", delay)
+        with progress_bar(shown=shown, total=3, desc="Encoding", mininterval=0) as bar:
+            for _ in range(3):
+                bar.update(1)
+        return stream.getvalue()
+
+    assert printed(None, Terminal()) == ""
+    assert "Encoding: 100%" in printed(None, Terminal(), delay=1e-9)
+    assert "Encoding: 100%" in printed(True, Terminal())
+    assert printed(None, io.StringIO(), delay=1e-9) == ""
+    assert printed(False, Terminal(), delay=1e-9) == ""
+
+
+def test_the_bar_of_the_weights_is_hidden_and_no_other(monkeypatch, tiny):
+    monkeypatch.setattr("sys.stderr", Terminal())
+    from transformers.utils import logging
+
+    monkeypatch.setattr(logging, "_tqdm_active", True)
+    ColBERT(tiny, device="cpu")
+    assert "Loading weights" not in sys.stderr.getvalue()
+    list(logging.tqdm([1, 2], desc="Downloading", file=sys.stderr))
+    assert "Downloading: 100%" in sys.stderr.getvalue()
 
 
 HOSTILE = '</td><script>alert(1)</script><img src=x onerror="a()">\u202egnp\u2066\x00\x1b[31m\ud800'

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -39,6 +40,7 @@ from latelier.cli.options import (
 from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.ivf.layout import BITS, FOLDER_BITS
+from latelier.indexes.results import stored_cut
 from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
 from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages, StoredDocuments
 from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
@@ -249,6 +251,9 @@ def index(
             )
         _export_encoder(retriever)
         _report(retriever, target, report, documents, as_json=json_output)
+        if report.new or report.changed:
+            _tell_languages(retriever)
+            _learn_weak(retriever)
         for _ in changes:
             keep_current(retriever, read, remove=remove, **options)
 
@@ -344,6 +349,53 @@ def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any)
         raise
 
 
+_LOOKED_AT = 1000  # documents of which the language is looked at
+_MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
+
+
+def _tell_languages(retriever: Retriever) -> None:
+    """Say how many documents seem to be in another language than English, if the model is the one that is known."""
+    from latelier.models.location import DEFAULT_MODEL
+    from latelier.retrieve.languages import language_of
+    from latelier.retrieve.model import ModelIdentity
+
+    stored = ModelIdentity.stored_in(retriever.index)
+    if stored is None or stored.name != DEFAULT_MODEL:
+        return
+    documents = StoredDocuments(retriever.index)
+    ids = documents.ids()
+    looked_at = ids[:: -(-len(ids) // _LOOKED_AT)]
+    found = Counter(language_of(record.text or "") for record in documents.get(looked_at))
+    others = [name for name, _ in found.most_common() if name not in (None, "English")]
+    if others:
+        count = sum(found[name] for name in others)
+        name = DEFAULT_MODEL.rpartition("/")[2]
+        typer.echo(
+            f"{count:,} of {len(looked_at):,} documents seem to be {' or '.join(map(str, others))}; {name} reads "
+            f"English: fill a new index with --model {_MULTILINGUAL}",
+            err=True,
+        )
+
+
+# How many times as many documents an index has to have until what is weak is estimated again.
+_GROWTH = 2
+
+
+def _learn_weak(retriever: Retriever) -> None:
+    """Estimate which results are weak, for a new index and for one that has grown; it may be too small."""
+    from latelier.retrieve.thresholds import weak_documents
+
+    before = weak_documents(retriever.index)
+    if len(retriever) < _GROWTH * before:
+        return
+    with suppress(InvalidArgumentError):
+        learned = retriever.learn_weak()
+        why = "" if not before else f", again as it has grown from {before:,} documents"
+        typer.echo(
+            f"Estimated which results are weak{why}: those of mean_score < {learned.min_mean_score:.3f}.", err=True
+        )
+
+
 # Bytes from which on an index says what is smaller.
 _LARGE = 100_000_000
 
@@ -374,10 +426,11 @@ def _searchable(retriever: Retriever) -> str:
     if DocumentSettings.stored_in(retriever.index).passages is not None:
         count = len(retriever.index)
         return f"in {count:,} passage{'' if count == 1 else 's'}; all of their text is searchable"
+    cut = stored_cut(retriever.index.settings)
+    if not cut:
+        return "all of their text is searchable"
     length = retriever.query_model.limits("document")[1]
-    if length is None:
-        return "whole"
-    return f"of which the first {length:,} tokens each are searchable"
+    return f"{cut:,} of them longer than the first {length:,} tokens, which are searchable"
 
 
 def _read(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latelier.cli.locations import open_index, open_retriever
-from latelier.cli.options import DeviceOption, IndexArgument, JsonOption
+from latelier.cli.options import DeviceOption, IndexArgument, JsonOption, count_option
 from latelier.cli.output import (
     bold,
     is_terminal,
@@ -30,7 +30,8 @@ from latelier.utils.checks import format_bytes
 if TYPE_CHECKING:
     from latelier.demo import Session
     from latelier.indexes import Index
-    from latelier.retrieve import Explanation, Result
+    from latelier.retrieve import Result
+    from latelier.retrieve.excerpts import Excerpt
     from latelier.retrieve.model import ModelIdentity
 
 
@@ -141,7 +142,7 @@ def _encoder(model: ModelIdentity | None) -> str | None:
 def check(
     index: IndexArgument,
     *,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of hits to compare.")] = 10,
+    k: Annotated[int, count_option("Number of hits to compare.")] = 10,
     queries: Annotated[int, typer.Option(min=1, help="Documents of the index to use as queries.")] = 20,
     scores: Annotated[bool, typer.Option("--scores", help="Estimate a --min-mean-score too, with the model.")] = False,
     share: Annotated[float, typer.Option(help="Of --scores: questions without an answer that may find one.")] = 0.05,
@@ -217,15 +218,15 @@ def demo(
     query: Annotated[
         str | None, typer.Argument(metavar="QUERY", help="A question; default: five prepared ones, then yours.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of results per question.")] = 3,
+    k: Annotated[int, count_option("Maximum number of results per question.")] = 3,
     device: DeviceOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
     """Search Python's own documentation by meaning.
 
     The first run indexes the docstrings of your Python's standard library, which takes minutes on a laptop; later runs
-    answer immediately. The index is kept in your cache folder (LATELIER_CACHE names another one). The line below the
-    best result shows which word of the question matched which word of the text, and its contribution to the score.
+    answer immediately. The index is kept in your cache folder (LATELIER_CACHE names another one). Below each result
+    is the part that matched, and which word of the question matched which word of the text with what similarity.
 
     \b
     Example:
@@ -237,10 +238,10 @@ def demo(
     with Session(device, on_first_run=_announce, show_progress=True) as session:
         answers = []
         for question in QUESTIONS if query is None else (query,):
-            results, explanations = session.answer(question, k)
+            results, found = session.answer(question, k)
             if not json_output:
-                _print_answer(question, results, explanations)
-            answers.append({"query": question, "results": results_json(results, explanations)})
+                _print_answer(question, results, found)
+            answers.append({"query": question, "results": results_json(results, found, explain=True)})
         if json_output:
             seconds = {phase: round(value, 3) for phase, value in session.seconds.items()}
             facts = {"index": str(session.folder), "documents": len(session), "seconds": seconds}
@@ -257,12 +258,8 @@ def _announce(count: int, folder: Path) -> None:
     typer.echo(f"First run: indexing {count:,} docstrings into {folder}", err=True)
 
 
-def _print_answer(question: str, results: list[Result], explanations: dict[Any, Explanation]) -> None:
-    """Print a question and its results, each with the first line of its docstring."""
-    # The first line of a text repeats the name.
-    summaries = [(result.text or "").partition("\n")[2].partition("\n")[0] for result in results]
-    shown = [result._replace(text=text) for result, text in zip(results, summaries, strict=True)]
-    typer.echo("\n".join([f"\n{bold(printable(question))}", *result_lines(shown, explanations)]))
+def _print_answer(question: str, results: list[Result], found: Mapping[Any, Excerpt]) -> None:
+    typer.echo("\n".join([f"\n{bold(printable(question))}", *result_lines(results, found, explain=True, most=1)]))
 
 
 def _prompt(session: Session, k: int) -> None:

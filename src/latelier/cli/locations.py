@@ -289,7 +289,20 @@ def open_retriever(location: str, *, max_memory: str | None = None, **options: A
 
     index = open_index(location, max_memory=max_memory)
     try:
+        check_not_empty(index, location)
         return Retriever.open(index, **options)
     except BaseException:
         index.close()
         raise
+
+
+def check_not_empty(index: Index, location: str) -> None:
+    """Raise an error for an index that has never had a document: its first run was interrupted."""
+    if len(index) or index.dim is not None:
+        return
+    sources = list(index.settings.get("files", None) or {})
+    source = sources[0] if sources else "SOURCE"
+    raise InvalidArgumentError(
+        f"the index in {location} holds no document: its first run was interrupted before it stored one. This goes on: "
+        f"latelier index {source} {location}"
+    )

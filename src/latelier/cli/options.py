@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import InvalidArgumentError, UnknownIdError
 from latelier.indexes.options import SEARCH_OPTIONS, SearchOption, SearchOptions
 from latelier.retrieve.passages import StoredDocuments
+from latelier.utils.checks import is_count, short
 from latelier.utils.files import number_or_text, parse_json
 
 if TYPE_CHECKING:
@@ -50,6 +52,20 @@ SameSpaceOption: TypeAlias = Annotated[
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
 ]
+
+
+def _count(given: Any) -> int:
+    number = number_or_text(str(given))  # a default is a number
+    if not is_count(number, 1):
+        raise typer.BadParameter(f"received {given}; expected a whole number from 1 on.")
+    return int(number)
+
+
+def count_option(help: str) -> Any:
+    """Return an option ``-k`` of a number of documents."""
+    return typer.Option("-k", parser=_count, metavar="N", help=help)
+
+
 # What a command gets of its search options: those on the command line, as keywords of a search.
 SearchKeywords: TypeAlias = dict[str, Any]
 
@@ -159,11 +175,29 @@ def _value(text: str) -> int | float | str:
 
 
 def document_id(index: Index, text: str) -> Id:
-    """Return the id that a text spells: an integer if the index has it, else the text."""
+    """Return the id that a text spells: an integer if the index has it, else the text; an error names near ids."""
+    stored = StoredDocuments(index)
     number = number_or_text(text)
-    if isinstance(number, int) and number in StoredDocuments(index):
+    if isinstance(number, int) and number in stored:
         return number
+    if text not in stored:
+        near = _near_ids(list(map(str, stored.ids())), text)
+        if near:
+            raise UnknownIdError(f"no document has the id {short(text)}; did you mean {near}?")
     return text
+
+
+_MOST_IDS = 100_000  # that are compared with an unknown one
+_NEAR = 3  # that are named
+
+
+def _near_ids(ids: list[str], text: str) -> str:
+    """Return the ids nearest to one that no document has: those that hold it, or are spelled like it."""
+    lower = text.lower()
+    found = [id for id in ids if lower in id.lower()][:_NEAR]
+    if not found:
+        found = get_close_matches(text, ids[:_MOST_IDS], _NEAR)
+    return " or ".join(map(short, found))
 
 
 def given_secret(option: str | None, variable: str) -> str | None:

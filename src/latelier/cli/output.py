@@ -22,15 +22,25 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import typer
 
 from latelier.errors import Advice, LatelierError
-from latelier.retrieve.images import place
+from latelier.retrieve.images import place as picture_place
+from latelier.retrieve.passages import NOTHING_MATCHES
 from latelier.utils.checks import cut, escape_json, is_unicode, printable
 
 if TYPE_CHECKING:
     from latelier.retrieve import Explanation, Result
+    from latelier.retrieve.excerpts import Excerpt
 
 # Width of a line if the output is not a terminal: long enough for a sentence, short enough to read.
 _FILE_WIDTH = 200
 _LONGEST_ID = 100
+_INDENT = 13  # of what stands below a result
+_MOST_LINES = 3  # of an excerpt
+_MOST_WEAK = 3  # results that are shown where all are weak
+# Around a marked word, while lines are wrapped: printable text has neither.
+_BOLD = "\x02"
+_PLAIN = "\x03"
+_NO_MARKS = {ord(_BOLD): None, ord(_PLAIN): None}
+_BETWEEN = re.compile(f"{_BOLD}([^{_PLAIN}]*){_PLAIN}?")
 
 
 def print_json(value: Any) -> None:
@@ -43,38 +53,70 @@ def print_json(value: Any) -> None:
     typer.echo(escape_json(text))
 
 
-def result_lines(results: Iterable[Result], explanations: Mapping[Any, Explanation] | None = None) -> list[str]:
-    """Return a table of results; what matched is below the line of each that is explained."""
-    results = list(results)
-    ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in results]
-    left = max(map(len, ids), default=0)
+def result_lines(
+    results: Iterable[Result], found: Mapping[Any, Excerpt], *, explain: bool = False, most: int = _MOST_LINES
+) -> list[str]:
+    """Return a line for each result, and below it the excerpt that matched, and if wanted the words that did."""
     lines = []
-    for rank, (id_, result) in enumerate(zip(ids, results, strict=True), start=1):
-        head = f"{rank:3}  {result.score:6.3f}  "
-        room = max(_width() - len(head) - left - 2, 20)
-        # Cut before the text is split: it may have megabytes. split() turns any white space into single spaces.
-        shown = result.text or ""
-        explanation = (explanations or {}).get(result.id)
-        if explanation is not None and explanation.text == shown:
-            start, _ = explanation.snippet(room)
-            shown = ("... " if start else "") + shown[start:]
-        words = " ".join(f"{place(result.metadata)} {shown[: 20 * room]}".split())
-        text = textwrap.shorten(printable(words), room, placeholder=" ...")
-        lines.append(f"{head}{bold(f'{id_:{left}}')}  {text}".rstrip())
-        if explanation is not None:
-            lines += _explanation_lines(explanation)
+    weak = []
+    results = list(results)
+    is_weak = bool(results) and all(result.weak for result in results)
+    if is_weak:
+        lines.append(f"{NOTHING_MATCHES}; the nearest:")
+    for rank, result in enumerate(results, start=1):
+        id = cut(printable(str(result.id)), _LONGEST_ID)
+        if result.weak and (not is_weak or rank > _MOST_WEAK):
+            weak.append(id)
+            continue
+        excerpt = found.get(result.id)
+        if excerpt is None:
+            place = printable(picture_place(result.metadata))
+        else:
+            place = cut(printable(excerpt.place), _LONGEST_ID)
+        head = f"{rank:3}  {result.score:6.3f}  {bold(id)}"
+        lines.append(f"{head}, {place}" if place else head)
+        if excerpt is not None:
+            lines += _excerpt_lines(excerpt, most)
+            if explain and excerpt.explanation is not None:
+                lines += _explanation_lines(excerpt.explanation)
+    if weak:
+        named = cut(", ".join(weak), _width() - _INDENT)
+        lines.append(f"{len(weak)} more match{'es' if len(weak) == 1 else ''} weakly: {named}")
     return lines
 
 
-def results_json(results: Iterable[Result], explanations: Mapping[Any, Explanation]) -> list[dict[str, Any]]:
-    """Return results as JSON values, with the matched words of those that have an explanation."""
+def _excerpt_lines(excerpt: Excerpt, most: int) -> list[str]:
+    """Return an excerpt in indented lines, with the words that matched in bold."""
+    # Marked words are wrapped as they are printed: the characters around them have no width, and are in no text.
+    shown = excerpt.shown(printable, lambda word: f"{_BOLD}{printable(word)}{_PLAIN}")
+    room = max(_width() - _INDENT - 1, 20)
+    lines: list[str] = []
+    line = ""
+    for word in shown.split():
+        width = len((line + " " + word).translate(_NO_MARKS))
+        if line and width > room:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    lines.append(line)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1]} ..."]
+    return [" " * _INDENT + _BETWEEN.sub(lambda found: bold(found[1]), each) for each in lines if each]
+
+
+def results_json(results: Iterable[Result], found: Mapping[Any, Excerpt], *, explain: bool) -> list[dict[str, Any]]:
+    """Return results as JSON values, with the excerpt that matched, its place, and if wanted the matched words."""
     values = []
     for rank, result in enumerate(results, start=1):
         value = {"rank": rank, **result._asdict()}
         if result.start is None:  # not a passage
             del value["start"], value["end"]
-        if result.id in explanations:
-            value["words"] = [match._asdict() for match in explanations[result.id].words()]
+        excerpt = found.get(result.id)
+        if excerpt is not None:
+            value |= {"excerpt": excerpt.text, "place": excerpt.place}
+            if explain and excerpt.explanation is not None:
+                value["words"] = [match._asdict() for match in excerpt.explanation.words()]
         values.append(value)
     return values
 
@@ -101,9 +143,9 @@ def quiet_loading() -> None:
 
 def _explanation_lines(explanation: Explanation) -> list[str]:
     """Return the word pairs of an explanation with their contributions to the score, as an indented paragraph."""
-    words = (match for match in explanation.words() if match.word not in explanation.special)
-    matches = [printable(f"{match.word} ~ {match.matched} {match.contribution:.2f}") for match in words]
-    return textwrap.wrap(", ".join(matches), max(_width() - 1, 40), initial_indent=" " * 13, subsequent_indent=" " * 13)
+    matches = [printable(f"{match.word} ~ {match.matched} {match.contribution:.2f}") for match in explanation.reasons()]
+    indent = " " * _INDENT
+    return textwrap.wrap(", ".join(matches), max(_width() - 1, 40), initial_indent=indent, subsequent_indent=indent)
 
 
 def _width() -> int:

@@ -22,6 +22,7 @@ from latelier.cli.options import (
     SearchKeywords,
     TrustOption,
     check_same_space,
+    count_option,
     document_id,
     refuse_unused,
     takes_search_options,
@@ -29,8 +30,7 @@ from latelier.cli.options import (
 from latelier.cli.output import print_json, printable, quiet_loading, result_lines, results_json
 
 if TYPE_CHECKING:
-    from latelier.indexes import Id
-    from latelier.retrieve import Explanation, Results, Retriever
+    from latelier.retrieve import Explanation
 
 
 @takes_search_options()
@@ -39,26 +39,28 @@ def search(
     index: IndexArgument,
     words: Annotated[list[str], typer.Argument(metavar="TEXT", help="The query.")],
     *,
-    k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents.")] = 10,
+    k: Annotated[int, count_option("Maximum number of documents.")] = 10,
     search: SearchKeywords,
     model: QueryModelOption = None,
     same_space: SameSpaceOption = False,
     trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     max_memory: MemoryOption = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show which words matched.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show which words matched which.")] = False,
     device: DeviceOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Find the documents of an index that match a query best.
 
-    Prints rank, score, id and the beginning of the text; higher scores are better.
+    Prints rank, score (higher is better), id, and page, heading or line; below them the part of the text that matched.
 
     \b
     Example:
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.retrieve.excerpts import excerpts
+
     text = " ".join(words)
     check_same_space(same_space, model)
     quiet_loading()
@@ -77,27 +79,17 @@ def search(
         load_model=needs_model,
     ) as retriever:
         results = retriever.search(text, k, **search)
-        explanations: dict[Id, Explanation] = {}
-        if explain:
-            explanations = _explained(retriever, text, results, search)
+        encoder = retriever.query_model if needs_model else None
+        reading = {"whole": bool(search.get("whole_query")), "plain": bool(search.get("plain_query"))}
+        found = excerpts(encoder, retriever.index, text, results, **reading)
     if json_output:
-        print_json({"query": text, "results": results_json(results, explanations)})
+        print_json({"query": text, "results": results_json(results, found, explain=explain)})
     elif results:
-        typer.echo("\n".join(result_lines(results, explanations)))
+        typer.echo("\n".join(result_lines(results, found, explain=explain)))
     else:
         typer.echo("no document found.", err=True)
     if results.unread:
         typer.echo(f"the last {results.unread:,} tokens of the query were not read; see --whole-query.", err=True)
-
-
-def _explained(retriever: Retriever, text: str, results: Results, search: SearchKeywords) -> dict[Id, Explanation]:
-    from latelier.retrieve.explaining import explain_documents
-
-    ids = [result.id for result in results]
-    starts = [result.start for result in results]
-    reading = {"whole": bool(search.get("whole_query")), "plain": bool(search.get("plain_query"))}
-    parts = explain_documents(retriever.query_model, retriever.index, text, ids, starts=starts, **reading)
-    return dict(zip(ids, parts, strict=True))
 
 
 def explain(
@@ -168,7 +160,7 @@ def why_not(
     text: QueryArgument,
     document: IdArgument,
     *,
-    k: Annotated[int, typer.Option("-k", min=1, help="Maximum number of documents of the search.")] = 10,
+    k: Annotated[int, count_option("Maximum number of documents of the search.")] = 10,
     search: SearchKeywords,
     model: QueryModelOption = None,
     same_space: SameSpaceOption = False,

@@ -27,7 +27,7 @@ from latelier.errors import (
 )
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.ivf import IVF
-from latelier.indexes.results import INT64, Id, dump_json, duplicate_ids
+from latelier.indexes.results import CUT, INT64, WEAK, Id, dump_json, duplicate_ids
 from latelier.utils.checks import describe, parse_bytes, short
 from latelier.utils.files import parse_json, replaced
 from latelier.utils.misc import needs_extra, progress_bar
@@ -248,8 +248,10 @@ def _add_batches(batches: Iterator[_Batch], index: Index, settings: dict[str, An
 def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bool) -> None:
     """Store settings before the first document, since they say what the vectors mean."""
     stored = dict(index.settings)
+    own = {CUT, WEAK}
     # An index with documents and without a setting may hold documents of another model, or prepared otherwise.
-    differing = [name for name in settings if (name in stored or has_documents) and stored.get(name) != settings[name]]
+    meant = [name for name in settings if name not in own and (name in stored or has_documents)]
+    differing = [name for name in meant if stored.get(name) != settings[name]]
     if differing:
         raise InvalidArgumentError(
             f"{index!r} does not have the settings {', '.join(map(short, differing[:5]))} of the source: another model "

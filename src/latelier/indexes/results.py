@@ -346,7 +346,9 @@ class IndexStatistics:
         return 0.0
 
 
-CUT = "cut_documents"  # the key among the settings of an index
+# Keys among the settings of an index that say nothing about what its vectors mean.
+CUT = "cut_documents"
+WEAK = "weak_results"
 
 
 def stored_cut(settings: Mapping[str, Any]) -> int:

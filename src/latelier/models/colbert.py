@@ -321,7 +321,8 @@ class ColBERT(MultiVectorEncoder):
         add_special_tokens, convert_to_tensor
             For calls written for neural-cherche and PyLate: there are always special tokens, and tensors.
         batch_size, show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, **kwargs
-            With ``chunk_size`` and ``token_pooling``, as in `sentence_transformers.MultiVectorEncoder.encode`.
+            With ``chunk_size`` and ``token_pooling``, as in `sentence_transformers.MultiVectorEncoder.encode`. Without
+            `show_progress_bar`, a bar appears on a terminal or in a notebook, if it takes longer than two seconds.
 
         Returns
         -------

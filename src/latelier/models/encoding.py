@@ -218,13 +218,13 @@ def encode_rows(
             return encoded
         return [_truncate(torch.as_tensor(row), job.truncate_dim) for row in encoded]
     shown = options.get("show_progress_bar")
-    if shown is None:
-        shown = logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
+    if shown is None and len(rows) <= job.batch_size:  # a search, or little more
+        shown = False
     if are_many:
         for each in device if isinstance(device, list) else ():
             resolve_device(each)
         job = replace(job, prompt=prompt)
-        return model._multi_process(rows, shown, pool, device, options.get("chunk_size"), job=job)
+        return model._multi_process(rows, bool(shown), pool, device, options.get("chunk_size"), job=job)
     job = replace(job, prompt=prompt, device=_place(model, device))
     with progress_bar(shown=shown, total=len(rows), desc=_DESCRIPTIONS[job.task]) as bar:
         if pixels:

@@ -105,12 +105,33 @@ def loading(name: str | None, options: Mapping[str, Any]) -> Iterator[str | None
     try:
         if found is not None and not is_folder(Path(found)):
             _check_connection(found, options)
-        with _without_conversion_messages():
+        with _without_conversion_messages(), without_weight_bars():
             yield found
     except LatelierError:
         raise
     except (OSError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
+
+
+@contextmanager
+def without_weight_bars() -> Iterator[None]:
+    """Leave out the bar of transformers for the weights of a model, which even a small one has; not of downloads."""
+    from transformers.utils import logging as messages
+
+    if not hasattr(messages, "set_tqdm_hook"):  # an older transformers 5
+        yield
+        return
+
+    def hide(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if options.get("desc") == "Loading weights":
+            options = {**options, "disable": True}
+        return factory(*args, **options)
+
+    before = messages.set_tqdm_hook(hide)
+    try:
+        yield
+    finally:
+        messages.set_tqdm_hook(before)
 
 
 @contextmanager

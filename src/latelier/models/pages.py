@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models.layouts import token_layer
+from latelier.models.location import without_weight_bars
 from latelier.models.weights import ADAPTER, Checkpoint, refuse_missing, refuse_unused
 
 _ENGINE = "Convert it with colpali-engine, or take a checkpoint in transformers' own layout (*ForRetrieval)."
@@ -190,9 +191,10 @@ def _build(
         dtype = given
     kind: Any = transformers.MODEL_MAPPING[type(config)]
     inside = {name: each for name, each in saved.items() if not name.startswith("lm_head.")}
-    encoder, report = kind.from_pretrained(
-        None, config=config, state_dict=inside, output_loading_info=True, dtype=dtype
-    )
+    with without_weight_bars():
+        encoder, report = kind.from_pretrained(
+            None, config=config, state_dict=inside, output_loading_info=True, dtype=dtype
+        )
     refuse_missing(checkpoint.name, sorted(report["missing_keys"]))
     unused = {name: () for name in sorted(report["unexpected_keys"])}
     refuse_unused(checkpoint.name, unused, "which no module takes")

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers.utils import is_accelerate_available
 
 from latelier.errors import ModelLoadError
+from latelier.models.location import without_weight_bars
 from latelier.utils.misc import warn_caller
 
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")
@@ -167,7 +168,7 @@ def _report_of_transformers(checkpoint: Checkpoint, folder: str, encoder: Any) -
     options |= {"cache_dir": checkpoint.place["cache_folder"], "subfolder": folder}
     if is_accelerate_available():
         options["device_map"] = "meta"
-    with _without_reports():
+    with _without_reports(), without_weight_bars():
         _, report = type(encoder).from_pretrained(
             checkpoint.name, config=encoder.config, output_loading_info=True, **options
         )

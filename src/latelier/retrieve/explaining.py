@@ -18,38 +18,6 @@ from latelier.retrieve.page_map import is_picture, page_tokens
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.retrieve.query_transform import change_queries
 from latelier.scores.maxsim import Alignment, align
-from latelier.utils.misc import Markup, escape
-
-# Of the strongest word: weaker ones are mostly articles and prepositions.
-_LEAST_MARKED = 0.4
-
-
-def marked_snippets(
-    model: QueryModel,
-    index: Index,
-    query: str,
-    results: Sequence[Result],
-    *,
-    whole: bool = False,
-    plain: bool = False,
-) -> dict[Id, Markup]:
-    """Return the snippet of each result's text as HTML, with the words that matched marked."""
-
-    def shown(part: str) -> str:
-        return escape(re.sub(r"\s+", " ", part))
-
-    snippets = {}
-    for each in explain_results(model, index, query, results, whole=whole, plain=plain).values():
-        begin, end = each.snippet()
-        least = _LEAST_MARKED * max((span.contribution for span in each.spans), default=0.0)
-        pieces = ["… " if begin else ""]
-        at = begin
-        for span in each.spans:
-            if begin <= span.start and span.end <= end and span.contribution >= least:
-                pieces += [shown(each.text[at : span.start]), f"<mark>{shown(each.text[span.start : span.end])}</mark>"]
-                at = span.end
-        snippets[each.id] = Markup("".join([*pieces, shown(each.text[at:end]), " …" if end < len(each.text) else ""]))
-    return snippets
 
 
 def explain_results(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id
+from latelier.retrieve.languages import function_words
 from latelier.retrieve.page_map import STYLE, PageMap, WordMap, draw_page, page_html
 from latelier.utils.checks import cut, printable, short
 from latelier.utils.files import as_path, write_bytes
@@ -152,8 +153,23 @@ class Explanation:
         """
         return _spans(self.document_words, _added(self))
 
-    def snippet(self, length: int = 240) -> tuple[int, int]:
+    @property
+    def marks(self) -> list[Span]:
+        """Those of the `spans` that are worth marking: words, but no function words, that add much to the score."""
+        common = function_words(self.text)
+        content = [span for span in self.spans if is_content(self.text[span.start : span.end], common)]
+        strongest = max((span.contribution for span in content), default=0.0)
+        return [span for span in content if span.contribution >= max(_LEAST_MARKED, _OF_STRONGEST * strongest)]
+
+    def snippet(self, length: int = 240, begin: int = 0) -> tuple[int, int]:
         """Return the part of the text, of about so many characters, whose words added most to the score.
+
+        Parameters
+        ----------
+        length
+            Number of characters.
+        begin
+            The first character to look at, such as the one after a title.
 
         Returns
         -------
@@ -170,28 +186,7 @@ class Explanation:
         >>> explanation.text[start:end]
         'Bananas are healthy.'
         """
-        spans = self.spans
-        text = self.text
-        best = -1.0
-        first = 0
-        last = 0
-        for i, span in enumerate(spans):
-            inside = [each for each in spans[i:] if each.end <= span.start + length]
-            if sum(each.contribution for each in inside) > best:
-                best = sum(each.contribution for each in inside)
-                first = span.start
-                last = span.start + length
-                last = inside[-1].end if inside else min(span.end, last)
-        # A third of the room that is left stands before the first word; no word is cut.
-        start = max(0, min(first - max(0, length - (last - first)) // 3, len(text) - length))
-        end = min(len(text), max(start + length, last))
-        if start:
-            begin = re.search(r"\s", text[start - 1 : first])
-            start = start + begin.start() if begin else first
-        if end < len(text):
-            ends = list(re.finditer(r"\s", text[last : end + 1]))
-            end = last + ends[-1].start() if ends else end
-        return start, end
+        return densest(self.text, self.marks or self.spans, length, begin)
 
     @property
     def query_spans(self) -> list[Span]:
@@ -231,6 +226,15 @@ class Explanation:
                 added[matched] = added.get(matched, 0.0) + match.similarity
             matches.append(WordMatch(word.text, max(added, key=lambda name: added[name]), sum(added.values())))
         return matches
+
+    def reasons(self) -> list[WordMatch]:
+        """Return those of the `words` that tell people something: no function words, punctuation or special tokens."""
+        common = function_words(self.query) | function_words(self.text)
+
+        def says_something(word: str) -> bool:
+            return word not in self.special and is_content(word, common)
+
+        return [each for each in self.words() if says_something(each.word) and says_something(each.matched)]
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return a page with the highlighted text, the table of words and the heat map, and write it to a file.
@@ -356,6 +360,42 @@ class Explanation:
         if special:
             return [*rows, WordMatch("(special tokens)", "", sum(special))]
         return rows
+
+
+# What a word has to add to the score to be marked, at least and as a share of the strongest one. A query that was
+# changed for an untrained model has smaller terms than similarities.
+_LEAST_MARKED = 0.2
+_OF_STRONGEST = 0.4
+
+
+def is_content(word: str, common: Collection[str]) -> bool:
+    """Whether a word has a letter or a digit, and is none of the common ones."""
+    return word.lower() not in common and any(map(str.isalnum, word))
+
+
+def densest(text: str, spans: Sequence[Span], length: int, begin: int = 0) -> tuple[int, int]:
+    """Return the part of a text from `begin` on, of about so many characters, whose spans add most; no word is cut."""
+    spans = [span for span in spans if span.start >= begin]
+    best = -1.0
+    first = begin
+    last = begin
+    for i, span in enumerate(spans):
+        inside = [each for each in spans[i:] if each.end <= span.start + length]
+        if sum(each.contribution for each in inside) > best:
+            best = sum(each.contribution for each in inside)
+            first = span.start
+            last = span.start + length
+            last = inside[-1].end if inside else min(span.end, last)
+    # A third of the room that is left stands before the first word.
+    start = max(begin, min(first - max(0, length - (last - first)) // 3, len(text) - length))
+    end = min(len(text), max(start + length, last))
+    if start > begin:
+        found = re.search(r"\s", text[start - 1 : first])
+        start = start + found.start() if found else first
+    if end < len(text):
+        ends = list(re.finditer(r"\s", text[last : end + 1]))
+        end = last + ends[-1].start() if ends else end
+    return start, end
 
 
 def _added(explanation: Explanation) -> dict[int, float]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import cache
 from html import unescape
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from xml.etree import ElementTree
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError
@@ -58,6 +58,16 @@ def is_readable(path: Path) -> bool:
     return path.name.removesuffix(".gz").lower() in _NAMES or _kind(path) in _KINDS
 
 
+def keeps_lines(name: str) -> bool:
+    """Whether a line of the text that is stored of a file is the same line of the file."""
+    return PurePosixPath(name.removesuffix(".gz")).suffix.lower() in {*_MARKDOWN, *_PLAIN, *_CODE}
+
+
+def is_code(name: str) -> bool:
+    """Whether a file is source code, by its name."""
+    return PurePosixPath(name.removesuffix(".gz")).suffix.lower() in _CODE
+
+
 def _kind(path: Path) -> str:
     """Return the suffix of a file without .gz; of a mail or a mailbox with another one, which is usual, theirs."""
     suffix = PurePosixPath(path.name.removesuffix(".gz")).suffix.lower()
@@ -87,6 +97,17 @@ def read_file(path: Path, name: str, encoding: str | None = None) -> list[InputD
         return _documents(path, name, encoding)
     values = in_worker(documents_as_values, str(path.absolute()), name, encoding)
     return [InputDocument.of_values(*each) for each in values]
+
+
+def read_stream(file: BinaryIO, name: str, encoding: str | None = None) -> InputDocument:
+    """Return the document that a stream of text or Markdown is, with `name` as its id."""
+    text = _decoded(file.read(_MOST_BYTES), encoding)
+    if not text.strip():
+        raise EmptyTextError("it is empty.")
+    begin = _front_matter(text)[1]
+    title, parts = _outline(text, begin)
+    parts = tuple(part._replace(headings=_without(title, part.headings)) for part in parts)
+    return InputDocument(name, text, {}, title, parts)
 
 
 def documents_as_values(path: str, name: str, encoding: str | None) -> Iterator[list[Any]]:

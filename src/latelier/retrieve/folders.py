@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import itertools
 import mimetypes
 import os
 import re
 import stat
 from codecs import BOM_UTF8
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes import Id
 from latelier.indexes.store.integrity import CATALOG
 from latelier.indexes.store.rows import encode_metadata
-from latelier.retrieve.files import is_readable, read_file, read_pictures
+from latelier.retrieve.files import is_readable, read_file, read_pictures, read_stream
 from latelier.retrieve.images import is_picture
 from latelier.retrieve.records import (
     DocumentFields,
@@ -34,7 +35,7 @@ from latelier.retrieve.records import (
 )
 from latelier.retrieve.tables import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
 from latelier.utils.checks import check_choice, check_unicode, cut, is_unicode, short
-from latelier.utils.files import as_path, is_file, is_folder
+from latelier.utils.files import as_path, is_file, is_folder, parse_json, read_bytes
 from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def read_documents(
 
 
 _READING = Reading()
+_SKIPPING = Reading(on_problem="skip")
 
 
 def read_document_file(
@@ -157,12 +159,16 @@ def read_document_file(
         documents = read_pictures(path, path.name, skip)
         return FileDocuments(documents, skipped, path)
     chosen: Any = format if format != "auto" else RECORD_FORMATS.get(_suffix(source), "auto")
-    if chosen in ("auto", "txt") and format == "auto" and path is not None and is_file(path):
-        chosen = _format_of_text(path, chosen)
+    if format == "auto" and path is not None and is_file(path):
+        if chosen in ("auto", "txt"):
+            chosen = _format_of_text(path, chosen)
+        elif _is_whole_object(path, reading):
+            chosen = "whole"
     if chosen != "whole":
         return read_records(file, chosen, source, reading)
     if path is None:
-        raise InvalidArgumentError(f"the format 'whole' needs a file with a name; received {source}.")
+        reading.check_of_text(source)
+        return FileDocuments(iter([read_stream(cast("BinaryIO", file), source, reading.encoding)]), [], are_texts=True)
     if reading.pages == "images":
         raise InvalidArgumentError(
             f"{source} is no PDF, no picture, and no file of records, which pages='images' reads."
@@ -360,35 +366,50 @@ class DocumentFolder(FileDocuments):
             first = found.skipped[0].message
             self.skip(path, f"{len(found.skipped):,} of its records: {first}", SkipReason.RECORDS)
 
-    def warn(self) -> None:
-        """Name the files that were skipped, those of one kind and for one reason in one line."""
+    def warn(self, before: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Name the files that were skipped, those of one kind and for one reason in one line.
+
+        Returns a digest of the names of each such line. Those that were told `before` are only counted.
+        """
         if not self.files:
             wanted = ", ".join(map(short, self.glob)) or "files of known formats"
             warn_caller(f"no file of {self.folder} is read: looked for {wanted} in it and its sub-folders.")
-        if not self.skipped:
-            return
         kinds: dict[tuple[str, str], list[str]] = {}
         for name, message, _ in self.skipped:
             kinds.setdefault((_suffix(name), message), []).append(name if name.isprintable() else short(name))
         lines = []
+        told: dict[str, str] = {}
+        known = 0
         for (suffix, message), names in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
-            lines.append(f"\n  {names[0] if len(names) == 1 else several}: {message}")
+            line = f"{names[0] if len(names) == 1 else several}: {message}"
+            told[line] = hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=8).hexdigest()
+            if before is not None and before.get(line) == told[line]:
+                known += len(names)
+            else:
+                lines.append(f"\n  {line}")
+        if known:
+            lines.append(f"\n  {known:,} as before")
         if len(lines) > _MOST_NAMED:
             more = f"\n  and files of {len(lines) - _MOST_NAMED:,} more kinds or reasons"
         else:
             more = ""
         plural = "" if len(self.skipped) == 1 else "s"
-        warn_caller(f"skipped {len(self.skipped):,} file{plural} of {self.folder}:{''.join(lines[:_MOST_NAMED])}{more}")
+        lead = f"skipped {len(self.skipped):,} file{plural} of {self.folder}"
+        if len(lines) == 1 and known:
+            warn_caller(f"{lead}, as before")
+        elif lines:
+            warn_caller(f"{lead}:{''.join(lines[:_MOST_NAMED])}{more}")
+        return told
 
     def skip(self, path: Path, message: str, reason: SkipReason) -> None:
         """Note that a file or a folder is left out."""
         self.skipped.append(Skipped(self.name(path), cut(message, _LONGEST_MESSAGE), reason))
 
     def _has_text(self, path: Path, format: Any) -> bool:
-        """Whether a file of records has their fields; tables without them are read as one text."""
+        """Whether a file of records has their fields; tables and single objects without them are read as one text."""
         if format not in ("csv", "tsv"):
-            return True
+            return not _is_whole_object(path, self._reading)
         try:
             found = read_records(path, format, path.name, self._reading._replace(on_problem="skip"))
             return next(iter(found), None) is not None
@@ -471,6 +492,10 @@ class DocumentFolder(FileDocuments):
             if is_picture(path.name):
                 return "a picture: --pages images reads it, with a model of page images"
             return f"{media} has no text"
+        if _is_archive(path.name):
+            return "an archive; unpack it"
+        if _is_binary(path):
+            return "a binary file has no text"
         return f"no known kind of text; --glob '*{path.suffix or path.name}' reads it as text"
 
     def _rules_in(self, folder: _ListedFolder) -> Iterator[_Rules]:
@@ -504,6 +529,41 @@ def _check_storable(document: InputDocument) -> None:
     if isinstance(document.id, str):
         check_unicode(document.id, "its id")
     encode_metadata(document.metadata, document.id or 0)
+
+
+_LONGEST_OBJECT = 100_000  # bytes: larger ones are data, or written by programs
+
+
+def _is_whole_object(path: Path, reading: Reading) -> bool:
+    """Whether a file is one JSON object, such as a configuration, and no record: it is read as one text."""
+    if _suffix(path.name) != ".json" or reading.fields.are_named or reading.pages == "images":
+        return False
+    try:
+        value = parse_json(read_bytes(path, _LONGEST_OBJECT).decode("utf-8-sig"))
+        records = read_records(path, "jsonl", path.name, _SKIPPING)
+        records.path = None  # without a warning of its own
+        return isinstance(value, dict) and next(iter(records), None) is None
+    except (LatelierError, ValueError):  # it is no JSON, or cannot be read, which is told when it is read
+        return False
+
+
+_ARCHIVES = frozenset(
+    [".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".jar", ".whl", ".iso", ".dmg"]
+)
+
+
+def _is_archive(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in _ARCHIVES
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file begins with a null byte among others, which texts in UTF-8 have not."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4096)
+    except OSError:
+        return False
+    return b"\0" in begin and not begin.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
 class _ListedFolder(NamedTuple):

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,9 +18,12 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import FieldValues, Hit, Id, Index
 from latelier.indexes.options import SearchOptions
-from latelier.indexes.results import Record, as_ids, check_known
-from latelier.utils.checks import check_count, cut, describe, is_count
-from latelier.utils.misc import Markup, bar, fragment, table
+from latelier.indexes.results import WEAK, Record, as_ids, check_known
+from latelier.utils.checks import check_count, cut, describe, is_count, printable
+from latelier.utils.misc import Markup, bar, escape, fragment, table
+
+if TYPE_CHECKING:
+    from latelier.retrieve.excerpts import Excerpt
 
 # Fewer tokens than these hold no sentence.
 LEAST_TOKENS = 16
@@ -295,6 +298,10 @@ class DocumentSettings(NamedTuple):
 # Characters of a text, and of the metadata of a document, that the table of a notebook shows.
 _LONGEST_TEXT = 300
 _LONGEST_METADATA = 200
+# Of an id and of a text, in a line of `print(results)`.
+_LONGEST_ID = 40
+_LONGEST_LINE = 120
+NOTHING_MATCHES = "nothing matches well"
 
 
 class Result(NamedTuple):
@@ -306,7 +313,9 @@ class Result(NamedTuple):
 
     `mean_score` is the mean, over the tokens of the query's own text, of the similarity with the best token of the
     document. It leaves out markers and query expansion, so that it means the same for every query and in every mode. It
-    takes reading the vectors of the hits, so only a search with `min_mean_score` has it; -1 leaves no document out.
+    takes reading the vectors of the hits, so only a search with `min_mean_score` has it (-1 leaves no document out), or
+    one of an index that knows which results are weak (`Retriever.learn_weak`): `weak` then says whether the document
+    matches less than what answers a question does. Both are None otherwise.
 
     Examples
     --------
@@ -321,6 +330,16 @@ class Result(NamedTuple):
     start: int | None = None
     end: int | None = None
     mean_score: float | None = None
+    weak: bool | None = None
+
+
+def weak_below(index: Index) -> float | None:
+    """Return the `mean_score` below which results are weak; the settings may be a stranger's."""
+    stored = index.settings.get(WEAK)
+    least = stored.get("min_mean_score") if isinstance(stored, Mapping) else None
+    if isinstance(least, float):
+        return least
+    return None
 
 
 class Found(NamedTuple):
@@ -346,30 +365,60 @@ class Results(list[Result]):
 
     unread: int = 0
 
-    # Returns for each result the part of its text that matched, with marks; of a search for vectors, none is known.
-    marked: Callable[[Sequence[Result]], Mapping[Id, Markup]] | None = None
+    # Returns for each result the part of its text that matched; of a search for vectors, none is known.
+    excerpts: Callable[[Sequence[Result]], Mapping[Id, Excerpt]] | None = None
 
     def __reduce__(self) -> Any:
         return Results, (list(self),)  # an index cannot be copied
 
+    def _shown(self, plain: Callable[[str], str], marked: Callable[[str], str]) -> list[str]:
+        """Return of each text the part that matched, or its beginning, which is all that is known of some."""
+        try:
+            known = {} if self.excerpts is None else self.excerpts(self)
+        except LatelierError:  # closed or changed since
+            known = {}
+        shown = []
+        for result in self:
+            if result.id in known:
+                shown.append(known[result.id].shown(plain, marked))
+            else:
+                # Cut before the text is split: it may have megabytes.
+                shown.append(plain(cut(" ".join((result.text or "")[: 2 * _LONGEST_TEXT].split()), _LONGEST_TEXT)))
+        return shown
+
+    @property
+    def _caption(self) -> str:
+        """Say that all are weak, if they are."""
+        if self and all(result.weak for result in self):
+            return f"{NOTHING_MATCHES}; the nearest:"
+        return ""
+
+    def __str__(self) -> str:
+        """Return a table: rank, score and id, and the part of each text that matched."""
+        if not self:
+            return "no document found"
+        ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in self]
+        width = max(map(len, ids))
+        lines = [self._caption] if self._caption else []
+        texts = self._shown(printable, str)
+        for rank, (result, id, text) in enumerate(zip(self, ids, texts, strict=True), start=1):
+            lines.append(f"{rank:3}  {result.score:6.3f}  {id:{width}}  {cut(text, _LONGEST_LINE)}".rstrip())
+        return "\n".join(lines)
+
     def _repr_html_(self) -> str:
         if not self:
             return fragment("no document found")
-        try:
-            shown = {} if self.marked is None else self.marked(self)
-        except LatelierError:  # closed or changed since, or without the tokens: a table without marks
-            shown = {}
+        texts = self._shown(escape, lambda word: f"<mark>{escape(word)}</mark>")
         most = max(result.score for result in self)
         has_metadata = any(result.metadata for result in self)
         rows: list[tuple[Any, ...]] = []
-        for rank, result in enumerate(self, start=1):
+        for rank, (result, text) in enumerate(zip(self, texts, strict=True), start=1):
             score = bar(f"{result.score:.3f}", result.score / most if most > 0 else 0.0)
             metadata = "\n".join(f"{key}: {value}" for key, value in result.metadata.items())
-            # Cut before the text is split: it may have megabytes.
-            text = cut(" ".join((result.text or "")[: 2 * _LONGEST_TEXT].split()), _LONGEST_TEXT)
-            row = (rank, score, str(result.id), shown.get(result.id, text))
+            row = (rank, score, str(result.id), Markup(text))
             rows.append((*row, cut(metadata, _LONGEST_METADATA)) if has_metadata else row)
-        return fragment(table(["rank", "score", "id", "text", "metadata"][: len(rows[0])], rows))
+        header = ["rank", "score", "id", "text", "metadata"][: len(rows[0])]
+        return fragment(table(header, rows, caption=self._caption))
 
 
 # Passages searched at first, for each document that is wanted, and the factor by which their number then grows.
@@ -529,20 +578,22 @@ class StoredDocuments:
             records = dict(zip(ids, self.index.get(ids), strict=True))
         else:
             records = {}
+        least = weak_below(self.index)
         found = []
         for row in hits:
             results = Results()
             for id, score, mean in row:
+                weak = None if mean is None or least is None else mean < least
                 _, text, metadata = records[id]
                 if self.has_passages:
                     passage = decode_passage_id(id)
                 else:
                     passage = None
                 if passage is None:
-                    results.append(Result(id, score, text, metadata, mean_score=mean))
+                    results.append(Result(id, score, text, metadata, mean_score=mean, weak=weak))
                 else:
                     place = passage.start, passage.end
-                    results.append(Result(passage.document, score, text, metadata, *place, mean))
+                    results.append(Result(passage.document, score, text, metadata, *place, mean, weak))
             found.append(results)
         return found
 

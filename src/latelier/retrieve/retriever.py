@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
-import random
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +20,8 @@ from latelier.indexes.base import PathLike
 from latelier.indexes.ivf.layout import FOLDER_BITS
 from latelier.indexes.options import SEARCH_DEFAULTS, SearchKeywords, SearchOptions, check_texts
 from latelier.indexes.results import CUT, as_id, stored_cut
-from latelier.retrieve.explaining import explain_documents, marked_snippets
+from latelier.retrieve.excerpts import Excerpt, excerpts
+from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.folders import DocumentFolder, read_documents
 from latelier.retrieve.images import Picture
@@ -53,9 +51,11 @@ from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passage
 from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.records import FileDocuments, SkipReason, in_order, parse_documents
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
+from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
 from latelier.retrieve.why_not import explain_miss
+from latelier.scores.maxsim import maxsim_numpy
 from latelier.utils.checks import check_choice, check_count, check_number
-from latelier.utils.misc import Markup, NotCopied, progress_bar, show_options, warn_caller
+from latelier.utils.misc import NotCopied, progress_bar, show_options, warn_caller
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,45 +70,11 @@ class WriteKeywords(TypedDict, total=False):
 
     batch_size: int
     chunk_size: int | None
-    show_progress: bool
+    show_progress: bool | None
     passages: Passages | int | bool | None
     pool_factor: int | None
     precision: str | None
     workers: EncodingWorkers | int | None
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A `min_mean_score`, estimated for a wanted share of questions without an answer that still find a document.
-
-    Parameters
-    ----------
-    share
-        The wanted share.
-    min_mean_score
-        The estimate.
-    low, high
-        Its interval of 95% for questions like the pieces; the actual share depends on how alike they are.
-    queries
-        Number of pieces that it is estimated from.
-
-    Examples
-    --------
-    >>> print(Threshold(0.05, 0.789, 0.742, 0.85, queries=200))
-    min_mean_score=0.789 (95%: 0.742 to 0.850): 5% of 200 pieces of text without an answer find a document
-    """
-
-    share: float
-    min_mean_score: float
-    low: float
-    high: float
-    queries: int
-
-    def __str__(self) -> str:
-        return (
-            f"min_mean_score={self.min_mean_score:.3f} (95%: {self.low:.3f} to {self.high:.3f}): {self.share:.0%} of "
-            f"{self.queries} pieces of text without an answer find a document"
-        )
 
 
 class Retriever(NotCopied):
@@ -348,7 +314,8 @@ class Retriever(NotCopied):
             Documents, or passages, per transaction, and in memory at once; None: so many that a commit comes every
             few seconds.
         show_progress
-            Show a progress bar on standard error; in a log, a line every half minute.
+            Show a progress bar on standard error; in a log, a line every half minute. None: a bar on a terminal or in
+            a notebook, if it takes longer than two seconds.
         passages
             Cut long texts into overlapping passages: their maximum number of tokens, `Passages(max_tokens, overlap)`,
             or True for as many tokens as the model reads. False: whole documents, of which the model reads the
@@ -475,9 +442,8 @@ class Retriever(NotCopied):
         except BaseException:
             run.interrupt()
             raise
-        if isinstance(documents, DocumentFolder):
-            documents.warn()
-        else:
+        run.warn()
+        if not isinstance(documents, DocumentFolder):
             for each in report.skipped:
                 if each.reason in (SkipReason.ID, SkipReason.KEPT):
                     warn_caller(f"{each.path}: {each.message}")
@@ -492,7 +458,7 @@ class Retriever(NotCopied):
         run: Synchronisation | None = None,
         batch_size: int = 32,
         chunk_size: int | None = None,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
         passages: Passages | int | bool | None = None,
         pool_factor: int | None = None,
         precision: str | None = None,
@@ -641,7 +607,7 @@ class Retriever(NotCopied):
             check_texts(None, chosen.mode)
             encoded = self._encode_picture(Picture.of(texts), chosen)
         else:
-            encoded = self._encode(queries, chosen)
+            encoded = self._encode(queries, chosen, with_own=needs_means(self.index, chosen))
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
             results = stored.results(stored.find(encoded, k, chosen))
@@ -649,27 +615,27 @@ class Retriever(NotCopied):
             for result, tokens in zip(results, self.query_model.unread(queries, "query"), strict=False):
                 result.unread = tokens
         for result, query in zip(results, queries, strict=False):
-            result.marked = partial(self._marked, query, chosen)
+            result.excerpts = partial(self._excerpts, query, chosen)
         if isinstance(texts, str) or is_picture:
             return results[0]
         return results
 
-    def _encode(self, texts: list[str], options: SearchOptions) -> EncodedQueries:
+    def _encode(self, texts: list[str], options: SearchOptions, *, with_own: bool) -> EncodedQueries:
         """Return queries as a search with these options takes them; for keywords the model is left unopened."""
         if options.mode == "keywords":
             return EncodedQueries(texts)
-        has_least = options.min_mean_score is not None
         return self.query_model.encode_for_search(
-            texts, self.index, whole=options.whole_query, plain=options.plain_query, with_own=has_least
+            texts, self.index, whole=options.whole_query, plain=options.plain_query, with_own=with_own
         )
 
     def _encode_picture(self, picture: Picture, options: SearchOptions) -> EncodedQueries:
         vectors = self.query_model.encode_picture(picture)
-        return EncodedQueries([], vectors, None if options.min_mean_score is None else vectors)
+        return EncodedQueries([], vectors, vectors if needs_means(self.index, options) else None)
 
-    def _marked(self, query: str, options: SearchOptions, results: Sequence[Result]) -> Mapping[Id, Markup]:
+    def _excerpts(self, query: str, options: SearchOptions, results: Sequence[Result]) -> Mapping[Id, Excerpt]:
+        model = None if options.mode == "keywords" else self.query_model
         reading = {"whole": options.whole_query, "plain": options.plain_query}
-        return marked_snippets(self.query_model, self.index, query, results, **reading)
+        return excerpts(model, self.index, query, results, **reading)
 
     @show_options(**SEARCH_DEFAULTS)
     def run(
@@ -721,7 +687,7 @@ class Retriever(NotCopied):
         k = check_count("k", k)
         if not texts:
             return SearchRun({}, {})
-        encoded = self._encode(texts, chosen)
+        encoded = self._encode(texts, chosen, with_own=chosen.min_mean_score is not None)
         with self.index.snapshot():
             stored = StoredDocuments(self.index)
             left_out = {query: frozenset(ids) for query, ids in (excluded or {}).items() if query in queries}
@@ -879,30 +845,36 @@ class Retriever(NotCopied):
         ['a']
         """
         share = check_number("share", share, most=0.5)
-        queries = check_count("queries", queries, 20)
-        with self.index.snapshot():
-            stored = StoredDocuments(self.index)
-            ids = stored.ids()
-            spread = np.linspace(0, len(ids) - 1, min(queries, len(ids))).astype("int64").tolist()
-            words = {record.id: (record.text or "").split() for record in stored.get([ids[i] for i in spread])}
-            words = {id: each for id, each in words.items() if each}
-            if len(ids) < 2 or not words:
-                raise InvalidArgumentError("an estimate needs at least 2 documents that are stored with their texts.")
-            chance = random.Random(0)
-            starts = [chance.randint(0, max(0, len(each) - _WORDS)) for each in words.values()]
-            pieces = [" ".join(each[start:][:_WORDS]) for each, start in zip(words.values(), starts, strict=True)]
-            options = SearchOptions(min_mean_score=-math.inf)  # with means
-            found = stored.find(self._encode(pieces, options), 2, options)
-        best = []
-        for id, hits in zip(words, found, strict=True):
-            others = [hit.mean_score for hit in hits if stored.document(hit.id) != id]
-            best += [mean for mean in others[:1] if mean is not None]
-        scores = sorted(best)
-        count = len(best)
-        place = (1 - share) * count
-        deviation = _SURE * math.sqrt(count * share * (1 - share))
-        at = [scores[min(max(round(each) - 1, 0), count - 1)] for each in (place - deviation, place, place + deviation)]
-        return Threshold(share, at[1], at[0], at[2], count)
+        return estimate(self.query_model, self.index, share, check_count("queries", queries, 20))
+
+    def learn_weak(self) -> Threshold:
+        """Estimate which results are weak, and store it with the index: from then on `search` says so, see `Result`.
+
+        Of pieces of a few words out of the documents, a fifth finds no other document with this `mean_score`. What
+        answers a question is seldom below it, and what is closest to a question about something else mostly is. The
+        command ``latelier index`` calls this for a new index, and again once the index has doubled.
+
+        Returns
+        -------
+        Threshold
+            The stored threshold.
+
+        Raises
+        ------
+        LatelierError
+            As in `estimate_threshold`, and if the documents give fewer than 20 pieces of text.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add(f"Ship {n} came from port {n} with rice." for n in range(20))
+        >>> _ = retriever.learn_weak()
+        >>> [retriever.search(q, k=1)[0].weak for q in ("ship with rice", "love")]
+        [False, True]
+        """
+        learned = estimate(self.query_model, self.index, WEAK_SHARE, _PIECES)
+        store_weak(self.index, learned, len(self))
+        return learned
 
     def close(self) -> None:
         """Close the index."""
@@ -932,9 +904,7 @@ def _is_path(documents: Any) -> TypeGuard[str | os.PathLike[str]]:
 
 
 _CHUNK_SIZE = 2048  # documents that are read and checked at once
-_BATCH_SIZE = 32  # texts of maximum length per batch, as in `Retriever.add`
-_WORDS = 5  # of a piece that stands for a question: the thresholds of longer ones are higher than those of questions
-_SURE = 1.96  # standard deviations of an interval of 95%
+_PIECES = 200  # that stand for questions, as in `Retriever.estimate_threshold`
 
 
 def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> Ranked:
@@ -944,10 +914,9 @@ def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | Non
     vectors = model.encode_queries(checked_queries([query], "query"))
     if not documents:
         return Ranked()
-    from latelier.scores import colbert_scores  # imports torch, which a search does without
-
-    embeddings = model.encode_documents(documents, batch_size=_BATCH_SIZE)
-    scores = np.asarray(colbert_scores(vectors, embeddings))[0]
+    # By an exported encoder, if there is one: the model and torch would be loaded for a minute.
+    embeddings = model.encoder.encode(documents, "document")
+    scores = maxsim_numpy(vectors, embeddings)[0]
     ranked = Ranked(Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k])
     ranked.cut = [i for i, tokens in enumerate(model.unread(documents, "document")) if tokens]
     return ranked

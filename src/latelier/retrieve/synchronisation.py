@@ -110,6 +110,9 @@ class Owner(NamedTuple):
 _COARSEST = 2 * 10**9
 # The key among the settings of the index: for each folder or file, the states of files by their names.
 _SETTING = "files"
+# Another: for each folder, a digest of the files that were skipped for each reason.
+_SKIPPED = "skipped"
+_MOST_TOLD = 1000
 # Files that were left out for another reason than these were not read whole.
 _READ_WHOLE = frozenset({SkipReason.EMPTY, SkipReason.RECORDS, SkipReason.ID})
 # Passages that are stored under new ids in one commit.
@@ -519,6 +522,15 @@ class Synchronisation:
         if self._folder is None:
             states = dict(zip([self._path.name], states.values(), strict=False))
         self._all[self._key] = {name: state.as_json() for name, state in states.items()}
+
+    def warn(self) -> None:
+        """Name the files of a folder that were skipped; those that were skipped in the last run too are counted."""
+        if self._folder is None:
+            return
+        before = self._index.settings.get(_SKIPPED, None) or {}
+        told = self._folder.warn(before.get(self._key))
+        if told != before.get(self._key, {}) and len(told) <= _MOST_TOLD:
+            self._index.settings[_SKIPPED] = {**before, self._key: told}
 
     # What the index keeps.
 

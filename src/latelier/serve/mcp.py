@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _INSTRUCTIONS = (
     "Searches collections of documents by meaning. Call list_indexes first: it names the collections and the fields "
-    "that filters can use. search returns the best documents with the passages that matched; get returns whole texts; "
+    "that filters can use. search returns the best documents with the passages that matched; if all of them are weak, "
+    "nothing matches well, and they are only the nearest; get returns whole texts; "
     "why_not says why a document was not found."
 )
 # What an agent can do about an error.
@@ -233,10 +234,14 @@ class NewDocument(StrictModel):
 
 
 class FoundDocument(Document):
-    """A document that was found; ``cited`` holds the parts that matched best, if the index knows them."""
+    """A document that was found; ``cited`` holds the parts that matched best, if the index knows them.
+
+    ``weak``: it matches less than what answers a question does.
+    """
 
     score: float
     mean_score: float | None
+    weak: bool | None
     cited: list[Citation]
     is_cut: bool
 
@@ -339,6 +344,7 @@ def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
         id=result.id,
         score=result.score,
         mean_score=result.mean_score,
+        weak=result.weak,
         text=None if result.text is None else result.text[:_SHOWN],
         is_cut=len(result.text or "") > _SHOWN,
         metadata=result.metadata,

@@ -18,6 +18,7 @@ from latelier.indexes.options import SearchOptions, check_texts
 from latelier.indexes.packing import prepare_queries
 from latelier.retrieve import Results, Retriever
 from latelier.retrieve.passages import EncodedQueries, Found, StoredDocuments
+from latelier.retrieve.thresholds import needs_means
 from latelier.utils.checks import check_count
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
@@ -43,6 +44,7 @@ class _Asked:
     place: int  # among the searches
     search: Search
     options: SearchOptions
+    needs_means: bool
     hits: list[list[Found]] | None = None
 
     @property
@@ -67,7 +69,8 @@ def search_batch(
     groups: dict[str, list[_Asked]] = {}
     for place, search in enumerate(searches):
         try:
-            asked = _Asked(place, search, _checked(retriever, search))
+            options = _checked(retriever, search)
+            asked = _Asked(place, search, options, needs_means(retriever.index, options))
         except LatelierError as error:
             answers[place] = error
             continue
@@ -118,7 +121,7 @@ def _encode(retriever: Retriever, searches: Sequence[_Asked], stage: Stage) -> _
         if asked.needs_encoding:
             reading = (asked.options.whole_query, asked.options.plain_query)
             texts.setdefault(reading, set()).update(asked.search.texts)
-            with_own |= asked.options.min_mean_score is not None
+            with_own |= asked.needs_means
     rows: dict[tuple[bool, bool, str], int] = {}
     parts: list[EncodedQueries] = []
     if texts:
@@ -163,4 +166,4 @@ def _queries(stored: StoredDocuments, group: Sequence[_Asked], encoded: _Encoded
         matrices = [matrix for asked in group for matrix in asked.search.queries]
         queries = EncodedQueries([], prepare_queries(matrices, stored.index.dim))
         own = queries.vectors
-    return EncodedQueries(texts, queries.vectors, None if options.min_mean_score is None else own)
+    return EncodedQueries(texts, queries.vectors, own if group[0].needs_means else None)

@@ -49,14 +49,19 @@ class Lines:
             sys.stderr.write(self._form.format(self._count))
 
 
-def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
+_PATIENCE = 2.0  # seconds until a bar appears that nobody has asked for
+
+
+def progress_bar(*, shown: bool | None, **options: Any) -> AbstractContextManager[Any]:
     """Return a progress bar of tqdm; lines, if standard error is neither a terminal nor in a notebook; or nothing.
 
-    Even a disabled bar takes a lock that forks share.
+    `shown`: None: a bar, if it takes longer than `_PATIENCE`, and no lines. Even a disabled bar takes a lock that forks
+    share.
     """
-    if not shown or sys.stderr is None:
+    is_watched = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    if sys.stderr is None or not (shown or (shown is None and is_watched)):
         return nullcontext(Silent())
-    if not sys.stderr.isatty() and "ipykernel" not in sys.modules:
+    if not is_watched:
         return nullcontext(Lines(**options))
     from tqdm import TqdmWarning
 
@@ -65,7 +70,7 @@ def progress_bar(*, shown: bool, **options: Any) -> AbstractContextManager[Any]:
         warnings.simplefilter("ignore", TqdmWarning)
         from tqdm.auto import tqdm
 
-    return tqdm(**options)
+    return tqdm(delay=0 if shown else _PATIENCE, **options)
 
 
 # What calls this library, being called by users or by this library.

@@ -306,6 +306,37 @@ def query_words(text: str) -> list[str]:
     return list(words.values())
 
 
+# Put around the words that match; neither is in a text.
+_BEGIN = "\x02"
+_END = "\x03"
+
+
+def matched_words(query: str, texts: Sequence[str], tokenizer: str | None) -> list[list[tuple[int, int]]]:
+    """Return the ranges of the characters of each text that words of a query match, as the keyword index does."""
+    spans: list[list[tuple[int, int]]] = [[] for _ in texts]
+    words = query_words(query)
+    if not words or not has_fts5():
+        return spans
+    spelling = TOKENIZERS[tokenizer or DEFAULT_TOKENIZER]
+    with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"CREATE VIRTUAL TABLE keyword USING fts5(text, tokenize='{spelling}')")
+        plain = ((i, text.replace(_BEGIN, " ").replace(_END, " ")) for i, text in enumerate(texts))
+        connection.executemany("INSERT INTO keyword (rowid, text) VALUES (?, ?)", plain)
+        wanted = " OR ".join(f'"{word}"' for word in words)
+        statement = "SELECT rowid, highlight(keyword, 0, ?, ?) FROM keyword WHERE keyword MATCH ?"
+        for i, shown in connection.execute(statement, (_BEGIN, _END, wanted)):
+            start = 0
+            at = 0
+            for piece in re.split(f"([{_BEGIN}{_END}])", shown):
+                if piece == _BEGIN:
+                    start = at
+                elif piece == _END:
+                    spans[i].append((start, at))
+                else:
+                    at += len(piece)
+    return spans
+
+
 def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed: np.ndarray | None = None) -> Ranking:
     """Return the `k` best documents that hold at least one word of a query, by BM25 (k1 = 1.2, b = 0.75).
 

@@ -1,0 +1,90 @@
+"""What is shown of a result: the part that matched, its marked words, and where it is in its file."""
+
+import pytest
+
+from latelier.retrieve import Retriever
+from latelier.retrieve.languages import FUNCTION_WORDS, language_of
+
+FILLER = "The committee met on Tuesday and talked about the budget of the next year. "
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, minilm):
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "long.txt").write_text("\n".join([FILLER] * 40 + ["Bananas are a healthy fruit."] + [FILLER] * 40))
+    ships = f"## Ships\n\nA **ship** crosses | the `sea` |.\n\n### Moons\n\n{FILLER * 60} The moon is far away.\n"
+    (folder / "guide.md").write_text(f"# Guide\n\n{FILLER * 40}\n\n{ships}")
+    (folder / "geo.py").write_text(
+        'import os\n\n\ndef area(r):\n    """The area of a circle."""\n    return 3 * r * r\n'
+    )
+    retriever = Retriever(minilm, device="cpu")
+    retriever.synchronise(folder)
+    return retriever
+
+
+def found(retriever, query, **options):
+    results = retriever.search(query, k=1, **options)
+    return results[0].id, results.excerpts(results)[results[0].id]
+
+
+@pytest.mark.parametrize("mode", ["vectors", "hybrid", "keywords"])
+@pytest.mark.parametrize(
+    ("query", "id", "place", "words", "text"),
+    [
+        ("healthy fruit", "long.txt", "line 41", {"healthy", "fruit"}, "Bananas are a healthy fruit."),
+        ("the sea", "guide.md", "line 7", {"sea"}, "A ship crosses the sea ."),
+        ("the moon", "guide.md", "Ships > Moons", {"moon"}, "The moon is far away."),
+        ("a circle", "geo.py", "line 5", {"circle"}, "The area of a circle."),
+    ],
+)
+def test_the_part_that_matched_and_its_place(files, mode, query, id, place, words, text):
+    name, excerpt = found(files, query, mode=mode)
+    assert (name, excerpt.place) == (id, place)
+    marked = {excerpt.text[start:end] for start, end in excerpt.marks}
+    assert words <= marked
+    assert not marked & FUNCTION_WORDS["English"]
+    assert text in excerpt.shown()
+
+
+def test_keywords_are_marked_as_the_index_finds_them(minilm):
+    retriever = Retriever(minilm, device="cpu")
+    retriever.add([("a", FILLER * 20 + "Ships were Searching quickly. " + FILLER * 20)], passages=False)
+    _, excerpt = found(retriever, "she searches for a ship", mode="keywords")
+    assert [excerpt.text[start:end] for start, end in excerpt.marks] == ["Ships", "Searching"]
+    assert (excerpt.is_begun, excerpt.is_ended, excerpt.place) == (True, True, "")
+
+
+def test_pooled_documents_are_marked_by_the_words_of_the_query(minilm):
+    retriever = Retriever(minilm, device="cpu")
+    retriever.add([("a", FILLER + "Bananas are healthy.")], pool_factor=2)
+    results = retriever.search("healthy ships")
+    (excerpt,) = results.excerpts(results).values()
+    assert [excerpt.text[start:end] for start, end in excerpt.marks] == ["healthy"]
+
+
+def test_printed_results_are_the_table_of_a_notebook(files):
+    results = files.search("healthy fruit", k=2)
+    first, second = str(results).splitlines()
+    assert first.split()[:3] == ["1", f"{results[0].score:.3f}", "long.txt"]
+    assert "Bananas are a healthy fruit." in first
+    assert second.split()[2] == results[1].id
+    assert str(results[:0]) == "[]"
+    assert str(files.search("ship", filter="path = 'none'")) == "no document found"
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Die Bananen sind gesund und der Mond ist weit von der Erde entfernt.", "German"),
+        ("Le chat est sur la table et les enfants sont dans le jardin.", "French"),
+        ("El gato está en la mesa y los niños son felices con la pelota.", "Spanish"),
+        ("Il gatto è sul tavolo e i bambini sono nel giardino della casa.", "Italian"),
+        ("O gato está na mesa e as crianças não são felizes com a bola.", "Portuguese"),
+        ("De kat zit op de tafel en het kind is niet in de tuin.", "Dutch"),
+        ("The cat is on the table, and the children are in the garden.", "English"),
+        ("unhealthy fruit", None),
+        ("def area(r): return r * r", None),
+    ],
+)
+def test_the_language_of_a_text(text, language):
+    assert language_of(text) == language
