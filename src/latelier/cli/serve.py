@@ -148,7 +148,7 @@ def _folders_of_files(arguments: Sequence[str], names: Collection[str]) -> dict[
 
 
 def _announce(url: str) -> None:
-    typer.echo(f"Open {url} in a browser; the REST interface is described in {url}/openapi.json. Ctrl-C stops.")
+    typer.echo(f"Open {url} in a browser; the REST interface is described at {url}/docs. Ctrl-C stops.")
 
 
 _VARIABLE = "LATELIER_MCP_TOKEN"

@@ -93,7 +93,7 @@ def read_chunks(
                     f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
                     advice="skip-needs-ids" if on_existing == "skip" else None,
                 )
-            id_ = number = _next_number([*stored.ids(), *positions]) if number is None else number
+            id_ = number = next_number([*stored.ids(), *positions]) if number is None else number
         if id_ in positions:
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
@@ -129,7 +129,8 @@ def _without_stored(
     return [each for each in chunk if each[0] not in found]
 
 
-def _next_number(ids: Iterable[Id]) -> int:
+def next_number(ids: Iterable[Id]) -> int:
+    """Return the integer after the largest id that is one."""
     return 1 + max((id for id in ids if isinstance(id, int)), default=-1)
 
 
@@ -320,7 +321,7 @@ def _row_ids(rows: Rows, stored: StoredDocuments) -> Iterator[Id]:
         given = [id for id in rows.documents if id not in numbers]
         if twice := [id for id in given if id in taken]:
             raise duplicate_ids(twice, "in the index already")
-        moved = dict(zip(rows.numbers, itertools.count(_next_number([*stored.ids(), *given])), strict=False))
+        moved = dict(zip(rows.numbers, itertools.count(next_number([*stored.ids(), *given])), strict=False))
     for id in rows.ids:
         if moved and stored.has_passages:
             passage = decode_passage_id(id)

@@ -28,9 +28,11 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes import FieldValues, Id
+from latelier.indexes.results import dump_json
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.explaining import explain_documents, explain_results
 from latelier.retrieve.images import refuse_named
+from latelier.retrieve.indexing import next_number
 from latelier.retrieve.page_map import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve import schemas
@@ -42,6 +44,7 @@ from latelier.serve.searches import Search
 from latelier.serve.security import Reading, Writing
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import short
+from latelier.utils.files import parse_json
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.ErrorResponse}
@@ -162,7 +165,18 @@ async def search(request: Request, service: Index, body: schemas.SearchRequest) 
 async def add_documents(request: Request, service: Index, body: schemas.DocumentsRequest) -> schemas.ChangeResponse:
     """Add documents, all or none; the answer means that they are committed."""
     documents = _documents(request, body)
-    return await service.write(lambda retriever: _change(retriever, retriever.add, documents))
+
+    def add(retriever: Retriever) -> schemas.ChangeResponse:
+        number = next_number(
+            StoredDocuments(retriever.index).ids() if any("id" not in each for each in documents) else ()
+        )
+        for document in documents:
+            if "id" not in document:
+                document["id"] = number
+                number += 1
+        return _change(retriever, retriever.add, documents)
+
+    return await service.write(add)
 
 
 @router.put("/indexes/{index}/documents", dependencies=[Writing])
@@ -170,6 +184,44 @@ async def update_documents(request: Request, service: Index, body: schemas.Docum
     """Replace documents, and insert those that are new."""
     documents = _documents(request, body)
     return await service.write(lambda retriever: _change(retriever, retriever.update, documents))
+
+
+@router.get("/indexes/{index}/documents", dependencies=[Reading], response_model=schemas.DocumentsPage)
+async def list_documents(
+    request: Request,
+    service: Index,
+    after: Annotated[str | None, Query(description="What the last answer had as `after`.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List the documents of an index in the order of insertion, some at a time."""
+    _limits(request).check(batch=limit)
+
+    def read(retriever: Retriever) -> Response:
+        with retriever.index.snapshot():
+            stored = StoredDocuments(retriever.index)
+            ids = stored.ids()
+            begin = _place_after(ids, after)
+            records = stored.get(ids[begin : begin + limit])
+        following = dump_json(ids[begin + limit - 1]) if begin + limit < len(ids) else None
+        return _json({"documents": [record._asdict() for record in records], "after": following})
+
+    return await service.ask(read)
+
+
+def _place_after(ids: Sequence[Id], after: str | None) -> int:
+    """Return the place of the first id after the one that a cursor is the JSON of."""
+    if after is None:
+        return 0
+    try:
+        known = parse_json(after)
+        if isinstance(known, bool) or not isinstance(known, (str, int)):
+            raise InvalidArgumentError("it is no id.")
+        return 1 + ids.index(known)
+    except (LatelierError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"received after={short(after)}, after which no document stands; give the `after` of an answer, or begin "
+            "again without it, as that document may have been removed."
+        ) from error
 
 
 @router.post("/indexes/{index}/documents/delete", dependencies=[Writing])
@@ -369,15 +421,20 @@ def _documents(request: Request, body: schemas.DocumentsRequest) -> list[dict[st
     # The title is stored before the text.
     texts = [f"{document.title or ''} {document.text}".lstrip() for document in body.documents]
     _limits(request).check(batch=len(texts), texts=texts)
+    documents = []
     for document in body.documents:
-        refuse_named(document.metadata or {})
-    # Unlike model_dump, this also takes metadata that is nested too deeply, which the index refuses with a message.
-    return [{name: value for name, value in document if value is not None} for document in body.documents]
+        metadata = document.all_metadata
+        refuse_named(metadata)
+        # Unlike model_dump, this also takes metadata that is nested too deeply, which the index refuses with a message.
+        fields = {"id": document.id, "text": document.text, "title": document.title, "metadata": metadata}
+        documents.append({name: value for name, value in fields.items() if value is not None})
+    return documents
 
 
 def _change(retriever: Retriever, change: Any, argument: Any) -> schemas.ChangeResponse:
     change(argument)
-    return schemas.ChangeResponse(changed=len(argument), documents=len(retriever))
+    ids = [each["id"] if isinstance(each, dict) else each for each in argument]
+    return schemas.ChangeResponse(changed=len(argument), documents=len(retriever), ids=ids)
 
 
 def _spelled(retriever: Retriever, id: Id) -> Id:

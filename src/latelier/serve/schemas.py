@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    create_model,
+    model_validator,
+)
 
+from latelier.errors import InvalidArgumentError
 from latelier.indexes import Cause, Change, FieldValues, ValueCount
+from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SEARCH_OPTIONS, EffortName, SearchKeywords, SearchOptions
 from latelier.retrieve import Explanation, PageMap
 from latelier.retrieve.explanation import word_maps
+from latelier.retrieve.records import id_field
+from latelier.utils.checks import did_you_mean, short
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,9 +71,14 @@ class _Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_not_too_many_names(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > len(cls.model_fields):
-            raise ValueError(f"it has {len(given):,} names; accepted are {', '.join(cls.model_fields)}")
+    def _has_known_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or cls.model_config.get("extra") == "allow":
+            return given
+        unknown = [name for name in given if name not in cls.model_fields]
+        if unknown:
+            accepted = f" Accepted are {', '.join(cls.model_fields)}."
+            meant = did_you_mean(unknown[0], list(cls.model_fields)) or accepted
+            raise ValueError(f"received {short(unknown[0])}, which is no name here.{meant.removesuffix('.')}")
         return given
 
 
@@ -79,13 +98,35 @@ class ErrorResponse(_Body):
 
 
 _DEFAULT = SearchOptions()
+
+
+def _is_filter(given: Any) -> Any:
+    """Refuse what is no filter with the message that Python has for it."""
+    if given is not None and not isinstance(given, (str, list)):
+        _refused(given, ())
+    return given
+
+
+def _are_parameters(given: Any) -> Any:
+    if not isinstance(given, (list, dict)):
+        _refused("1", given)
+    return given
+
+
+def _refused(filter: Any, parameters: Any) -> None:
+    try:
+        read_filter(filter, parameters)
+    except InvalidArgumentError as error:
+        raise ValueError(error.fact) from error
+
+
 # How a body spells the types of search options.
 _TYPES: dict[Any, Any] = {
     Sequence[float]: tuple[Weight, Weight],
     int | None: Count | None,
     float | None: Number | None,
-    str | Sequence[str] | None: Name | Many[Name] | None,
-    Sequence[Any] | Mapping[str, Any]: Many[Value] | Named[Value],
+    str | Sequence[str] | None: Annotated[Name | Many[Name] | None, BeforeValidator(_is_filter)],
+    Sequence[Any] | Mapping[str, Any]: Annotated[Many[Value] | Named[Value], BeforeValidator(_are_parameters)],
     EffortName | float | None: EffortName | Annotated[Number, Field(gt=0)] | None,
 }
 _CHOSEN = {name: kind for name, kind in get_type_hints(SearchOptions).items() if SEARCH_OPTIONS[name].for_clients}
@@ -190,7 +231,10 @@ class ResultResponse(_Body):
     score: float
     mean_score: float | None = None
     """The mean, over the tokens of the query's own text, of the similarity with the best token of the document; null
-    without `min_mean_score`."""
+    without `min_mean_score`, unless the index knows what is weak."""
+    weak: bool | None = None
+    """Whether the document matches less than what answers a question does: if all are weak, nothing matches well. null
+    for keywords, and for an index that does not know what is weak."""
     text: str | None = None
     """The document's text, or its best passage."""
     metadata: dict[str, Any] | None = None
@@ -219,14 +263,38 @@ class SearchResponse(_Body):
 
 
 class DocumentBody(_Body):
-    """A document to store."""
+    """A document to store. Other names than these are metadata, too."""
 
-    id: NewId
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    id: NewId | None = None
+    """Without one, a new document gets the integer after the largest one in the index."""
     text: Text
     title: Name | None = None
     """Put before the text."""
     metadata: Named[Any] = {}
     """JSON values; filters can name the keys."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_id(cls, given: Any) -> Any:
+        """Take the other names of ids, such as _id, as files of records have them."""
+        if not isinstance(given, dict):
+            return given
+        if len(given) > _MOST_NAMES:
+            raise ValueError(f"it has {len(given):,} names, of {_MOST_NAMES:,} at most")
+        try:
+            own = id_field(given)
+        except InvalidArgumentError as error:
+            raise ValueError(error.fact) from error
+        if own in (None, "id"):
+            return given
+        return {**{name: value for name, value in given.items() if name != own}, "id": given[own]}
+
+    @property
+    def all_metadata(self) -> dict[str, Any]:
+        """The metadata, with those of other names."""
+        return {**(self.model_extra or {}), **self.metadata}
 
 
 class DocumentsRequest(_Body):
@@ -248,6 +316,8 @@ class ChangeResponse(_Body):
     """Number of documents that were added, replaced or removed."""
     documents: int
     """Number of documents in the index afterwards."""
+    ids: list[Id]
+    """The ids of those that were added, replaced or removed, in the order of the request."""
 
 
 class RecordResponse(_Body):
@@ -258,6 +328,14 @@ class RecordResponse(_Body):
     """The whole text, after its title. White space at the end is left out if the document has a title. It is also left
     out in an index of passages, where white space before the text and between two passages is returned as spaces."""
     metadata: dict[str, Any]
+
+
+class DocumentsPage(_Body):
+    """Some documents of an index, in the order of insertion."""
+
+    documents: list[RecordResponse]
+    after: str | None
+    """Where the next ones begin: the parameter `after` of the next request; null after the last document."""
 
 
 class ExplainRequest(_Body):

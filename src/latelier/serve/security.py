@@ -132,7 +132,18 @@ def _check(request: Request, action: Literal["read", "write"]) -> None:
         return
     if action == "write" and access.write_token is None:
         raise ForbiddenError("this server takes no changes: it was started without a write token.")
-    raise UnauthorizedError(f"this needs the {action} token, sent in the header: Authorization: Bearer TOKEN")
+    sent = request.headers.get("authorization")
+    if not sent:
+        problem = "none was sent"
+    elif not sent.lower().startswith("bearer "):
+        problem = "another kind of authorization was sent"
+    elif action == "write" and access.allows(sent, "read"):
+        problem = "the one that was sent may only read"
+    else:
+        problem = "the one that was sent is another"
+    raise UnauthorizedError(
+        f"this needs the {action} token, and {problem}; send it in the header: Authorization: Bearer TOKEN"
+    )
 
 
 async def _reading(request: Request, _: _Header) -> None:

@@ -26,6 +26,10 @@ from latelier.serve.transport import exits_on_signals, listen
 _STOP_MARGIN = 10
 
 
+# Addresses that stand for all of a machine, and one of it that can be opened.
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
 def serve(
     retrievers: Mapping[str, Retriever],
     *,
@@ -96,7 +100,9 @@ def serve(
         timeout_graceful_shutdown=limits.seconds + _STOP_MARGIN,
         http=_protocol(limits.seconds),
     )
-    name = f"[{host}]" if ":" in host else host
+    name = _ANYWHERE.get(host, host)
+    if ":" in name:
+        name = f"[{name}]"
     with exits_on_signals():
         _Server(config, f"http://{name}:{listening.getsockname()[1]}", on_start).run(sockets=[listening])
 

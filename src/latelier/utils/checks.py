@@ -60,18 +60,27 @@ def check_choice(name: str, value: Any, choices: Collection[str] | Collection[in
 
 
 # What other libraries call options that have another name here.
-_ELSEWHERE = {
-    "delete": "remove",
-    "filters": "filter",
-    "insert": "add",
-    "limit": "k",
-    "n_results": "k",
-    "num_results": "k",
-    "query": "search",
-    "size": "k",
-    "top_k": "k",
-    "upsert": "update",
-    "where": "filter",
+_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "body": ("text",),
+    "content": ("text",),
+    "delete": ("remove",),
+    "docs": ("documents",),
+    "filters": ("filter",),
+    "input": ("texts", "query"),
+    "insert": ("add",),
+    "k": ("top_n",),
+    "limit": ("k", "top_n"),
+    "n_results": ("k",),
+    "num_results": ("k",),
+    "q": ("query",),
+    "query": ("search",),
+    "size": ("k",),
+    "text": ("query", "texts"),
+    "texts": ("documents",),
+    "top_k": ("k", "top_n"),
+    "top_n": ("k",),
+    "upsert": ("update",),
+    "where": ("filter",),
 }
 
 
@@ -79,7 +88,8 @@ def did_you_mean(value: Any, choices: Collection[str]) -> str:
     """Return `` Did you mean 'k'?`` for a name of other libraries, or one that is nearly a choice; empty for others."""
     if not isinstance(value, str):
         return ""
-    near = [name for name in [_ELSEWHERE.get(value)] if name in choices] or get_close_matches(value, choices, 1)
+    elsewhere = [name for name in _ELSEWHERE.get(value, ()) if name in choices]
+    near = elsewhere or get_close_matches(value, choices, 1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
