@@ -97,6 +97,15 @@ def test_scores_are_maxsim_of_what_encode_returns_and_differentiable(fresh):
     assert fresh.scores([], [], tqdm_bar=False).shape == (0,)
 
 
+def test_similarity_of_texts_and_of_vectors_that_do_not_fit(fresh):
+    expected = scores.colbert_scores(fresh.encode_query(["fig"]), fresh.encode_document(["pear", "fig tree"]))
+    assert_same(fresh.similarity("fig", ["pear", "fig tree"]), expected)
+    assert_same(fresh.similarity_pairwise(["fig"], ["pear"]), expected[0, :1])
+    for wrong in (np.ones((2, 5), "float32"), [np.ones((2, 5), "float32")], torch.ones(1, 2, 5)):
+        with pytest.raises(InvalidArgumentError, match=f"vectors of {fresh.embedding_size} and of 5 dimensions"):
+            fresh.similarity("fig", wrong)
+
+
 @pytest.mark.parametrize("precision", [None, "int8"])
 def test_similarity_of_packed_embeddings(fresh, precision):
     queries = fresh.encode_query(TEXTS, packed=True)

@@ -291,6 +291,12 @@ def test_rerank_orders_texts_by_their_maxsim_score(retriever):
     assert [hit.score for hit in hits] == pytest.approx(sorted(scores, reverse=True), rel=1e-4)
     assert retriever.rerank("fruit", iter(texts), k=1) == hits[:1]
     assert retriever.rerank("fruit", []) == []
+    for wrong in (lambda: retriever.rerank("fruit", texts, top_k=1), lambda: retriever.search("fruit", top_k=1)):
+        with pytest.raises(InvalidArgumentError, match=r"'top_k'.*Did you mean 'k'"):
+            wrong()
+    for missing in (lambda: retriever.rerank("fruit", None), lambda: retriever.search(None)):
+        with pytest.raises(InvalidArgumentError, match=r"received None as .*; expected a text or a list of texts"):
+            missing()
     with pytest.raises(InvalidArgumentError, match=r"texts\[1\] is ' '"):
         retriever.rerank("fruit", ["Pears.", " "])
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
@@ -94,7 +95,7 @@ def test_documents_that_are_stored_as_passages_are_documents(shallow):
         assert [each["id"] for each in post(client, "/documents/get", {"ids": [7, "long"]})] == [7, "long"]
         assert client.get(f"{INDEX}/documents/7").json()["id"] == 7
         assert "is_found" in post(client, "/why-not", {"query": "kings", "id": "7"})
-        assert client.delete(f"{INDEX}/documents/long").json() == {"changed": 1, "documents": 1}
+        assert client.delete(f"{INDEX}/documents/long").json()["documents"] == 1
         error(client.get(f"{INDEX}/documents/long"), 404)
 
 
@@ -124,7 +125,11 @@ def test_fields_and_ids_count_documents_whether_they_are_whole_or_passages(clien
 
 def test_documents_are_added_replaced_read_and_removed(client):
     document = {"id": "pear", "text": "Pears are ripe in autumn.", "title": "Pears", "metadata": {"year": 2024}}
-    assert post(client, "/documents", {"documents": [document]}, 201) == {"changed": 1, "documents": 4}
+    assert post(client, "/documents", {"documents": [document]}, 201) == {
+        "changed": 1,
+        "documents": 4,
+        "ids": ["pear"],
+    }
     stored = client.get(f"{INDEX}/documents/pear").json()
     assert stored == {"id": "pear", "text": "Pears Pears are ripe in autumn.", "metadata": {"year": 2024}}
     named = {**document, "metadata": {"image": "/etc/secret.png", "checksum": "0"}}
@@ -132,11 +137,65 @@ def test_documents_are_added_replaced_read_and_removed(client):
     assert (refused.status_code, "opens no path that a client names" in refused.text) == (422, True)
     document["text"] = "Pears are green."
     changed = client.put(f"{INDEX}/documents", json={"documents": [document]})
-    assert changed.json() == {"changed": 1, "documents": 4}
+    assert changed.json() == {"changed": 1, "documents": 4, "ids": ["pear"]}
     assert post(client, "/documents/get", {"ids": ["pear", 7]})[0]["text"] == "Pears Pears are green."
-    assert client.delete(f"{INDEX}/documents/pear").json() == {"changed": 1, "documents": 3}
-    assert post(client, "/documents/delete", {"ids": [7]}) == {"changed": 1, "documents": 2}
+    assert client.delete(f"{INDEX}/documents/pear").json()["documents"] == 3
+    assert post(client, "/documents/delete", {"ids": [7]}) == {"changed": 1, "documents": 2, "ids": [7]}
     assert error(client.get(f"{INDEX}/documents/pear"), 404)["type"] == "UnknownIdError"
+
+
+def test_other_keys_of_a_document_are_metadata_and_a_missing_id_is_made(client):
+    documents = [{"text": "Pears.", "year": 2024, "metadata": {"lang": "en"}}, {"_id": "fig", "text": "Figs."}]
+    documents += [{"text": "Plums."}]
+    assert post(client, "/documents", {"documents": documents}, 201)["ids"] == [8, "fig", 9]  # 7 was the largest
+    stored = post(client, "/documents/get", {"ids": [8, "fig", 9]})
+    assert [each["metadata"] for each in stored] == [{"year": 2024, "lang": "en"}, {}, {}]
+    named = client.post(f"{INDEX}/documents", json={"documents": [{"text": "x", "image": "/a.png", "checksum": "0"}]})
+    assert "opens no path that a client names" in error(named, 422)["message"]
+    without = client.put(f"{INDEX}/documents", json={"documents": [{"text": "Pears."}]})
+    assert "id" in error(without, 422)["message"]
+
+
+@pytest.mark.parametrize("passages", [None, 16])
+def test_documents_are_listed_with_a_cursor(shallow, passages):
+    with Retriever(shallow, device="cpu") as retriever:
+        retriever.add([("a", "Bananas are healthy."), (1, "One."), ("1", "Text."), ("d", "Moon.")], passages=passages)
+        with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+            listed, after, calls = [], None, 0
+            while calls == 0 or after is not None:
+                page = client.get(
+                    f"{INDEX}/documents", params={"limit": 2, **({"after": after} if after else {})}
+                ).json()
+                listed += [(each["id"], each["text"]) for each in page["documents"]]
+                after = page["after"]
+                calls += 1
+            assert (listed, calls) == ([("a", "Bananas are healthy."), (1, "One."), ("1", "Text."), ("d", "Moon.")], 2)
+            for wrong in ('"gone"', "x", "true"):
+                answer = client.get(f"{INDEX}/documents", params={"after": wrong})
+                assert "after which no document stands" in error(answer, 422)["message"]
+
+
+def test_results_say_that_they_are_weak(shallow):
+    with Retriever(shallow, device="cpu") as retriever:
+        retriever.add(f"Ship {number} came from port {number} with rice and tea." for number in range(20))
+        least = retriever.learn_weak().min_mean_score
+        with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+            queries = ["a ship with rice", "love and jealousy"]
+            found = post(client, "/search", {"query": queries})["results"]
+            for results in found:
+                assert all(each["weak"] == (each["mean_score"] < least) for each in results)
+            assert [all(each["weak"] for each in results) for results in found] == [False, True]
+            assert post(client, "/search", {"query": "rice", "mode": "keywords"})["results"][0][0]["weak"] is None
+
+
+def test_the_interface_is_a_page_without_scripts(client):
+    page = client.get("/docs")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        for method in operations:
+            assert f"<h2>{method.upper()} {path}</h2>" in page.text
+    assert "<script" not in page.text
+    assert not re.findall(r'(?:src|href)="(?!/)', page.text)
 
 
 def test_an_id_in_an_address_is_the_string_and_else_the_integer(client):
@@ -147,7 +206,7 @@ def test_an_id_in_an_address_is_the_string_and_else_the_integer(client):
         post(client, "/documents", {"documents": [{"id": id, "text": "An odd id."}]}, 201)
         address = f"{INDEX}/documents/{quote(id, safe='')}"
         assert client.get(address).json()["id"] == id
-        assert client.delete(address).json() == {"changed": 1, "documents": 4}
+        assert client.delete(address).json()["documents"] == 4
 
 
 def nested(levels):
@@ -262,7 +321,12 @@ def test_texts_are_encoded_as_the_model_encodes_them(client, retriever, input_ty
         ({}, "expected either query or vectors"),
         ({"query": "a", "vectors": [[[1.0]]]}, "expected either query or vectors"),
         ({"query": "a", "k": 0}, "body.k: "),
-        ({"query": "a", "unknown": 1}, "body.unknown: "),
+        ({"query": "a", "unknown": 1}, "received 'unknown', which is no name here. Accepted are k, mode"),
+        ({"q": "a"}, "received 'q', which is no name here. Did you mean 'query'?"),
+        ({"text": "a"}, "Did you mean 'query'?"),
+        ({"query": "a", "top_k": 3}, "Did you mean 'k'?"),
+        ({"query": "a", "filter": {"year": 2020}}, "as a filter; give an SQL expression such as"),
+        ({"query": "a", "filter": "year = ?", "parameters": 2020}, "received int as the filter's parameters; give a"),
         ({"query": "a", "filter": "yera > 1"}, "unknown field 'yera'"),
         ({"query": "a", "filter": "1; DROP TABLE document"}, "rejected"),
         ({"vectors": [[[1.0, 2.0]]]}, "dim"),
@@ -308,7 +372,10 @@ def test_tokens(retriever):
         for path in ("/health/live", "/health/ready", "/"):
             assert client.get(path).status_code == 200
         reader = client.post(f"{INDEX}/documents", json=document, headers={"authorization": f"Bearer {READ}"})
-        assert "write token" in error(reader, 401)["message"]
+        assert "the one that was sent may only read" in error(reader, 401)["message"]
+        for sent, said in ((None, "none was sent"), ("Bearer wrong", "is another"), ("Basic x", "another kind")):
+            headers = {"authorization": sent} if sent else {}
+            assert said in error(client.get("/v1/indexes", headers=headers), 401)["message"]
         writer = client.post(f"{INDEX}/documents", json=document, headers={"authorization": f"Bearer {WRITE}"})
         assert writer.status_code == 201
 
@@ -440,7 +507,7 @@ def test_a_body_of_another_type_is_answered_with_the_type_that_is_accepted(clien
         (
             "/search",
             {"query": "a", **{f"{i}": 0 for i in range(100_000)}},
-            "body: it has 100,001 names; accepted are k,",
+            "body: received '0', which is no name here. Accepted are k,",
         ),
     ],
     ids=["vectors", "ids", "too many", "names"],

@@ -254,15 +254,16 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
             f"cannot read measure {name!r}; expected Name, Name@cutoff or Name(key=value)@cutoff."
         )
     known = ir_measures.measures.registry
-    if form["name"] not in known:
-        lowered = {key.lower(): key for key in reversed(known)}  # of two spellings, the first in ir-measures
+    lowered = {key.lower(): key for key in reversed(known)}  # of two spellings, the first in ir-measures
+    spelled = form["name"] if form["name"] in known else lowered.get(form["name"].lower())
+    if spelled is None:
         near = difflib.get_close_matches(form["name"].lower(), lowered, n=1, cutoff=0.5)
         if near:
             hint = f"did you mean {lowered[near[0]]!r}?"
         else:
             hint = f"known are {', '.join(known)}."
         raise InvalidArgumentError(f"unknown measure {name!r}; {hint}")
-    kind = known[form["name"]]
+    kind = known[spelled]
     try:
         call = ast.parse(f"f({form['arguments'] or ''})", mode="eval").body
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}  # type: ignore[attr-defined]

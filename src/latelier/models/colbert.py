@@ -75,19 +75,48 @@ def _stripped(text: Any) -> Any:
 
 
 def _taking_packed(method: Callable[..., Any], score: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `similarity` or `similarity_pairwise` of sentence-transformers, taking `TokenEmbeddings` too."""
+    """Return `similarity` or `similarity_pairwise` of sentence-transformers, taking `TokenEmbeddings` and texts too."""
 
     @wraps(method)
     def similarity(self: Any, embeddings1: Any, embeddings2: Any, **kwargs: Any) -> Any:
-        sides = [embeddings1, embeddings2]
+        sides = [_encoded(embeddings1, self.encode_query), _encoded(embeddings2, self.encode_document)]
+        widths = [_width(side) for side in sides]
+        if None not in widths and widths[0] != widths[1]:
+            raise InvalidArgumentError(
+                f"received vectors of {widths[0]} and of {widths[1]} dimensions; both sides must come from one model, "
+                "with one truncate_dim."
+            )
         if any(isinstance(side, TokenEmbeddings) for side in sides):
             if self.similarity_fn_name == "maxsim" and not kwargs:
                 return score(*sides)
             sides = [list(side.to("torch")) if isinstance(side, TokenEmbeddings) else side for side in sides]
         return method(self, *sides, **kwargs)
 
-    similarity.__doc__ = f"Score two sides as in sentence-transformers' `{method.__name__}`; `TokenEmbeddings` too."
+    similarity.__doc__ = (
+        f"Score two sides as in sentence-transformers' `{method.__name__}`; also `TokenEmbeddings`, and texts, the "
+        "first as queries."
+    )
     return similarity
+
+
+def _encoded(side: Any, encode: Callable[[list[str]], Any]) -> Any:
+    """Return texts encoded, and embeddings as they are."""
+    if isinstance(side, str):
+        return encode([side])
+    if isinstance(side, (list, tuple)) and side and all(isinstance(each, str) for each in side):
+        return encode(list(side))
+    return side
+
+
+def _width(side: Any) -> int | None:
+    """Return the number of dimensions of embeddings; None if it is unknown."""
+    if isinstance(side, TokenEmbeddings):
+        return side.dim
+    first = side[0] if isinstance(side, (list, tuple)) and side else side
+    shape = getattr(first, "shape", None)
+    if shape is None or not len(shape):
+        return None
+    return int(shape[-1])
 
 
 class ColBERT(MultiVectorEncoder):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -699,6 +699,8 @@ def checked_queries(texts: Any, name: str = "queries") -> list[str]:
             f"received a {type(texts).__name__} as {name}; expected a text or a list of texts, such as the column of a "
             'data frame that holds them: df["text"].'
         )
+    if not isinstance(texts, Iterable):
+        raise InvalidArgumentError(f"received {short(texts)} as {name}; expected a text or a list of texts.")
     queries = [texts] if isinstance(texts, str) else list(texts)
     for position, text in enumerate(queries):
         if not isinstance(text, str) or not text.strip():

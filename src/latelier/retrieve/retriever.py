@@ -54,7 +54,7 @@ from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
 from latelier.retrieve.why_not import explain_miss
 from latelier.scores.maxsim import maxsim_numpy
-from latelier.utils.checks import check_choice, check_count, check_number
+from latelier.utils.checks import check_choice, check_count, check_number, did_you_mean, short
 from latelier.utils.misc import NotCopied, progress_bar, show_options, warn_caller
 
 if TYPE_CHECKING:
@@ -742,7 +742,7 @@ class Retriever(NotCopied):
     @overload
     def rerank(self, query: str, texts: Any, k: int | None = None) -> Any: ...
 
-    def rerank(self, query: str, texts: Any, k: int | None = None) -> Any:
+    def rerank(self, query: str, texts: Any, k: int | None = None, **others: Any) -> Any:
         """Order documents, which need not be in the index, by their score for a query.
 
         Parameters
@@ -777,8 +777,10 @@ class Retriever(NotCopied):
         >>> retriever.rerank("fruit", found, k=1)[0]["id"]
         'b'
         """
+        for name in others:
+            raise InvalidArgumentError(f"rerank has no option {short(name)}, only k.{did_you_mean(name, ['k'])}")
         are_records = hasattr(texts, "iloc")
-        if not hasattr(texts, "columns") and not isinstance(texts, (str, Mapping)):
+        if isinstance(texts, Iterable) and not hasattr(texts, "columns") and not isinstance(texts, (str, Mapping)):
             texts = list(texts)
             are_records = bool(texts) and isinstance(texts[0], Mapping)
         if not are_records:
