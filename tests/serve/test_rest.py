@@ -16,7 +16,7 @@ from PIL import Image
 
 from image_models import pictures, save_image_model
 from latelier.errors import InvalidArgumentError
-from latelier.indexes import Flat, Hit
+from latelier.indexes import IVF, Flat, Hit
 from latelier.retrieve import Retriever
 from latelier.retrieve.images import Picture
 from latelier.scores import colbert_scores
@@ -186,6 +186,24 @@ def test_results_say_that_they_are_weak(shallow):
                 assert all(each["weak"] == (each["mean_score"] < least) for each in results)
             assert [all(each["weak"] for each in results) for results in found] == [False, True]
             assert post(client, "/search", {"query": "rice", "mode": "keywords"})["results"][0][0]["weak"] is None
+
+
+def test_an_index_is_made_filled_and_found_again(retriever, tmp_path):
+    with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
+        assert "makes no indexes" in error(client.post("/v1/indexes", json={"name": "new"}), 403)["message"]
+    app = create_app({"records": retriever}, new_indexes=tmp_path)
+    with TestClient(app, base_url="http://localhost") as client:
+        made = client.post("/v1/indexes", json={"name": "new"})
+        assert (made.status_code, made.json()["documents"]) == (201, 0)
+        for name, status in (("new", 409), ("records", 409), ("a/b", 422), ("..", 409)):
+            error(client.post("/v1/indexes", json={"name": name}), status)
+        added = client.post("/v1/indexes/new/documents", json={"documents": [{"text": "Pears."}, {"text": "The sea."}]})
+        assert added.json()["ids"] == [0, 1]
+        found = client.post("/v1/indexes/new/search", json={"query": "pears", "k": 1}).json()["results"]
+        assert found[0][0]["text"] == "Pears."
+        assert [each["name"] for each in client.get("/v1/indexes").json()] == ["records", "new"]
+    with IVF(tmp_path / "new") as stored:
+        assert len(stored) == 2
 
 
 def test_the_interface_is_a_page_without_scripts(client):

@@ -25,6 +25,7 @@ from latelier.cli.options import (
 )
 from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.store.integrity import CATALOG
 from latelier.retrieve.folders import read_documents
 from latelier.utils.misc import needs_extra
 
@@ -73,6 +74,10 @@ def serve(
             "repeatable, with the name of each index.",
         ),
     ] = None,
+    new_indexes: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Clients may make indexes in this folder; those in it are served as well."),
+    ] = None,
 ) -> None:
     """Serve indexes over HTTP: a search page, and REST under /v1.
 
@@ -87,6 +92,8 @@ def serve(
         from latelier.serve.transport import listen
     check_same_space(same_space, model)
     quiet_loading()
+    if new_indexes is not None:
+        folders = [*(folders or ()), *map(str, _indexes_in(new_indexes))]
     if not folders and not demo:
         raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
     access = Access(given_secret(read_token, _READ), given_secret(write_token, _WRITE), tuple(origin or ()))
@@ -123,7 +130,7 @@ def serve(
 
             retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=True)).retriever
         options: dict[str, Any] = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
-        serve(retrievers, on_start=_announce, files=files, **options)
+        serve(retrievers, on_start=_announce, files=files, new_indexes=new_indexes, **options)
 
 
 def _folders_of_files(arguments: Sequence[str], names: Collection[str]) -> dict[str, str]:
@@ -145,6 +152,15 @@ def _folders_of_files(arguments: Sequence[str], names: Collection[str]) -> dict[
             raise InvalidArgumentError(f"received --serve-files {argument!r}; {folder!r} is no folder.")
         folders[name] = folder
     return folders
+
+
+def _indexes_in(folder: Path) -> list[Path]:
+    """Return the folders of indexes in a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return sorted(path for path in folder.iterdir() if (path / CATALOG).is_file())
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot use {folder} for new indexes: {error}.") from error
 
 
 def _announce(url: str) -> None:

@@ -19,11 +19,12 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.cors import CORSMiddleware
 
 from latelier.errors import InvalidArgumentError
+from latelier.indexes.base import PathLike
 from latelier.retrieve import Retriever
 from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
 from latelier.serve.interface import interface_page
 from latelier.serve.originals import Originals
-from latelier.serve.queues import Limits, Metrics, Service
+from latelier.serve.queues import IndexMaker, Limits, Metrics, Service, check_name
 from latelier.serve.routes import router
 from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
 from latelier.utils.checks import short
@@ -39,6 +40,7 @@ def create_app(
     loopback_only: bool = True,
     link_prefix: str = "",
     files: Mapping[str, str | os.PathLike[str]] | None = None,
+    new_indexes: PathLike | None = None,
 ) -> FastAPI:
     """Return the application that searches and fills some indexes.
 
@@ -59,6 +61,8 @@ def create_app(
     files
         By the name of an index, the folder that its documents were read from: who may read the index may then open the
         file that a document's `path` in its metadata names in this folder.
+    new_indexes
+        The folder in which clients that may write can make indexes; None: they can make none.
 
     Returns
     -------
@@ -99,6 +103,7 @@ def create_app(
         async with AsyncExitStack() as stack:
             for service in services.values():
                 await stack.enter_async_context(service)
+            app.state.maker = IndexMaker(services, stack, limits, metrics, new_indexes)
             app.state.ready = True
             yield
             app.state.ready = False
@@ -144,11 +149,7 @@ def check_names(names: Iterable[str]) -> None:
     if not names:
         raise InvalidArgumentError("received no retriever; expected at least one.")
     for name in names:
-        if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
-            raise InvalidArgumentError(
-                f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'.",
-                advice="name-index",
-            )
+        check_name(name)
 
 
 # An address of http or https, or a path on this server or below the page, which names no scheme and no other host.

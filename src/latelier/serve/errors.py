@@ -61,6 +61,12 @@ class UnknownIndexError(_ServerError):
     status = 404
 
 
+class ExistingIndexError(_ServerError):
+    """There is an index of this name, or another file."""
+
+    status = 409
+
+
 class NoPictureError(_ServerError):
     """A document has no picture that can be shown."""
 

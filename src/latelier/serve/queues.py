@@ -10,17 +10,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from latelier.errors import CorruptedIndexError, LatelierError, StorageError
+from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes import Hit
+from latelier.indexes.base import PathLike
 from latelier.kernels.threads import limited_threads, thread_count
 from latelier.retrieve import Results, Retriever
-from latelier.serve.errors import FailedError, QueueFullError, RequestTimeoutError, StoppingError, TooLargeError
+from latelier.serve.errors import (
+    ExistingIndexError,
+    FailedError,
+    ForbiddenError,
+    QueueFullError,
+    RequestTimeoutError,
+    StoppingError,
+    TooLargeError,
+)
 from latelier.serve.searches import Search, search_batch
 from latelier.utils.checks import check_count, cut
 
@@ -103,6 +113,55 @@ class _Call(NamedTuple):
 class _Encoding(NamedTuple):
     texts: Sequence[str]
     is_query: bool
+
+
+def check_name(name: str) -> None:
+    """Check the name that an index gets in addresses."""
+    if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
+        raise InvalidArgumentError(
+            f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'.",
+            advice="name-index",
+        )
+
+
+class IndexMaker:
+    """Makes indexes in a folder, if the server has one for them, and serves them until it stops."""
+
+    def __init__(
+        self,
+        services: dict[str, Service],
+        stack: AsyncExitStack,
+        limits: Limits,
+        metrics: Metrics,
+        folder: PathLike | None,
+    ) -> None:
+        self._services = services
+        self._stack = stack
+        self._limits = limits
+        self._metrics = metrics
+        self._folder = None if folder is None else Path(folder)
+        self._lock = asyncio.Lock()
+
+    async def make(self, name: str, model: Service) -> Service:
+        """Make an empty index with the model of another one."""
+        if self._folder is None:
+            raise ForbiddenError("this server makes no indexes: it was started without a folder for new ones.")
+        check_name(name)
+        path = self._folder / name
+        async with self._lock:
+            if name in self._services or name.startswith(".") or path.exists():
+                raise ExistingIndexError(f"the name {name!r} is taken; give another one.")
+
+            def make() -> Retriever:
+                made = Retriever(model.retriever.query_model, path)
+                made.query_model.identity.store_in(made.index)
+                return made
+
+            retriever = await asyncio.to_thread(make)
+            self._stack.callback(retriever.close)
+            service = Service(name, retriever, self._limits, self._metrics)
+            self._services[name] = await self._stack.enter_async_context(service)
+        return service
 
 
 class Service:

@@ -39,7 +39,7 @@ from latelier.serve import schemas
 from latelier.serve.browsing import browse, newest, questions
 from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
 from latelier.serve.originals import Originals, file_response
-from latelier.serve.queues import Limits, Service
+from latelier.serve.queues import IndexMaker, Limits, Service
 from latelier.serve.searches import Search
 from latelier.serve.security import Reading, Writing
 from latelier.utils.batching import lengths_to_offsets
@@ -96,6 +96,14 @@ async def list_indexes(request: Request) -> list[schemas.IndexResponse]:
     """List the indexes of the server; one that cannot be read has an error, and no number of documents."""
     originals = _originals(request)
     return await asyncio.gather(*(_listed(service, originals) for service in request.app.state.services.values()))
+
+
+@router.post("/indexes", status_code=201, dependencies=[Writing])
+async def make_index(request: Request, body: schemas.NewIndexRequest) -> schemas.IndexResponse:
+    """Make an empty index, if the server has a folder for new ones."""
+    maker: IndexMaker = request.app.state.maker
+    service = await maker.make(body.name, _service(request, body.model))
+    return await service.ask(_describe(service, _originals(request)))
 
 
 @router.get("/indexes/{index}", dependencies=[Reading])

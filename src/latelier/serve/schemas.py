@@ -514,6 +514,15 @@ class IndexResponse(_Body):
     """Why the index cannot be read; null if it can."""
 
 
+class NewIndexRequest(_Body):
+    """An empty index to make, in the server's folder for new ones."""
+
+    name: Name
+    """Letters, digits, ``.``, ``_`` and ``-``."""
+    model: Name | None = None
+    """Name of the index with the model that this one gets; default: the first index."""
+
+
 class DocumentText(_Body):
     """A document as a text."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from latelier.indexes.base import PathLike
 from latelier.retrieve import Retriever
 from latelier.serve.app import create_app
 from latelier.serve.queues import Limits
@@ -41,6 +42,7 @@ def serve(
     log: bool = True,
     link_prefix: str = "",
     files: Mapping[str, str | os.PathLike[str]] | None = None,
+    new_indexes: PathLike | None = None,
 ) -> None:
     """Serve some indexes over HTTP, until the process gets SIGINT or SIGTERM and every accepted request is answered.
 
@@ -62,7 +64,7 @@ def serve(
         Called with the server's URL when it takes requests.
     log
         Write a line of JSON per request to standard error, with neither texts nor tokens.
-    link_prefix, files
+    link_prefix, files, new_indexes
         As in `create_app`.
 
     Raises
@@ -86,7 +88,7 @@ def serve(
     limits = limits or Limits()
     access.check_host(host)
     loopback_only = is_loopback(host)
-    shown: Any = {"link_prefix": link_prefix, "files": files}
+    shown: Any = {"link_prefix": link_prefix, "files": files, "new_indexes": new_indexes}
     app = create_app(retrievers, access=access, limits=limits, loopback_only=loopback_only, **shown)
     listening = listen(host, port)
     if log:
