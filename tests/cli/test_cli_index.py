@@ -385,3 +385,31 @@ def test_an_index_of_an_interrupted_first_run_says_what_goes_on(run, tmp_path):
         assert f"first run was interrupted before it stored one. This goes on: latelier index SOURCE {tmp_path}" in (
             result.stderr
         )
+
+
+def test_documents_in_another_language_than_the_model_reads_are_told(run, tmp_path):
+    german = "Die Bananen sind gesund und der Mond ist weit von der Erde entfernt."
+    lines = [{"id": "de", "text": german}, {"id": "en", "text": "The moon is far away from the earth, and it is cold."}]
+    records = "".join(json.dumps(line) + "\n" for line in lines)
+    said = run("index", "-", tmp_path / "index", "--device", "cpu", input=records)
+    assert "1 of 2 documents seem to be German; all-MiniLM-L6-v2 reads English" in said.stderr
+    english = json.dumps({"id": "one", "text": "The sea is near to us, and it is warm."})
+    assert "seem to be" not in run("index", "-", tmp_path / "other", "--device", "cpu", input=english).stderr
+
+
+def test_an_index_knows_what_is_weak_and_learns_it_again_when_it_has_doubled(run, tmp_path):
+    def add(first, last):
+        texts = "".join(f"Ship {number} came from port {number} with rice and tea.\n" for number in range(first, last))
+        result = run("index", "-", tmp_path / "index", "--device", "cpu", input=texts)
+        assert result.exit_code == 0
+        return result.stderr
+
+    assert "Estimated which results are weak: those of mean_score < 0." in add(0, 20)
+    found = run("search", tmp_path / "index", "love and jealousy", "--device", "cpu").stdout.splitlines()
+    assert found[0] == "nothing matches well; the nearest:"
+    assert [line.split()[0] for line in found[1:7:2]] == ["1", "2", "3"]
+    assert found[7].startswith("7 more match weakly: ")
+    shown = run("search", tmp_path / "index", "a ship with rice", "--device", "cpu").stdout
+    assert "weak" not in shown
+    assert "Estimated" not in add(20, 30)
+    assert "again as it has grown from 20 documents" in add(30, 41)

@@ -45,6 +45,19 @@ def test_the_tools_find_read_and_explain_documents(retriever):
     with_client(create_mcp_server({"records": retriever}), session)
 
 
+def test_agents_are_told_that_nothing_matches_well(shallow):
+    retriever = Retriever(shallow, device="cpu")
+    retriever.add(f"Ship {number} came from port {number} with rice and tea." for number in range(20))
+    retriever.learn_weak()
+
+    async def session(client):
+        for query, expected in (("a ship with rice", {False}), ("love and jealousy", {True})):
+            found = value(await client.call_tool("search", {"query": query, "k": 2}))
+            assert {hit["weak"] for hit in found} == expected
+
+    with_client(create_mcp_server({"ships": retriever}), session)
+
+
 def test_writing_tools_exist_only_where_they_are_asked_for(retriever):
     async def names(client):
         listed = await client.list_tools()
