@@ -84,7 +84,7 @@ def make_index(options: argparse.Namespace, folder: Path) -> None:
             for text in itertools.islice(documents, options.documents):
                 print(json.dumps({"text": text}), file=lines)
         exact = ["--exact"] if options.exact else []
-        made = run(COMMAND, "index", str(file), "--index", str(folder), *exact, "--device", "cpu")
+        made = run(COMMAND, "index", str(file), str(folder), *exact, "--device", "cpu")
     print(f"latelier index: {made.wall:.0f} s, {made.cpu:.0f} CPU s, {made.megabytes:.0f} MB")
 
 

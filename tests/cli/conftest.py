@@ -52,7 +52,7 @@ def records_file(tmp_path_factory):
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory, run, records_file):
     folder = tmp_path_factory.mktemp("indexes") / "records"
-    result = run("index", records_file, "--index", folder, "--device", "cpu", "--json")
+    result = run("index", records_file, folder, "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
     counts = {"new": 3, "changed": 0, "renamed": 0, "removed": 0, "unchanged": 0, "kept": 0, "skipped": []}
     size = json.loads(result.stdout)["bytes"]

@@ -50,7 +50,7 @@ def test_search_as_json_with_filter_and_explanation(run, folder):
 
 def test_a_parameter_in_double_quotes_is_a_text(run, tmp_path, tiny):
     (tmp_path / "rows.csv").write_text('id,text,year,open\n1,Bananas.,2020,"""yes"\n')  # ids are texts
-    assert run("index", tmp_path / "rows.csv", "--index", tmp_path / "index", "--model", tiny).exit_code == 0
+    assert run("index", tmp_path / "rows.csv", tmp_path / "index", "--model", tiny).exit_code == 0
     for filter, value, count in [
         ("id = ?", "1", 0),
         ("id = ?", '"1"', 1),
@@ -93,17 +93,17 @@ def test_info(run, folder, tmp_path):
 def test_an_index_keeps_its_bits(run, records_file, tmp_path, monkeypatch):
     folder = tmp_path / "index"
     for bits in ((), ("--bits", 2), ()):
-        result = run("index", records_file, "--index", folder, *bits, "--device", "cpu")
+        result = run("index", records_file, folder, *bits, "--device", "cpu")
         assert result.exit_code == 0, result.output
         facts = json.loads(run("info", folder, "--json").stdout)
         assert (facts["kind"], facts["bits"]) == ("IVF", 2)
     monkeypatch.setattr("latelier.cli.index._LARGE", 0)
-    said = run("index", records_file, "--index", folder, "--device", "cpu").stdout
+    said = run("index", records_file, folder, "--device", "cpu").stdout
     assert re.search(r"copy \S+ NEW --bits N: 1 bit [\d.]+ KB\. A new index with --pool-factor 2: [\d.]+ KB", said), (
         said
     )
     for other, message in (("--exact", "has exact=False, not True"), ("--bits=4", "has bits=2, not 4")):
-        result = run("index", records_file, "--index", folder, other, "--device", "cpu")
+        result = run("index", records_file, folder, other, "--device", "cpu")
         assert (result.exit_code, message in " ".join(result.stderr.split())) == (1, True), result.output
     assert "exact index has no codes" in run("index", records_file, tmp_path / "new", "--exact", "--bits", 4).stderr
     assert "received 3; expected 8, 4, 2, 1" in run("index", records_file, tmp_path / "new", "--bits", 3).stderr
@@ -114,7 +114,7 @@ def test_an_index_keeps_its_bits(run, records_file, tmp_path, monkeypatch):
 
 def test_index_adds_and_updates(run, tmp_path):
     folder, texts = tmp_path / "index", "Bananas are healthy.\nThe moon is far away.\n"
-    result = run("index", "-", "--index", folder, "--device", "cpu", input=texts)
+    result = run("index", "-", folder, "--device", "cpu", input=texts)
     read = "all of their text is searchable"
     assert (result.exit_code, result.stdout.partition(";")[0]) == (0, f"{folder}: 2 documents (2 new), {read}")
     result = run("index", "-", folder, "--device", "cpu", input='{"id": 1, "text": "Apples."}')
@@ -122,13 +122,11 @@ def test_index_adds_and_updates(run, tmp_path):
     found = json.loads(run("search", folder, "apple", "-k", 1, "--json", "--device", "cpu").stdout)["results"]
     assert [(result["id"], result["text"]) for result in found] == [(1, "Apples.")]
     more = '{"id": 1, "text": "Apples."}\n{"id": 2, "text": "Plums."}'
-    result = run("index", "-", "--index", folder, "--device", "cpu", input=more)
+    result = run("index", "-", folder, "--device", "cpu", input=more)
     assert (result.exit_code, result.stdout.partition(";")[0]) == (
         0,
         f"{folder}: 3 documents (1 new, 1 unchanged), {read}",
     )
-    result = run("index", "-", folder, "--index", folder, input=more)
-    assert (result.exit_code, "name the folder of the index once" in result.stderr) == (2, True)
 
 
 def test_a_model_given_by_hand_goes_with_the_options_of_the_index(run, tmp_path, tiny):
@@ -136,7 +134,7 @@ def test_a_model_given_by_hand_goes_with_the_options_of_the_index(run, tmp_path,
     options = {"max_length_document": 8, "local_files_only": True}
     with Retriever(tiny, folder, device="cpu", model_options=options) as retriever:
         retriever.add([("a", "word " * 50)])
-    for command in (["search", folder, "word"], ["index", "-", "--index", folder]):
+    for command in (["search", folder, "word"], ["index", "-", folder]):
         result = run(*command, "--device", "cpu", input="word " * 50)
         assert result.exit_code == 1
         assert "options that are not stored: 'local_files_only'. Give the model" in result.stderr
@@ -162,10 +160,10 @@ def test_an_index_of_a_stranger_is_described_and_searched_with_a_model_given_by_
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["search", "./absent", "fruit"], 1, "absent. Create one with latelier index SOURCE --index FOLDER."),
+        (["search", "./absent", "fruit"], 1, "absent. Create one with latelier index SOURCE FOLDER."),
         (["info", "./absent"], 1, "Error: there is no index in"),
-        (["index", "./absent.txt", "--index", "x"], 2, "there is no file './absent.txt'."),
-        (["index", "-"], 2, "latelier index SOURCE INDEX"),
+        (["index", "./absent.txt", "x"], 2, "there is no file './absent.txt'."),
+        (["index", "-"], 2, "Missing argument 'INDEX'"),
         (["search", "x", "y", "-k", "0"], 2, "Invalid value for '-k': received 0; expected a whole number from 1 on"),
         (["search", "x", "y", "--kk", "3"], 2, "No such option: --kk"),
         (["serch", "x", "y"], 2, "No such command 'serch'"),

@@ -55,7 +55,7 @@ def test_evaluate_encodes_the_collection_and_removes_its_index(beir, run, tmp_pa
 def test_evaluate_searches_an_index(beir, run, tmp_path, run_file):
     records = tmp_path / "records.jsonl"
     records.write_text("".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in DOCUMENTS.items()))
-    indexing = run("index", records, "--index", tmp_path / "index", "--device", "cpu")
+    indexing = run("index", records, tmp_path / "index", "--device", "cpu")
     assert indexing.exit_code == 0, indexing.output
     options = ("--device", "cpu", "--measure", "nDCG@10", "--measure", "IPrec@0.1", "--output", tmp_path / "run.jsonl")
     result = run("evaluate", beir, "--index", tmp_path / "index", *options)

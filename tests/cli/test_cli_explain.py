@@ -28,7 +28,7 @@ def test_ids_are_found_as_they_are_typed(run, tmp_path):
     folder = tmp_path / "index"
     lines = [{"id": 7, "text": "Bananas."}, {"id": "8", "text": "Apples."}, {"id": "1e3", "text": "Pears."}]
     records = "".join(json.dumps(line) + "\n" for line in lines)
-    assert run("index", "-", "--index", folder, "--device", "cpu", input=records).exit_code == 0
+    assert run("index", "-", folder, "--device", "cpu", input=records).exit_code == 0
     for line in lines:
         told = json.loads(run("explain", folder, "fruit", line["id"], "--device", "cpu", "--json").stdout)
         assert (told["id"], told["text"]) == (line["id"], line["text"])

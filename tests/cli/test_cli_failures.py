@@ -35,7 +35,7 @@ def finish(process, input=None):
 def test_documents_of_others_do_not_act_on_the_terminal(run, tmp_path):
     folder = tmp_path / "index"
     record = {"id": f"id{EVIL}\n", "text": f"Bananas {EVIL} are healthy.\r\n\u2028And more.", f"key{EVIL}": EVIL}
-    result = run("index", "-", "--index", folder, "--device", "cpu", input=json.dumps(record))
+    result = run("index", "-", folder, "--device", "cpu", input=json.dumps(record))
     assert result.exit_code == 0, result.output
     table = run("search", folder, f"fruit {EVIL}", "--explain", "--device", "cpu")
     assert table.exit_code == 0, table.output
@@ -55,11 +55,11 @@ def test_documents_of_others_do_not_act_on_the_terminal(run, tmp_path):
     [
         ["search", EVIL, "fruit"],
         ["info", f"./{EVIL}"],
-        ["index", EVIL, "--index", "x"],
+        ["index", EVIL, "x"],
         ["info", "a\0b"],
         ["index", "-", f"--{EVIL}", "x"],
         [EVIL],
-        ["index", "-", "--index", "x", "--format", EVIL],
+        ["index", "-", "x", "--format", EVIL],
         ["search", "x", "y", "-k", "9" * 5000],
     ],
 )
@@ -108,7 +108,7 @@ def test_interrupting_ends_with_130_and_says_nothing(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     # As a process of a terminal: one in the background of a script ignores Ctrl-C.
     code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {COMMAND}"
-    command = [sys.executable, "-c", code, "index", str(tmp_path / "pipe.txt"), "--index", str(tmp_path / "index")]
+    command = [sys.executable, "-c", code, "index", str(tmp_path / "pipe.txt"), str(tmp_path / "index")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with (tmp_path / "pipe.txt").open("wb"):  # returns when the command has opened it for reading
         process.send_signal(signal.SIGINT)
@@ -129,7 +129,7 @@ def test_readers_that_leave_early():
 @pytest.mark.skipif(os.name == "nt", reason="descriptors and bytes of POSIX")
 def test_closed_streams_and_arguments_that_are_no_text(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "index", "-", "--index", str(tmp_path / "x")],
+        [sys.executable, "-c", COMMAND, "index", "-", str(tmp_path / "x")],
         capture_output=True,
         check=False,
         preexec_fn=lambda: os.close(0),

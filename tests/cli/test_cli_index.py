@@ -37,7 +37,7 @@ def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(misc, "INTERVAL", 0.0)  # in seconds
     monkeypatch.setenv("LATELIER_CACHE", str(tmp_path / "cache"))
     index, model = tmp_path / "index", shutil.copytree(tiny, tmp_path / "model")
-    command = ["index", notes, "--index", index, "--model", model, "--device", "cpu"]
+    command = ["index", notes, index, "--model", model, "--device", "cpu"]
     with pytest.warns(UserWarning, match="empty.txt: it is empty"):
         result = run(*command, "--json")
     assert result.exit_code == 0, result.output
@@ -71,7 +71,7 @@ def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
 
 
 def test_a_folder_without_a_document_is_an_error_and_makes_no_index(run, notes, tmp_path):
-    command = ["index", notes, "--index", tmp_path / "index", "--device", "cpu"]
+    command = ["index", notes, tmp_path / "index", "--device", "cpu"]
     result = run(*command, "--glob", "*.rst", "--glob", "*.org")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "looked for files *.rst, *.org in it and its sub-folders" in result.stderr
@@ -105,10 +105,10 @@ def test_a_first_run_without_a_document_leaves_no_index(
     index, model = tmp_path / "index", ("--model", tiny, "--device", "cpu")
     if was_folder:
         index.mkdir()
-    result = run("index", tmp_path / name, "--index", index, *model, *options)
+    result = run("index", tmp_path / name, index, *model, *options)
     assert (result.exit_code, message in result.stderr) == (1, True), result.output
     assert (index.exists(), was_folder and [*index.iterdir()]) == (was_folder, was_folder and [])
-    assert run("index", tmp_path / "good.jsonl", "--index", index, *model, "--exact").exit_code == 0
+    assert run("index", tmp_path / "good.jsonl", index, *model, "--exact").exit_code == 0
     with indexes.open(index) as made:
         assert (type(made), made.dtype) == (Flat, "float16")
 
@@ -117,19 +117,19 @@ def test_an_index_that_holds_a_document_or_was_there_before_stays(run, tmp_path,
     (tmp_path / "empty.txt").write_text("\n")
     Flat(tmp_path / "empty").close()
     command = ["--model", tiny, "--device", "cpu"]
-    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "empty", *command)
+    result = run("index", tmp_path / "empty.txt", tmp_path / "empty", *command)
     assert (result.exit_code, "nothing to index in" in result.stderr) == (1, True), result.output
     (tmp_path / "bad.jsonl").write_text('{"text": "Pears."}\n' * 2048 + "{}\n")
-    result = run("index", tmp_path / "bad.jsonl", "--index", tmp_path / "index", *command)
+    result = run("index", tmp_path / "bad.jsonl", tmp_path / "index", *command)
     assert (result.exit_code, "bad.jsonl:2049: it has no 'text'" in result.stderr) == (1, True), result.output
     for name, documents in (("empty", 0), ("index", 2048)):
         assert json.loads(run("info", tmp_path / name, "--json").stdout)["documents"] == documents
-    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--exact", *command)
+    result = run("index", tmp_path / "empty.txt", tmp_path / "index", "--exact", *command)
     assert (result.exit_code, "has exact=False, not True; leave --exact out" in result.stderr) == (1, True), (
         result.output
     )
-    result = run("index", tmp_path / "empty.txt", "--index", tmp_path / "index", "--bits", 2, *command)
-    assert "2,048 documents (nothing to do), of which the first " in result.stdout, result.output
+    result = run("index", tmp_path / "empty.txt", tmp_path / "index", "--bits", 2, *command)
+    assert "2,048 documents (nothing to do), all of their text" in result.stdout, result.output
 
 
 def test_a_new_index_that_another_process_has_filled_meanwhile_stays(tmp_path):
@@ -163,7 +163,7 @@ def test_passages_of_files(run, notes, tmp_path, tiny):
     index = tmp_path / "index"
     (notes / "empty.txt").unlink()
     (notes / "long.txt").write_text("Plums fall in August. " * 30)
-    command = ["index", notes, "--index", index, "--model", tiny, "--device", "cpu", "--json"]
+    command = ["index", notes, index, "--model", tiny, "--device", "cpu", "--json"]
     result = run(*command, "--passages", 40, "--overlap", 5, "--pool-factor", 2, "--precision", "float16")
     assert (result.exit_code, json.loads(result.stdout)["documents"]) == (0, 3), result.output
     facts = json.loads(run("info", index, "--json").stdout)
@@ -228,7 +228,7 @@ def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, mon
         ("float32", ("--backend", "onnx"), in_float32),
     ):
         index = tmp_path / name
-        command = ["index", tmp_path / "two.txt", "--index", index, "--model", tiny, "--device", "cpu", *options]
+        command = ["index", tmp_path / "two.txt", index, "--model", tiny, "--device", "cpu", *options]
         assert run(*command).exit_code == 0
         with Retriever.open(index) as retriever:
             assert retriever.model_options == ({"compute_dtype": "int8"} if name == "int8" else {})
@@ -238,9 +238,9 @@ def test_int8_is_kept_for_searches_and_a_backend_is_not(run, tmp_path, tiny, mon
             np.testing.assert_allclose(retriever.query_model.encode_queries(texts)[0], queries[0], rtol=0, atol=1e-5)
         result = run("search", index, "pears", "--json")
         assert (result.exit_code, json.loads(result.stdout)["results"][0]["id"]) == (0, 0), result.output
-        assert run("index", tmp_path / "more.txt", "--index", index, "--backend", "onnx").exit_code == 0
+        assert run("index", tmp_path / "more.txt", index, "--backend", "onnx").exit_code == 0
         wrong = "float32" if name == "int8" else "int8"
-        refused = run("index", tmp_path / "more.txt", "--index", index, "--compute-dtype", wrong)
+        refused = run("index", tmp_path / "more.txt", index, "--compute-dtype", wrong)
         assert refused.exit_code != 0
         assert f"compute_dtype='{wrong}', but the index was filled in " in refused.stderr
 

@@ -61,6 +61,6 @@ def test_an_empty_token_of_a_server_is_refused(run, monkeypatch, command, option
     ],
 )
 def test_options_of_passages_and_folders_need_them(run, tmp_path, option, value, message):
-    result = run("index", "-", "--index", tmp_path / "index", option, value, input="Pears.\n")
+    result = run("index", "-", tmp_path / "index", option, value, input="Pears.\n")
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "index").exists()

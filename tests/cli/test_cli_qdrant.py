@@ -87,7 +87,7 @@ def test_other_commands_read_a_collection(run, folder, collection, tmp_path):
     assert (result.exit_code, "a collection of Qdrant takes no --max-memory" in result.stderr) == (1, True)
     result = run("search", f"{collection}-absent", "fruit")
     assert (result.exit_code, "there is no collection 'records-absent' in" in result.stderr) == (1, True)
-    result = run("index", tmp_path, "--index", collection)
+    result = run("index", tmp_path, collection)
     assert (result.exit_code, f"latelier copy FOLDER {collection}" in result.stderr) == (2, True)
 
 

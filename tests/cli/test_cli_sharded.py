@@ -14,7 +14,7 @@ RECORDS = [{"id": f"d{i}", "text": f"document number {i}", "year": 2000 + i} for
 def sharded(tmp_path_factory, run, tiny, ray_session):
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    options = ["--index", folder / "index", "--model", tiny, "--device", "cpu", "--exact", "--json"]
+    options = [folder / "index", "--model", tiny, "--device", "cpu", "--exact", "--json"]
     result = run("index", folder / "records.jsonl", *options, "--shards", 2)
     assert json.loads(result.stdout)["documents"] == len(RECORDS), result.output
     again = run("index", folder / "records.jsonl", *options, "--shards", 3)

@@ -63,7 +63,7 @@ def test_an_index_that_another_process_begins_to_make_is_taken_for_a_new_one(run
         (tmp_path / name / "catalog.sqlite").touch()
     result = run("copy", folder, tmp_path / "copied", "--json")
     assert (result.exit_code, json.loads(result.stdout)["written"]) == (0, 3), result.output
-    result = run("index", records_file, "--index", tmp_path / "indexed", "--device", "cpu", "--json")
+    result = run("index", records_file, tmp_path / "indexed", "--device", "cpu", "--json")
     assert (result.exit_code, json.loads(result.stdout)["documents"]) == (0, 3), result.output
     (tmp_path / "foreign" / "notes.txt").touch()
     result = run("copy", folder, tmp_path / "foreign")

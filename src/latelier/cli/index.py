@@ -67,12 +67,8 @@ ShardsOption: TypeAlias = Annotated[
 SourceArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
 ]
-PlaceArgument: TypeAlias = Annotated[
-    Path | None, typer.Argument(parser=parse_folder, metavar="INDEX", help="As --index.", show_default=False)
-]
-FolderOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--index", parser=parse_folder, metavar="DIR", help="Folder of the index; made if missing."),
+FolderArgument: TypeAlias = Annotated[
+    Path, typer.Argument(parser=parse_folder, metavar="INDEX", help="Folder of the index; made if missing.")
 ]
 FormatOption: TypeAlias = Annotated[
     DocumentFormat, typer.Option(help="Format of a file; auto: by its name, else by its first line.")
@@ -152,9 +148,8 @@ BatchSizeOption: TypeAlias = Annotated[int, typer.Option(min=1, help="Texts of m
 def index(
     context: typer.Context,
     source: SourceArgument,
-    place: PlaceArgument = None,
+    folder: FolderArgument,
     *,
-    folder: FolderOption = None,
     model: ModelOption = None,
     trust_remote_code: TrustOption = False,
     bits: NewBitsOption = None,
@@ -203,8 +198,8 @@ def index(
     \b
     Example:
       latelier index ./notes ./notes-index
-      latelier index papers.csv --index ./papers --id doi --text abstract,body --metadata year
-      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
+      latelier index papers.csv ./papers --id doi --text abstract,body --metadata year
+      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.retrieve.model import find_index
 
@@ -213,9 +208,7 @@ def index(
     check_bits(bits, exact)
     if passages is None:
         refuse_unused(context, ("overlap",), "has no effect without --passages")
-    if (place is None) == (folder is None):
-        raise typer.BadParameter("name the folder of the index once: latelier index SOURCE INDEX", param_hint="INDEX")
-    target: Any = place or folder
+    target = folder
     fields = {"id": id, "text": _names(text), "title": title, "metadata": _names(metadata)}
     reading = {"encoding": encoding, "delimiter": delimiter, "on_problem": on_problem, "pages": pages}
     read = partial(_read, source, format, glob or [], fields, reading)
@@ -426,10 +419,12 @@ def _searchable(retriever: Retriever) -> str:
     if DocumentSettings.stored_in(retriever.index).passages is not None:
         count = len(retriever.index)
         return f"in {count:,} passage{'' if count == 1 else 's'}; all of their text is searchable"
+    length = retriever.query_model.limits("document")[1]
+    if length is None:
+        return "whole"
     cut = stored_cut(retriever.index.settings)
     if not cut:
         return "all of their text is searchable"
-    length = retriever.query_model.limits("document")[1]
     return f"{cut:,} of them longer than the first {length:,} tokens, which are searchable"
 
 
@@ -569,7 +564,7 @@ def copy(
 
     \b
     Example:
-      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      printf 'Bananas are healthy.\\n' | latelier index - ./fruit
       latelier copy ./fruit ./fruit-exact --exact
       latelier copy ./fruit ./fruit.parquet
     """  # noqa: D301 (\b keeps the lines of a block apart)

@@ -44,7 +44,7 @@ def info(index: IndexArgument, json_output: JsonOption = False) -> None:
 
     \b
     Example:
-      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      printf 'Bananas are healthy.\\n' | latelier index - ./fruit
       latelier info ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     with open_index(index) as opened:
@@ -155,7 +155,7 @@ def check(
 
     \b
     Example:
-      printf 'Bananas are healthy.\\n' | latelier index - --index ./fruit
+      printf 'Bananas are healthy.\\n' | latelier index - ./fruit
       latelier check ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
     with open_index(index) as opened:

@@ -163,7 +163,7 @@ _ADVICE: dict[Advice, str] = {
     "filter-timeout": "Simplify it, or give it more time: --filter-timeout 60, or 0 for no limit.",
     "give-model": "Give the model: --model.",
     "known-ids": "latelier search shows the ids of what it finds.",
-    "make-index": "Create one with latelier index SOURCE --index FOLDER.",
+    "make-index": "Create one with latelier index SOURCE FOLDER.",
     "name-fields": "Name others with --id, --text, --title and --metadata.",
     "name-index": "Give it another name: NAME=INDEX.",
     "open-qdrant": "Give it as qdrant:FOLDER, if you trust it, since it holds pickles.",

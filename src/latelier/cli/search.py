@@ -56,7 +56,7 @@ def search(
 
     \b
     Example:
-      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
+      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.retrieve.excerpts import excerpts
@@ -116,7 +116,7 @@ def explain(
 
     \b
     Example:
-      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
+      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
     check_same_space(same_space, model)
@@ -175,7 +175,7 @@ def why_not(
 
     \b
     Example:
-      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - --index ./fruit
+      printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
     check_same_space(same_space, model)

@@ -159,7 +159,8 @@ class Explanation:
         common = function_words(self.text)
         content = [span for span in self.spans if is_content(self.text[span.start : span.end], common)]
         strongest = max((span.contribution for span in content), default=0.0)
-        return [span for span in content if span.contribution >= max(_LEAST_MARKED, _OF_STRONGEST * strongest)]
+        least = min(_SURELY_MARKED, max(_LEAST_MARKED, _OF_STRONGEST * strongest))
+        return [span for span in content if span.contribution >= least]
 
     def snippet(self, length: int = 240, begin: int = 0) -> tuple[int, int]:
         """Return the part of the text, of about so many characters, whose words added most to the score.
@@ -362,10 +363,11 @@ class Explanation:
         return rows
 
 
-# What a word has to add to the score to be marked, at least and as a share of the strongest one. A query that was
-# changed for an untrained model has smaller terms than similarities.
-_LEAST_MARKED = 0.2
+# What a word has to add to the score to be marked: a share of what the strongest one adds, within these limits. It is a
+# similarity, or less if the query was changed for an untrained model.
 _OF_STRONGEST = 0.4
+_LEAST_MARKED = 0.2
+_SURELY_MARKED = 0.35
 
 
 def is_content(word: str, common: Collection[str]) -> bool:
