@@ -383,7 +383,9 @@ def _learn_weak(retriever: Retriever) -> None:
         return
     with suppress(InvalidArgumentError):
         learned = retriever.learn_weak()
-        why = "" if not before else f", again as it has grown from {before:,} documents"
+        why = ""
+        if before:
+            why = f", again as it has grown from {before:,} documents"
         typer.echo(
             f"Estimated which results are weak{why}: those of mean_score < {learned.min_mean_score:.3f}.", err=True
         )

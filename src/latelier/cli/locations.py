@@ -300,8 +300,7 @@ def check_not_empty(index: Index, location: str) -> None:
     """Raise an error for an index that has never had a document: its first run was interrupted."""
     if len(index) or index.dim is not None:
         return
-    sources = list(index.settings.get("files", None) or {})
-    source = sources[0] if sources else "SOURCE"
+    source = next(iter(index.settings.get("files", None) or {}), "SOURCE")
     raise InvalidArgumentError(
         f"the index in {location} holds no document: its first run was interrupted before it stored one. This goes on: "
         f"latelier index {source} {location}"

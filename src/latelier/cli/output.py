@@ -74,7 +74,9 @@ def result_lines(
         else:
             place = cut(printable(excerpt.place), _LONGEST_ID)
         head = f"{rank:3}  {result.score:6.3f}  {bold(id)}"
-        lines.append(f"{head}, {place}" if place else head)
+        if place:
+            head += f", {place}"
+        lines.append(head)
         if excerpt is not None:
             lines += _excerpt_lines(excerpt, most)
             if explain and excerpt.explanation is not None:

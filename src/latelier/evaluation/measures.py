@@ -255,7 +255,9 @@ def _parse(name: str, ir_measures: ModuleType) -> Any:
         )
     known = ir_measures.measures.registry
     lowered = {key.lower(): key for key in reversed(known)}  # of two spellings, the first in ir-measures
-    spelled = form["name"] if form["name"] in known else lowered.get(form["name"].lower())
+    spelled = form["name"]
+    if spelled not in known:
+        spelled = lowered.get(spelled.lower())
     if spelled is None:
         near = difflib.get_close_matches(form["name"].lower(), lowered, n=1, cutoff=0.5)
         if near:

@@ -112,8 +112,9 @@ def _width(side: Any) -> int | None:
     """Return the number of dimensions of embeddings; None if it is unknown."""
     if isinstance(side, TokenEmbeddings):
         return side.dim
-    first = side[0] if isinstance(side, (list, tuple)) and side else side
-    shape = getattr(first, "shape", None)
+    if isinstance(side, (list, tuple)) and side:
+        side = side[0]
+    shape = getattr(side, "shape", None)
     if shape is None or not len(shape):
         return None
     return int(shape[-1])

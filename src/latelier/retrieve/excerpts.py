@@ -108,7 +108,9 @@ def _excerpt(
         begin = 0  # the title has matched, or nothing that is known
     start, end = densest(text, spans, length, begin)
     shown = [each for each in marks if start <= each.start and each.end <= end]
-    best = max(shown, key=lambda each: each.contribution).start if shown else start
+    best = start
+    if shown:
+        best = max(shown, key=lambda each: each.contribution).start
     is_begun = bool(text[begin:start].strip()) or bool(result.start and start >= begin)
     is_ended = bool(text[end:].strip())
     path = result.metadata.get("path")
@@ -135,7 +137,9 @@ def _place(stored: StoredDocuments, result: Result, at: int) -> str:
     if headings:
         return headings
     line = _line(stored, result, at)
-    return f"line {line:,}" if line else picture_place(result.metadata)
+    if line is None:
+        return picture_place(result.metadata)
+    return f"line {line:,}"
 
 
 def _line(stored: StoredDocuments, result: Result, at: int) -> int | None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import WEAK, Record, as_ids, check_known
 from latelier.utils.checks import check_count, cut, describe, is_count, printable
 from latelier.utils.misc import Markup, bar, escape, fragment, table
-
-if TYPE_CHECKING:
-    from latelier.retrieve.excerpts import Excerpt
 
 # Fewer tokens than these hold no sentence.
 LEAST_TOKENS = 16
@@ -365,8 +362,8 @@ class Results(list[Result]):
 
     unread: int = 0
 
-    # Returns for each result the part of its text that matched; of a search for vectors, none is known.
-    excerpts: Callable[[Sequence[Result]], Mapping[Id, Excerpt]] | None = None
+    # Returns for each result an `Excerpt`, the part of its text that matched; of a search for vectors, none is known.
+    excerpts: Callable[[Sequence[Result]], Mapping[Id, Any]] | None = None
 
     def __reduce__(self) -> Any:
         return Results, (list(self),)  # an index cannot be copied
@@ -374,7 +371,7 @@ class Results(list[Result]):
     def _shown(self, plain: Callable[[str], str], marked: Callable[[str], str]) -> list[str]:
         """Return of each text the part that matched, or its beginning, which is all that is known of some."""
         try:
-            known = {} if self.excerpts is None else self.excerpts(self)
+            known = self.excerpts(self) if self.excerpts else {}
         except LatelierError:  # closed or changed since
             known = {}
         shown = []
@@ -399,7 +396,7 @@ class Results(list[Result]):
             return "no document found"
         ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in self]
         width = max(map(len, ids))
-        lines = [self._caption] if self._caption else []
+        lines = list(filter(None, [self._caption]))
         texts = self._shown(printable, str)
         for rank, (result, id, text) in enumerate(zip(self, ids, texts, strict=True), start=1):
             lines.append(f"{rank:3}  {result.score:6.3f}  {id:{width}}  {cut(text, _LONGEST_LINE)}".rstrip())

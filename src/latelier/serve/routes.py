@@ -175,13 +175,10 @@ async def add_documents(request: Request, service: Index, body: schemas.Document
     documents = _documents(request, body)
 
     def add(retriever: Retriever) -> schemas.ChangeResponse:
-        number = next_number(
-            StoredDocuments(retriever.index).ids() if any("id" not in each for each in documents) else ()
-        )
-        for document in documents:
-            if "id" not in document:
+        without = [document for document in documents if "id" not in document]
+        if without:
+            for number, document in enumerate(without, next_number(StoredDocuments(retriever.index).ids())):
                 document["id"] = number
-                number += 1
         return _change(retriever, retriever.add, documents)
 
     return await service.write(add)
@@ -210,7 +207,9 @@ async def list_documents(
             ids = stored.ids()
             begin = _place_after(ids, after)
             records = stored.get(ids[begin : begin + limit])
-        following = dump_json(ids[begin + limit - 1]) if begin + limit < len(ids) else None
+        following = None
+        if begin + limit < len(ids):
+            following = dump_json(ids[begin + limit - 1])
         return _json({"documents": [record._asdict() for record in records], "after": following})
 
     return await service.ask(read)
