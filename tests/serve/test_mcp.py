@@ -51,7 +51,7 @@ def test_agents_are_told_that_nothing_matches_well(shallow):
     retriever.learn_weak()
 
     async def session(client):
-        for query, expected in (("a ship with rice", {False}), ("love and jealousy", {True})):
+        for query, expected in (("Ship 7 came from port 7", {False}), ("love and jealousy", {True})):
             found = value(await client.call_tool("search", {"query": query, "k": 2}))
             assert {hit["weak"] for hit in found} == expected
 

@@ -180,7 +180,7 @@ def test_results_say_that_they_are_weak(shallow):
         retriever.add(f"Ship {number} came from port {number} with rice and tea." for number in range(20))
         least = retriever.learn_weak().min_mean_score
         with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
-            queries = ["a ship with rice", "love and jealousy"]
+            queries = ["Ship 7 came from port 7", "love and jealousy"]
             found = post(client, "/search", {"query": queries})["results"]
             for results in found:
                 assert all(each["weak"] == (each["mean_score"] < least) for each in results)

@@ -238,7 +238,10 @@ def _problems(errors: Sequence[Any]) -> str:
         more = [f"and {len(lines) - _MOST_PROBLEMS} more"]
     else:
         more = []
-    return "; ".join([*lines[:_MOST_PROBLEMS], *more]) + "."
+    told = "; ".join([*lines[:_MOST_PROBLEMS], *more])
+    if told.endswith((".", "?")):
+        return told
+    return f"{told}."
 
 
 def _alternatives(problems: Sequence[Any]) -> str:

@@ -76,9 +76,9 @@ class _Body(BaseModel):
             return given
         unknown = [name for name in given if name not in cls.model_fields]
         if unknown:
-            accepted = f" Accepted are {', '.join(cls.model_fields)}."
+            accepted = f" Accepted are {', '.join(cls.model_fields)}"
             meant = did_you_mean(unknown[0], list(cls.model_fields)) or accepted
-            raise ValueError(f"received {short(unknown[0])}, which is no name here.{meant.removesuffix('.')}")
+            raise ValueError(f"received {short(unknown[0])}, which is no name here.{meant}")
         return given
 
 
