@@ -92,24 +92,10 @@ def serve(
         from latelier.serve.transport import listen
     check_same_space(same_space, model)
     quiet_loading()
-    if new_indexes is not None:
-        folders = [*(folders or ()), *map(str, _indexes_in(new_indexes))]
-    if not folders and not demo:
-        raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
     access = Access(given_secret(read_token, _READ), given_secret(write_token, _WRITE), tuple(origin or ()))
     access.check_host(host)
-    locations = named_locations(folders or ())
+    locations = _served_locations(folders or (), new_indexes, demo=demo, read_only=read_only)
     check_names([*locations, _DEMO] if demo else locations)
-    if demo and _DEMO in locations:
-        raise InvalidArgumentError(
-            f"--demo serves the documentation of Python by the name {_DEMO!r}, which another index has; name that one: "
-            "NAME=INDEX"
-        )
-    if read_only and any(isinstance(each, QdrantLocation) for each in locations.values()):
-        raise InvalidArgumentError(
-            "received --read-only with a collection of Qdrant, which has no such mode; leave it out, and give "
-            "--read-token without --write-token: then nobody writes."
-        )
     files = _folders_of_files(serve_files or (), [*locations, _DEMO] if demo else list(locations))
     access.check_changes(bool(locations) and not read_only)  # the demo's index takes none
     listen(host, port).close()  # a port in use is an error before models are loaded
@@ -131,6 +117,27 @@ def serve(
             retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=True)).retriever
         options: dict[str, Any] = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
         serve(retrievers, on_start=_announce, files=files, new_indexes=new_indexes, **options)
+
+
+def _served_locations(
+    folders: Sequence[str], new_indexes: Path | None, *, demo: bool, read_only: bool
+) -> dict[str, Path | QdrantLocation]:
+    """Return where the indexes to serve are, by name: those that are given, and those among the new ones."""
+    made = _indexes_in(new_indexes) if new_indexes else []
+    if not folders and not made and not demo:
+        raise InvalidArgumentError("received no index; give the folder of one, or --demo.")
+    locations = named_locations([*folders, *map(str, made)])
+    if demo and _DEMO in locations:
+        raise InvalidArgumentError(
+            f"--demo serves the documentation of Python by the name {_DEMO!r}, which another index has; name that one: "
+            "NAME=INDEX"
+        )
+    if read_only and any(isinstance(each, QdrantLocation) for each in locations.values()):
+        raise InvalidArgumentError(
+            "received --read-only with a collection of Qdrant, which has no such mode; leave it out, and give "
+            "--read-token without --write-token: then nobody writes."
+        )
+    return locations
 
 
 def _folders_of_files(arguments: Sequence[str], names: Collection[str]) -> dict[str, str]:
