@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from latelier.retrieve.page_map import PageMap
     from latelier.retrieve.passages import Passages, Result, Results
     from latelier.retrieve.records import Skipped, SkipReason
-    from latelier.retrieve.retriever import Retriever, Threshold
+    from latelier.retrieve.retriever import Retriever
     from latelier.retrieve.synchronisation import Synchronised
+    from latelier.retrieve.thresholds import Threshold
     from latelier.retrieve.workers import EncodingWorkers
 
 __all__ = [
@@ -38,7 +39,8 @@ __getattr__, __dir__ = lazy_names(
     passages=("Passages", "Result", "Results"),
     folders=("read_documents",),
     records=("SkipReason", "Skipped"),
-    retriever=("Retriever", "Threshold"),
+    retriever=("Retriever",),
     synchronisation=("Synchronised",),
+    thresholds=("Threshold",),
     workers=("EncodingWorkers",),
 )
