@@ -7,6 +7,7 @@ from index_helpers import matrices
 from test_index_machine import DiskMachine, quickly
 
 from latelier import indexes
+from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, DuplicateIdError, InvalidArgumentError, LatelierError, UnknownIdError
 
 pytest.importorskip("ray")
@@ -183,3 +184,11 @@ class ShardedMachine(DiskMachine):
 
 TestSharded = pytest.mark.slow(ShardedMachine.TestCase)
 TestSharded.settings = settings(max_examples=10, stateful_step_count=12, **quickly)
+
+
+def test_shards_of_few_bits_choose_their_codebooks_within_one_write(monkeypatch, tmp_path):
+    monkeypatch.setattr("latelier.indexes.sharded._BATCH_BYTES", 4 << 20)  # each has half of the tokens of a codebook
+    vectors = np.random.default_rng(0).standard_normal((80_000, 64), dtype="float32")
+    with indexes.Sharded(tmp_path / "index", shards=2, nbits=2) as index:
+        index.add(range(800), TokenEmbeddings(vectors, np.arange(0, 80_001, 100)))
+        assert index.statistics().bytes_per_token < 40  # 50 in 4 bits

@@ -327,7 +327,8 @@ class IVF(StoredIndex):
         if first is None or not first.num_tokens or (before.documents and first.dim != before.dim):
             return  # nothing to choose from, or the write will fail
         codec = self._codec(first.dim)
-        if codec.axis is None or (codec.bits != self.nbits and _is_enough(before, first)):
+        is_enough = before.tokens + first.num_tokens >= CODEBOOK_TOKENS
+        if codec.axis is None or (codec.bits != self.nbits and is_enough):
             with self._storage.transaction() as transaction:
                 self._choose(transaction, first)
 
@@ -359,15 +360,18 @@ class IVF(StoredIndex):
             return codec
         stored = transaction.set_missing(f"axis_{dim}", lambda: write_axis(choose_axis(first.vectors)))
         codec = replace(codec, axis=read_axis(stored, dim))
-        if codec.bits == self.nbits or not _is_enough(before, first):
+        if codec.bits == self.nbits:
             return codec
         try:
-            segments = transaction.segments()
+            segments = transaction.segments()  # those of this transaction too, which shards fill in many steps
         except CorruptedIndexError:
             return codec  # until it is repaired: all segments of an index are coded alike
+        tokens = sum(part.tokens for _, part in segments)
+        if tokens + first.num_tokens < CODEBOOK_TOKENS:
+            return codec
 
         def choose() -> str:
-            step = 1 + before.tokens // CODEBOOK_TOKENS
+            step = 1 + tokens // CODEBOOK_TOKENS
             parts = [codec.decode(Part(part.segment, part.positions[::step])) for _, part in segments]
             return write_codebook(codec.choose_codebook(TokenEmbeddings.concatenate([*parts, first]).vectors))
 
@@ -575,11 +579,6 @@ def _read_lists(snapshot: Snapshot) -> tuple[InvertedLists | None, CorruptedInde
         damage = error
     # Lists may have another dim if all their documents were removed before the present ones were added.
     return lists if lists is not None and lists.has_dim(snapshot.dim or 0) else None, damage
-
-
-def _is_enough(before: Snapshot, first: TokenEmbeddings) -> bool:
-    """Whether there are enough tokens for a codebook, with some first ones of a write."""
-    return before.tokens + first.num_tokens >= CODEBOOK_TOKENS
 
 
 class Maintenance(Enum):
