@@ -134,12 +134,12 @@ async function addLines(results, items, signal) {
 }
 
 // Results that match less than what usually answers a question are folded.
-function foldWeak(found) {
+function foldWeak(found, isMore) {
   const weak = found.filter((result) => result.weak).length;
   at("weak").hidden = !weak;
-  at("results").classList.add("folded");
-  at("weak").ariaExpanded = "false";
-  at("weak").textContent = weak === found.length ? `The nearest ${weak}, which match little` : `${weak} more, which match little`;
+  if (!isMore) at("results").classList.add("folded");
+  at("weak").ariaExpanded = String(!at("results").classList.contains("folded"));
+  at("weak").textContent = weak === found.length ? `Show ${weak}, which match little` : `${weak} more, which match little`;
   return weak > 0 && weak === found.length;
 }
 
@@ -221,7 +221,7 @@ async function run(isMore = false) {
     const addMarks = await showResults(query, found, isMore, signal);
     if (signal.aborted) return;
     at("more").hidden = found.length < wanted || wanted >= MOST_RESULTS;
-    const isNothing = foldWeak(found);
+    const isNothing = foldWeak(found, isMore);
     const count = found.length === 1 ? "1 document" : `${found.length} documents`;
     const [unread] = answer.unread;
     const cut = unread ? ` The query is too long: its last ${unread} tokens were not read.` : "";
