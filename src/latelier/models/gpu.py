@@ -12,6 +12,7 @@ environment turns it off.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -213,6 +214,9 @@ def _can_pack(model: MultiVectorEncoder) -> bool:
     transformer: Any = model[0]
     encoder: Any = getattr(transformer, "model", None)
     if type(transformer) is not Transformer or type(encoder) not in _ENCODERS:
+        return False
+    # ModernBERT of transformers 5.0 knows no other attention than its own.
+    if not hasattr(sys.modules[type(encoder).__module__], "ALL_ATTENTION_FUNCTIONS"):
         return False
     config = encoder.config
     plain = config._attn_implementation in ("sdpa", "latelier_packed") and not getattr(config, "is_decoder", False)

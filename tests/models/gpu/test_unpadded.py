@@ -1,6 +1,7 @@
 """Encoding without padding: the same vectors as with it. On a CPU, a loop over the texts stands in for the kernel."""
 
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ class TestEqualsPadding:
     def test_documents(self, encoder_folder, on_a_cpu):
         model = ColBERT(encoder_folder, 16, "cpu")  # with markers and a skiplist
         found = model.encode_document(TEXTS, packed=True)
-        assert on_a_cpu
+        takes_kernels = hasattr(sys.modules[type(model[0].model).__module__], "ALL_ATTENTION_FUNCTIONS")
+        assert bool(on_a_cpu) == takes_kernels  # all, with transformers later than 5.0
         expected = padded(model, TEXTS)
         assert found.lengths.tolist() == expected.lengths.tolist()
         torch.testing.assert_close(found.vectors, expected.vectors, rtol=1e-4, atol=1e-5)
