@@ -375,8 +375,11 @@ class DocumentFolder(FileDocuments):
             wanted = ", ".join(map(short, self.glob)) or "files of known formats"
             warn_caller(f"no file of {self.folder} is read: looked for {wanted} in it and its sub-folders.")
         kinds: dict[tuple[str, str], list[str]] = {}
-        for name, message, _ in self.skipped:
+        again = set()  # of these, documents are concerned, so each run names them
+        for name, message, reason in self.skipped:
             kinds.setdefault((_suffix(name), message), []).append(name if name.isprintable() else short(name))
+            if reason in (SkipReason.ID, SkipReason.KEPT):
+                again.add(message)
         lines = []
         told: dict[str, str] = {}
         known = 0
@@ -384,7 +387,7 @@ class DocumentFolder(FileDocuments):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
             line = f"{names[0] if len(names) == 1 else several}: {message}"
             told[line] = hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=8).hexdigest()
-            if before is not None and before.get(line) == told[line]:
+            if message not in again and before is not None and before.get(line) == told[line]:
                 known += len(names)
             else:
                 lines.append(f"\n  {line}")
