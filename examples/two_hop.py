@@ -126,7 +126,7 @@ def fill(documents: dict[str, str], questions: list[Question], most: int) -> Ret
     )
     model.fit_projection([documents[id_] for id_ in others[: min(1000, most)]])
     retriever = Retriever(model)
-    retriever.add([(id_, text) for id_, text in documents.items() if id_ in kept])
+    retriever.add([(id_, text) for id_, text in documents.items() if id_ in kept], passages=False)
     return retriever
 
 

@@ -179,7 +179,7 @@ def test_passages_of_files(run, notes, tmp_path, tiny):
     assert json.loads(run(*command).stdout)["changed"] == 1
     with Retriever.open(index) as retriever:  # the others stay where they are
         assert retriever.index.ids() == [id for id in before if "moon" not in id] + ['["moon.txt",0,0,17]']
-    no_number = "expected a number of tokens from 16 on, auto or none"
+    no_number = "expected a number of tokens from 16 on, auto, late, late:N or none"
     for wrong, message in (("few", no_number), ("9" * 5000, no_number), ("5", no_number)):
         result = run(*command, "--passages", wrong)
         assert (result.exit_code, message in result.stderr) == (2, True)

@@ -10,5 +10,5 @@ from latelier.retrieve import Retriever
 def retriever(shallow, docstrings):
     retriever = Retriever(ColBERT.from_dense(shallow, device="cpu", max_length_document=48))
     kept = [record for record in docstrings if record["module"] in ("bisect", "heapq", "shelve", "queue")]
-    retriever.add(kept)
+    retriever.add(kept, passages=False)
     return retriever

@@ -52,7 +52,7 @@ def trained(retriever):
 @pytest.mark.parametrize("merge", ["last", "best_score"])
 def test_untrained_it_is_one_search(retriever, merge):
     multi_step = MultiStepRetriever(retriever, QueryDynamics(dim=retriever.index.dim))
-    expected = retriever.search(QUERIES, k=5)
+    expected = retriever.search(QUERIES, k=5, plain_query=True)
     for steps, min_gain in ((0, 0.0), (1, 0.0), (2, None)):
         results = multi_step.search(QUERIES, 5, steps, min_gain=min_gain, merge=merge)
         assert_same_hits([result.hits for result in results], expected)
@@ -83,7 +83,7 @@ def test_documents_stored_as_passages_are_found_once_by_their_own_ids(retriever,
     for steps, merge in ((0, "last"), (3, "last"), (3, "best_score")):
         results = multi_step.search(QUERIES, 5, steps, min_gain=None, merge=merge)
         for query, result in zip(QUERIES, results, strict=True):
-            assert [hit.id for hit in result.hits] == [hit.id for hit in passages.search(query, 5)]
+            assert [hit.id for hit in result.hits] == [hit.id for hit in passages.search(query, 5, plain_query=True)]
             assert [step.id for step in result.steps] == [hit.id for hit in result.hits[:steps]]
     with pytest.raises(UnknownIdError, match=r"bisect\.insort_right"):
         train_query_dynamics(multi_step, EXAMPLES, steps=1, batch_size=2)
@@ -97,7 +97,7 @@ def test_training_finds_the_targets_and_predicts_that(trained, retriever):
     def ranks(found):
         return [[hit.id for hit in hits].index(target) for hits, target in zip(found, targets, strict=True)]
 
-    before = ranks(retriever.search(texts, k=len(retriever)))
+    before = ranks(retriever.search(texts, k=len(retriever), plain_query=True))
     results = multi_step.search(texts, k=len(retriever))
     after = ranks([result.hits for result in results])
     assert sum(after) < sum(before) / 2

@@ -126,7 +126,8 @@ class MultiStepRetriever:
     3. Stop if the gain is not above a threshold. Otherwise search with the new matrix, merge the hits, and go to 2.
 
     Any index will do; the documents are its stored vectors, so nothing is encoded after the query. Of a document that
-    is stored as passages, the best passage is read.
+    is stored as passages, the best passage is read. Queries are the model's own: they are not changed as
+    `latelier.retrieve.Retriever.search` changes those of a model without training.
 
     Parameters
     ----------
