@@ -339,6 +339,8 @@ def test_a_folder_that_an_mcp_server_watches_is_kept_current(start, tmp_path, ti
     (tmp_path / "away").rename(folder)
     (folder / "sun.md").write_text("It is near.")
     wait_until(lambda: count(index) == 3)
+    with indexes.open(index, read_only=True) as opened:
+        assert {record.metadata["path"] for record in opened.get(opened.ids())} == {"pears.md", "moon.md", "sun.md"}
 
 
 def test_what_is_skipped_is_told_once_and_an_object_is_read_whole(run, tmp_path, tiny):

@@ -338,6 +338,7 @@ def test_a_document_that_cannot_be_shown_says_so_and_hides_no_other(browser, man
     expect(items.nth(1)).to_contain_text("This document cannot be shown")
     expect(page.locator(".metadata", has_text="homepage: http://[")).to_have_count(2)
     expect(items.nth(2).locator("mark").first).to_be_visible(timeout=60_000)
+    assert items.nth(1).locator("mark").count() == 0
     page.close()
 
 
@@ -720,6 +721,7 @@ def test_weak_results_are_folded(browser, url):
         )
         page.locator("#weak").click()
         expect(shown).to_have_count(4)
+        assert len(set(ids(page))) == 4
     page.close()
 
 
