@@ -38,12 +38,12 @@ METHODS = {
 }
 
 
-def described(function: object) -> set[str]:
-    """Names in the section Parameters of a docstring, ``queries, documents`` being two."""
+def described(function: object) -> dict[str, str]:
+    """What the section Parameters of a docstring says of each name, ``queries, documents`` being two."""
     text = inspect.cleandoc(function.__doc__ or "")
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    lines = re.findall(r"^(\S.*)", section[1], re.MULTILINE) if section else []
-    return {name.strip().lstrip("*") for line in lines for name in line.split(":")[0].split(",")}
+    entries = re.findall(r"^(\S.*)\n((?:(?: .*)?\n?)*)", section[1], re.MULTILINE) if section else []
+    return {name.strip().lstrip("*"): said for line, said in entries for name in line.split(":")[0].split(",")}
 
 
 def taken(function: object) -> set[str]:
@@ -66,12 +66,23 @@ def test_public_names_have_an_example():
 
 
 def test_functions_describe_all_parameters_that_they_take():
-    different = {name: described(function) ^ taken(function) for name, function in FUNCTIONS.items()}
+    different = {name: described(function).keys() ^ taken(function) for name, function in FUNCTIONS.items()}
     assert {name: sorted(names) for name, names in different.items() if names} == {}
 
 
 def test_methods_describe_no_parameter_that_they_do_not_take():
     # A method may leave the description to the contract that it fulfils.
     # What help() shows as single options is described as one, where they all are.
-    unknown = {name: described(method) - taken(method) - {"options"} for name, method in METHODS.items()}
+    unknown = {name: described(method).keys() - taken(method) - {"options"} for name, method in METHODS.items()}
     assert {name: sorted(names) for name, names in unknown.items() if names} == {}
+
+
+def test_parameters_with_the_default_none_say_what_holds_without_them():
+    says = re.compile(r"default|\b(None|without|instead of|as in|as for|is given)\b", re.IGNORECASE)
+    silent = []
+    for name, value in {**INTERFACE, **METHODS}.items():
+        for parameter, said in described(value).items():
+            default = inspect.signature(value).parameters[parameter].default if parameter in taken(value) else ""
+            if default is None and not says.search(said):
+                silent.append(f"{name}({parameter})")
+    assert silent == []

@@ -87,7 +87,7 @@ class LatelierError(Exception):
     *args
         The message: what was received, what is accepted, and what to do where that is the same everywhere.
     advice
-        What to do, where each surface has its own words for it.
+        What to do, where each surface has its own words for it; None: the message says all.
 
     Examples
     --------

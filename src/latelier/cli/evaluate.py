@@ -88,10 +88,11 @@ def evaluate(
         typer.Option(metavar="N", help="Without --index: bits per number of the temporary index; default: exact."),
     ] = None,
     max_length_query: Annotated[
-        int | None, typer.Option(min=1, help="Without --index: most tokens that the model reads of a query.")
+        int | None, typer.Option(min=1, help="Without --index: most tokens to read of a query; default: the model's.")
     ] = None,
     max_length_document: Annotated[
-        int | None, typer.Option(min=1, help="Without --index: most tokens that it reads of a document.")
+        int | None,
+        typer.Option(min=1, help="Without --index: most tokens to read of a document; default: the model's."),
     ] = None,
     split: Annotated[str, typer.Option(help="Which qrels of the folder: test, dev, train, ...")] = "test",
     measure: Annotated[

@@ -62,7 +62,9 @@ NewExactOption: TypeAlias = Annotated[
 ]
 ShardsOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Divide a new index among N shards, a process each (extra: ray)."),
+    typer.Option(
+        metavar="N", min=1, help="Divide a new index among N shards, a process each (extra: ray); default: undivided."
+    ),
 ]
 SourceArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="SOURCE", help="File, pipe or folder with the documents; - is standard input.")
@@ -95,17 +97,22 @@ PassagesOption: TypeAlias = Annotated[
     typer.Option(
         metavar="N",
         help="Cut texts into passages of at most N tokens; auto: as the model reads, at most 512; none: whole; late or "
-        "late:N: with vectors that have seen what stands around the passage.",
+        "late:N: with vectors that have seen what stands around the passage. Default: as the index; a new one has "
+        "passages if its files are one text each, or the model does not read the first records whole.",
     ),
 ]
 OverlapOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
 ]
 PoolFactorOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Pool about N token vectors of a document into one.")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Pool about N token vectors of a document into one; default: as the index, or 1."
+    ),
 ]
 PrecisionOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8.")
+    str | None,
+    typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8; default: the model's."),
 ]
 RemoveOption: TypeAlias = Annotated[
     bool, typer.Option("--remove/--no-remove", help="Remove documents of files that the folder does not hold any more.")
@@ -132,7 +139,11 @@ PagesOption: TypeAlias = Annotated[
 ]
 WorkersOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Encode in N processes, on all machines of a Ray cluster (extra: ray)."),
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Encode in N processes, on all machines of a Ray cluster (extra: ray); default: in this one.",
+    ),
 ]
 BackendOption: TypeAlias = Annotated[
     Backend | None,

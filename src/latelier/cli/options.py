@@ -50,7 +50,8 @@ SameSpaceOption: TypeAlias = Annotated[
     typer.Option("--same-space", help="The model of --model was made for the vectors of the index's own model."),
 ]
 MemoryOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB.")
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory budget beside the model, such as 512MB or 1GB; default: no limit."),
 ]
 
 

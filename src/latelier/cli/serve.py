@@ -59,7 +59,8 @@ def serve(
     trust_remote_code: TrustOption = False,
     backend: QueryBackendOption = "auto",
     max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory budget of each index, such as 512MB or 1GB.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory budget of each index, such as 512MB or 1GB; default: no limit."),
     ] = None,
     device: DeviceOption = None,
     log: Annotated[bool, typer.Option("--log/--no-log", help="Write a line per request to standard error.")] = True,

@@ -523,7 +523,7 @@ def load_training_set(
         ``collection.tsv``, without a header. They are kept in memory. The ids ``7`` and ``"7"`` are the same, ``"007"``
         is another one.
     candidates
-        Keep the first `candidates` documents of each row, for rows of unequal length.
+        Keep the first `candidates` documents of each row, for rows of unequal length; default: all.
     split
         For a folder: the relevance judgements to use, ``qrels/<split>.tsv``, of which each relevant document makes a
         row; or the Parquet files to read, ``<split>-00000-of-00002.parquet``.

@@ -48,6 +48,7 @@ class Evaluation(dict[str, float]):
         Query id to measure name to value, for significance tests and for finding the queries that fail.
     settings
         What the run was made with, by name, as JSON values: model, lengths, index, ...; printed below the table.
+        Default: nothing.
 
     Examples
     --------
@@ -108,7 +109,7 @@ def evaluate(
         so. `Collection.identical_ids` knows it from the texts.
     excluded
         Query id to the ids of documents that do not count for it, such as ``excluded`` of a `Collection` of BRIGHT:
-        they are left out of the run.
+        they are left out of the run. Default: none.
 
     Returns
     -------

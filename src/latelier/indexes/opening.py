@@ -36,7 +36,7 @@ def open(
     read_only
         Never write.
     max_memory
-        Maximum memory of the index in bytes, or as a text such as ``"1GB"``; see `Flat` and `IVF`.
+        Maximum memory of the index in bytes, or as a text such as ``"1GB"``; None for no limit; see `Flat` and `IVF`.
     device
         A GPU to search on, such as ``"cuda"``; ``None`` searches on the CPU.
 

@@ -526,7 +526,7 @@ class WhyNotReport:
     unexamined
         What could not be examined, and why.
     query
-        The text of the query, if it is known.
+        The text of the query; None if it is not known.
     mode
         Mode of the search, see `Index.search`. Of one that uses keywords, the causes hold the ranks by keywords and by
         vectors; `exact_rank` and, unless the document is among the hits, `score` are None.

@@ -338,18 +338,18 @@ class Sharded(Index):
         Kind of the shards: ``"ivf"`` (the default), see `latelier.indexes.IVF`, or ``"flat"``, see
         `latelier.indexes.Flat`.
     nbits
-        For ``"ivf"``: bits per number.
+        For ``"ivf"``: bits per number, by default 8.
     dtype
-        For ``"flat"``: ``"float32"`` or ``"float16"``.
+        For ``"flat"``: ``"float32"`` (the default) or ``"float16"``.
     nodes
         IP addresses of Ray nodes, or names of custom resources of them: shard ``i`` is on ``nodes[i % len(nodes)]``, in
         a folder with the same path there. None: as the index was made; a new one is on this machine.
     keywords, tokenizer
-        See `latelier.indexes.Flat`.
+        As for `latelier.indexes.Flat`.
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
-        Maximum memory of all shards together, each of which gets an equal part; see `latelier.indexes.Flat`.
+        Maximum memory of all shards together, each of which gets an equal part, as for `latelier.indexes.Flat`.
     device
         None or ``"cpu"``.
 

@@ -159,7 +159,7 @@ class LangChainReranker(BaseDocumentCompressor):
         query
             One query.
         callbacks
-            Not called: a reranker makes no calls to report.
+            Not called, whether given or None: a reranker makes no calls to report.
 
         Returns
         -------

@@ -60,10 +60,10 @@ class LlamaIndexRetriever(OpenedRetriever, BaseRetriever):
     similarity_top_k
         Maximum number of nodes.
     filters
-        Filters on the metadata.
+        Filters on the metadata; default: none.
     search_options
-        Further arguments of `Retriever.search`: ``mode``, ``filter`` in SQL, ``parameters``, ``effort``, ... Documents
-        have to pass both filters.
+        Further arguments of `Retriever.search`: ``mode``, ``filter`` in SQL, ``parameters``, ``effort``, ...; default:
+        none. Documents have to pass both filters.
     callback_manager, verbose
         As in every retriever of LlamaIndex.
 

@@ -57,7 +57,7 @@ class MTEBSearch(Closing):
         Makes the index in a folder: `latelier.indexes.IVF`, `latelier.indexes.Flat`,
         ``functools.partial(IVF, nbits=2)``, ...
     search_options
-        Further arguments of the index's `search`, such as ``{"effort": "exact"}``.
+        Further arguments of the index's `search`, such as ``{"effort": "exact"}``; default: none.
     name
         Name under which mteb keeps the results, ``"organisation/model"``; None for that of the model's card. A model
         that was never published or saved needs one, as mteb finds earlier results by it.
@@ -152,7 +152,7 @@ class MTEBSearch(Closing):
         encode_kwargs
             Arguments of the model's `encode_document`, such as ``batch_size``.
         num_proc
-            Processes that prepare the texts.
+            Processes that prepare the texts; None: this one.
         hf_split, hf_subset, **kwargs
             Not used.
         """

@@ -111,7 +111,7 @@ class PyTerrierRetriever(OpenedRetriever, pt.Transformer):
     k
         Maximum number of documents of a query.
     search_options
-        Further arguments of `Retriever.search`: ``mode``, ``filter``, ``effort``, ...
+        Further arguments of `Retriever.search`: ``mode``, ``filter``, ``effort``, ...; default: none.
     text
         Whether results have the column ``text``, as a reranker after this one needs.
 

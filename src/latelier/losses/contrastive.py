@@ -48,7 +48,7 @@ class Contrastive(Loss):
         trainers do, is that of the whole batch.
     dims
         Train for several sizes at once, such as ``(128, 64, 32)``: the mean of the losses of vectors truncated to their
-        first dimensions (Kusupati et al., 2022, Matryoshka, https://arxiv.org/abs/2205.13147).
+        first dimensions (Kusupati et al., 2022, Matryoshka, https://arxiv.org/abs/2205.13147). None: whole vectors.
     mini_batch_tokens
         Maximum number of tokens of a forward pass, padding included; None: a default for the device. Changes time and
         memory, not the value.

@@ -129,7 +129,7 @@ class ColBERT(MultiVectorEncoder):
     Parameters
     ----------
     model_name_or_path
-        Folder of the model, or its name on the Hugging Face hub.
+        Folder of the model, or its name on the Hugging Face hub; None: `modules` are given instead.
     embedding_size
         Dimensions of the embeddings; default 128 for a new head. A checkpoint that has a head keeps its own, and so
         does a dense model with trained linear layers, applied to every token: another number is ignored with a warning.
@@ -139,7 +139,7 @@ class ColBERT(MultiVectorEncoder):
         Maximum number of tokens, markers and special tokens included, at most what the encoder reads; default: the
         checkpoint's, or 32 and 350. With query expansion, every query has exactly `max_length_query` tokens.
     recipe
-        What to build around a bare or dense encoder; ignored by checkpoints, which have their own.
+        What to build around a bare or dense encoder; default: ``Recipe()``. Checkpoints have their own, and ignore it.
     truncate_dim
         Default of the `truncate_dim` of `encode`, for models trained with ``dims``; not saved with the model.
     backend
@@ -327,7 +327,8 @@ class ColBERT(MultiVectorEncoder):
         ----------
         texts, inputs, sentences
             One text, many, or lists of texts (the candidates of each query): the names of latelier,
-            sentence-transformers and PyLate. A pair that the encoder reads as one input is a tuple.
+            sentence-transformers and PyLate, of which one is given. A pair that the encoder reads as one input is a
+            tuple.
         prompt_name, prompt
             What to put before each text instead of the model's own prompt (its marker).
         task, query_mode, is_query
@@ -347,7 +348,7 @@ class ColBERT(MultiVectorEncoder):
             Keep the first `truncate_dim` numbers of each vector and normalise them again; default: the model's.
         pool_factor, num_vectors, pool_method, protected_tokens
             For documents: keep about one of every ``pool_factor`` vectors, or at most `num_vectors`, by one of the
-            methods of `pool_tokens`; the encoder's attention gives their weights.
+            methods of `pool_tokens`; the encoder's attention gives their weights. Default: all vectors.
         add_special_tokens, convert_to_tensor
             For calls written for neural-cherche and PyLate: there are always special tokens, and tensors.
         batch_size, show_progress_bar, output_value, convert_to_numpy, device, normalize_embeddings, pool, **kwargs
@@ -447,6 +448,7 @@ class ColBERT(MultiVectorEncoder):
         ----------
         input, texts
             Texts to embed; or, as `input`, features from `tokenize` or `preprocess` (what trainers and losses pass).
+            One of the two is given.
         query_mode, is_query, task, truncation, add_special_tokens
             As in `encode`. Features hold their task, unless one is given; they are truncated already.
         **kwargs

@@ -202,6 +202,7 @@ def pool_tokens(
         ``"ward"``, ``"attention"`` or ``"attention-ward"``.
     weights
         For the last two: ``(tokens,)``, finite and not negative. `ColBERT.encode_document` takes them from the encoder.
+        None for Ward's method.
     protected_tokens
         First tokens of each document that are kept unchanged, special tokens for instance.
 

@@ -108,7 +108,7 @@ class TextEncoder(InputModule):
         inputs
             The texts.
         prompt
-            What to put before each.
+            What to put before each; None: nothing.
         task
             ``"query"``, ``"document"`` or None: which length cap to apply, and whether to expand.
         max_length
@@ -279,7 +279,7 @@ class TextEncoder(InputModule):
         model_name_or_path, subfolder, token, cache_folder, revision, local_files_only
             As in `sentence_transformers.base.modules.Module.load`.
         model_kwargs
-            No options: the encoder is not one of transformers.
+            None, or no options: the encoder is not one of transformers.
         **kwargs
             Not used; sentence-transformers passes those of other modules.
 

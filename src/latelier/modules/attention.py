@@ -81,12 +81,12 @@ class Attention(nn.Module):
     upcast_attention, upcast_softmax
         Compute the scores, or the softmax alone, in float32 at least.
     cross_attention_norm
-        Norm of the context: ``"layer_norm"`` or ``"group_norm"``.
+        Norm of the context: ``"layer_norm"`` or ``"group_norm"``; None: no norm.
     cross_attention_norm_num_groups
         Groups of that group norm.
     qk_norm
         Norm of queries and keys: ``"layer_norm"``, ``"fp32_layer_norm"``, ``"rms_norm"`` or ``"l2"`` of each head;
-        ``"layer_norm_across_heads"`` or ``"rms_norm_across_heads"`` of all heads together.
+        ``"layer_norm_across_heads"`` or ``"rms_norm_across_heads"`` of all heads together. None: no norm.
     added_kv_proj_dim
         Channels of a context with key and value projections of its own; see *Notes*. With `cross_attention_dim` and
         without a processor, they only add weights, as in diffusers.
@@ -339,11 +339,13 @@ class Attention(nn.Module):
         hidden_states
             Sequences ``(b, l, query_dim)``, or images ``(b, query_dim, h, w)``: sequences of ``h * w``.
         encoder_hidden_states
-            Context ``(b, l', cross_attention_dim)``, or ``(b, l', added_kv_proj_dim)`` for the added projections.
+            Context ``(b, l', cross_attention_dim)``, or ``(b, l', added_kv_proj_dim)`` for the added projections;
+            None: self-attention.
         attention_mask
             Boolean (True: attend) or added to the scores: ``(b, keys)``, ``(b, 1 or queries, keys)``,
             ``(b * heads, 1 or queries, keys)`` or ``(b, 1 or heads, 1 or queries, keys)``. The keys are those of the
-            table in *Notes*, in that order; a mask of ``c`` alone leaves ``h`` unmasked in ``[c, h]``.
+            table in *Notes*, in that order; a mask of ``c`` alone leaves ``h`` unmasked in ``[c, h]``. None: no
+            mask.
         **cross_attention_kwargs
             Passed to the processor: ``temb``, the condition of a spatial norm, ``(b, spatial_norm_dim, h, w)``;
             ``image_rotary_emb``, rotary positions, see `RotaryPositions.table`; or ``return_probabilities`` of

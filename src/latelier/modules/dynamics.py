@@ -113,7 +113,8 @@ class DynamicsNetwork(nn.Module):
         Activation function, one instance for all places; None: a new ``nn.ReLU(inplace=True)``. (LightZero's default
         is one instance for all networks.)
     reward_head_hidden_channels, flatten_input_size_for_reward_head
-        What LightZero calls `fc_reward_layers` and `flatten_output_size_for_reward_head` since 0.2; they win.
+        What LightZero calls `fc_reward_layers` and `flatten_output_size_for_reward_head` since 0.2; they win, unless
+        they are None.
     norm_type
         ``"BN"``: batch norms. ``"LN"``: layer norms, except in the residual blocks and after the LSTM.
 

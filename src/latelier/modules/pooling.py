@@ -154,7 +154,7 @@ class AttentionPooling(BaseTokenPooling):
             ``token_embeddings (n, tokens, dim)`` of any length, and ``attention_mask (n, tokens)``, which tokens are
             scored; other features pass unchanged.
         task
-            The texts' task; texts of a task that is not pooled pass unchanged.
+            The texts' task, None being that of documents; texts of a task that is not pooled pass unchanged.
 
         Returns
         -------

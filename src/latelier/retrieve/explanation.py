@@ -105,7 +105,8 @@ class Explanation:
     special
         Special tokens of the tokenizer, such as ``[CLS]``; the table sums their terms in one line.
     page
-        Of a document that was encoded as a picture: where its vectors, which ``document_tokens`` names, lie on it.
+        Of a document that was encoded as a picture: where its vectors, which ``document_tokens`` names, lie on it;
+        None for a text.
 
     Examples
     --------

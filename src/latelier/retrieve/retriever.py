@@ -391,7 +391,8 @@ class Retriever(NotCopied):
         remove
             Remove documents of files that the folder does not hold any more, and lines that a text file does not hold.
         moved_from
-            The path of a folder or a file that the index was filled from, and that has been moved to `source`.
+            The path of a folder or a file that the index was filled from, and that has been moved to `source`. Default:
+            none.
         **options
             As in `add`.
 
@@ -567,15 +568,15 @@ class Retriever(NotCopied):
             ``"vectors"``: MaxSim. ``"keywords"``: BM25, which needs no model. ``"hybrid"``: both, fused. ``"rerank"``:
             the best `depth` documents by keywords, ordered by MaxSim.
         fusion, weights, depth
-            How ``"hybrid"`` and ``"rerank"`` combine them, see `Index.search`.
+            How ``"hybrid"`` and ``"rerank"`` combine them, with the defaults of `Index.search`.
         filter, parameters, filter_timeout
             An SQL expression over metadata, or several that must all hold; the values of their ``?``; the time limit
-            in seconds; see `Index.search`.
+            in seconds; see `Index.search`. Default: all documents.
         effort, nprobe, candidates, rerank
-            How much an approximate index such as `latelier.indexes.IVF` searches; see `Index.search`.
+            How much an approximate index such as `latelier.indexes.IVF` searches, with the defaults of `Index.search`.
         min_score, min_mean_score
             The least score, and the least `mean_score` (see `Result`), of a document; ``docs/scores.md`` says how to
-            choose them. With `min_mean_score`, results have a `mean_score`.
+            choose them. None for no limit. With `min_mean_score`, results have a `mean_score`.
         whole_query
             Read queries beyond the model's query length, as far as its positions reach, 8,192 tokens at most: a longer
             one is an error. Without it, `Results.unread` says how many tokens were not read.
@@ -656,7 +657,7 @@ class Retriever(NotCopied):
             Documents per query.
         excluded
             Query id to the ids, as str, of documents that do not count for it, such as ``excluded`` of a collection:
-            they are left out, and others are found in their place.
+            they are left out, and others are found in their place. Default: none.
         **options
             As in `search`.
 

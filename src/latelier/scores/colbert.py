@@ -109,7 +109,7 @@ def colbert_scores_pairwise(
     queries_embeddings, documents_embeddings
         ``n`` texts each, in any of the forms that `colbert_scores` takes.
     queries_mask, documents_mask
-        ``(n, query_tokens)`` and ``(n, document_tokens)``.
+        ``(n, query_tokens)`` and ``(n, document_tokens)``; default: as in `colbert_scores`.
     backend
         As in `colbert_scores`.
 
@@ -153,7 +153,7 @@ def colbert_kd_scores(
         ``(b, n, document_tokens, dim)``, or a list of ``b`` lists of ``n`` matrices or arrays ``(n, tokens,
         dim)``, or ``b * n`` packed documents, the ``n`` of the first query first.
     queries_mask, documents_mask
-        ``(b, query_tokens)`` and ``(b, n, document_tokens)``.
+        ``(b, query_tokens)`` and ``(b, n, document_tokens)``; default: as in `colbert_scores`.
     backend
         As in `colbert_scores`.
 

@@ -51,7 +51,7 @@ def create_app(
     access
         Who may read and write; by default everybody who reaches the server.
     limits
-        How much a request may hold, and how much may wait.
+        How much a request may hold, and how much may wait; default: ``Limits()``.
     loopback_only
         Reject requests that were sent to another name than this machine's own, as web pages elsewhere could make a
         browser do. Set it to False for an application that other machines reach.
@@ -60,7 +60,7 @@ def create_app(
         one of http or https, or a relative path.
     files
         By the name of an index, the folder that its documents were read from: who may read the index may then open the
-        file that a document's `path` in its metadata names in this folder.
+        file that a document's `path` in its metadata names in this folder. Default: none.
     new_indexes
         The folder in which clients that may write can make indexes; None: they can make none.
 

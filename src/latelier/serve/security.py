@@ -36,7 +36,7 @@ class Access:
     Parameters
     ----------
     read_token, write_token
-        Secrets of at least 16 characters, sent as ``Authorization: Bearer TOKEN``.
+        Secrets of at least 16 characters, sent as ``Authorization: Bearer TOKEN``; default: none.
     origins
         Origins whose web pages may use the server, such as ``"https://example.org"``, or ``"*"`` for all. A slash at
         the end and the scheme's own port are left out, as browsers do.

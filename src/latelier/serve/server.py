@@ -59,9 +59,9 @@ def serve(
     access
         Who may read and write; by default every program on this machine.
     limits
-        How much a request may hold, and how much may wait.
+        How much a request may hold, and how much may wait; default: ``Limits()``.
     on_start
-        Called with the server's URL when it takes requests.
+        Called with the server's URL when it takes requests; None: nothing is.
     log
         Write a line of JSON per request to standard error, with neither texts nor tokens.
     link_prefix, files, new_indexes

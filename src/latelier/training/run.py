@@ -425,7 +425,7 @@ def train(
         How to build the model, mine, train and validate; default: ``TrainingOptions()``.
     on_progress
         A function such as `print`, called with a line of text after mining, for each logged loss and for each
-        validation.
+        validation; default: none is called.
     show_progress
         Show progress bars of mining on standard error.
 

@@ -212,7 +212,7 @@ class IVF(StoredIndex):
         Parameters
         ----------
         keywords, tokenizer, show_progress
-            See `Index.compact`.
+            As in `Index.compact`.
         """
         super().compact(keywords=keywords, tokenizer=tokenizer, show_progress=show_progress)
         with suppress(CorruptedIndexError):  # the call above has warned of the damage

@@ -247,9 +247,9 @@ class Qdrant(Index):
         simulation of the server in Python, for tests and small collections. It stores pickles: open only folders that
         you trust.
     url
-        URL of a server (1.19 or later; 1.20 for some filters), such as ``"http://localhost:6333"``.
+        URL of a server (1.19 or later; 1.20 for some filters), such as ``"http://localhost:6333"``; default: no server.
     api_key
-        Key of the server.
+        Key of the server; default: none.
     collection
         Name of the collection, made by the first write.
     dtype
@@ -257,7 +257,7 @@ class Qdrant(Index):
     first_stage
         What makes the one vector of a document that finds candidates; by default `MeanVectors`.
     keywords, tokenizer
-        Whether texts get sparse vectors, and how they are cut into words; see `Flat`.
+        Whether texts get sparse vectors, and how they are cut into words; see `Flat`, which has the same defaults.
     prefer_grpc
         Send requests by gRPC, which is faster than HTTP for vectors; the server's port 6334 must be open.
     timeout
