@@ -21,6 +21,8 @@ from uuid import uuid4
 import typer
 
 from latelier import indexes
+from latelier.cli.options import check_same_space
+from latelier.cli.output import quiet_loading
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.ivf.layout import BITS
 
@@ -271,26 +273,35 @@ def open_named(
     *,
     read_only: bool,
     max_memory: str | None = None,
+    model: str | None = None,
+    same_space: bool = False,
     **options: Any,
 ) -> dict[str, Retriever]:
     """Open indexes, first all and then their models, which takes much longer to open."""
     from latelier.retrieve import Retriever
 
+    check_same_space(same_space, model)
+    quiet_loading()
     opened = {
         name: stack.enter_context(open_index(location, read_only=read_only, max_memory=max_memory))
         for name, location in locations.items()
     }
+    options |= {"model": model, "same_space": same_space}
     return {name: Retriever.open(index, **options) for name, index in opened.items()}
 
 
-def open_retriever(location: str, *, max_memory: str | None = None, **options: Any) -> Retriever:
+def open_retriever(
+    location: str, *, max_memory: str | None = None, model: str | None = None, same_space: bool = False, **options: Any
+) -> Retriever:
     """Open an index for reading, with the model that filled it, or with `options` of `Retriever.open`."""
     from latelier.retrieve import Retriever
 
+    check_same_space(same_space, model)
+    quiet_loading()
     index = open_index(location, max_memory=max_memory)
     try:
         check_not_empty(index, location)
-        return Retriever.open(index, **options)
+        return Retriever.open(index, model=model, same_space=same_space, **options)
     except BaseException:
         index.close()
         raise

@@ -21,13 +21,12 @@ from latelier.cli.options import (
     SameSpaceOption,
     SearchKeywords,
     TrustOption,
-    check_same_space,
     count_option,
     document_id,
     refuse_unused,
     takes_search_options,
 )
-from latelier.cli.output import print_json, printable, quiet_loading, result_lines, results_json
+from latelier.cli.output import print_json, printable, result_lines, results_json
 
 if TYPE_CHECKING:
     from latelier.retrieve import Explanation
@@ -62,8 +61,6 @@ def search(
     from latelier.retrieve.excerpts import excerpts
 
     text = " ".join(words)
-    check_same_space(same_space, model)
-    quiet_loading()
     needs_model = explain or search.get("mode") != "keywords"
     if not needs_model:
         cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
@@ -119,8 +116,6 @@ def explain(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier explain ./fruit "unhealthy fruit" 0 --html fruit.html
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    check_same_space(same_space, model)
-    quiet_loading()
     with open_retriever(
         index,
         model=model,
@@ -178,8 +173,6 @@ def why_not(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier why-not ./fruit "unhealthy fruit" 1 -k 1
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    check_same_space(same_space, model)
-    quiet_loading()
     with open_retriever(
         index,
         model=model,

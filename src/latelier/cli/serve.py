@@ -19,11 +19,10 @@ from latelier.cli.options import (
     SameSpaceOption,
     ServedModelOption,
     TrustOption,
-    check_same_space,
     given_secret,
     refuse_unused,
 )
-from latelier.cli.output import INTERRUPTED, exit_now, quiet_loading
+from latelier.cli.output import INTERRUPTED, exit_now
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.store.integrity import CATALOG
 from latelier.retrieve.folders import read_documents
@@ -91,8 +90,6 @@ def serve(
         from latelier.serve import Access, serve
         from latelier.serve.app import check_names
         from latelier.serve.transport import listen
-    check_same_space(same_space, model)
-    quiet_loading()
     access = Access(given_secret(read_token, _READ), given_secret(write_token, _WRITE), tuple(origin or ()))
     access.check_host(host)
     locations = _served_locations(folders or (), new_indexes, demo=demo, read_only=read_only)
@@ -217,8 +214,6 @@ def mcp(
     locations = named_locations(folders or ())
     if watch is not None and len(locations) > 1:
         raise typer.BadParameter("a folder belongs to one index; give one.", param_hint="--watch")
-    check_same_space(same_space, model)
-    quiet_loading()
     try:
         with ExitStack() as stack:
             read_only = not writable and watch is None

@@ -485,6 +485,11 @@ class Index(NotCopied, ABC):
         >>> [(each.value, each.documents) for each in index.field_values()[0].values]
         [(2024, 1), (2026, 1)]
         """
+        options = SearchOptions(filter=filter, parameters=parameters)
+        return self._field_values(field, options, most=most, prefix=prefix, are_passages=are_passages)
+
+    def _field_values(self, field: str | None, options: SearchOptions, **chosen: Any) -> list[FieldValues]:
+        """Return the names of the fields alone; an index that counts their values overrides it."""
         return [FieldValues(each) for each in self.fields if field in (None, each)]
 
     @property

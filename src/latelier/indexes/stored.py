@@ -20,7 +20,7 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import Index, PathLike
-from latelier.indexes.options import Parameters, SearchOptions, Tokenizer
+from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
@@ -188,20 +188,8 @@ class StoredIndex(Index):
         """See `Index.fields`."""
         return sorted(field.spelling for field in self._storage.ask(known_fields))
 
-    def field_values(
-        self,
-        most: int = 20,
-        *,
-        field: str | None = None,
-        prefix: str = "",
-        are_passages: bool = False,
-        filter: str | Sequence[str] | None = None,
-        parameters: Parameters = (),
-    ) -> list[FieldValues]:
-        """See `Index.field_values`."""
-        options = SearchOptions(filter=filter, parameters=parameters)
-        chosen: dict[str, Any] = {"field": field, "prefix": prefix, "are_passages": are_passages}
-        return self._storage.field_values(most, **chosen, options=options)
+    def _field_values(self, field: str | None, options: SearchOptions, **chosen: Any) -> list[FieldValues]:
+        return self._storage.field_values(field=field, options=options, **chosen)
 
     @property
     def memory(self) -> MemoryReport:
