@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
+    from latelier.retrieve.drawing import PageMap
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.folders import read_documents
-    from latelier.retrieve.page_map import PageMap
     from latelier.retrieve.passages import Passages, Result, Results
     from latelier.retrieve.records import Skipped, SkipReason
     from latelier.retrieve.retriever import Retriever
@@ -34,8 +34,8 @@ __all__ = [
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
+    drawing=("PageMap",),
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
-    page_map=("PageMap",),
     passages=("Passages", "Result", "Results"),
     folders=("read_documents",),
     records=("SkipReason", "Skipped"),

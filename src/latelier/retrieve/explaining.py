@@ -12,12 +12,14 @@ import numpy as np
 from latelier.errors import LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.results import as_ids
+from latelier.retrieve.drawing import PageMap
 from latelier.retrieve.explanation import Explanation, TokenMatch, Word
+from latelier.retrieve.images import check_size
 from latelier.retrieve.model import QueryModel, checked_queries
-from latelier.retrieve.page_map import is_picture, page_tokens
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.retrieve.query_transform import change_queries
 from latelier.scores.maxsim import Alignment, align
+from latelier.utils.checks import is_count
 
 
 def explain_results(
@@ -30,7 +32,7 @@ def explain_results(
     plain: bool = False,
 ) -> dict[Id, Explanation]:
     """Explain the scores of the results that are texts, by id, in the passages that were found."""
-    known = [result for result in results if result.text is not None and not is_picture(result.metadata)]
+    known = [result for result in results if result.text is not None and not _is_picture(result.metadata)]
     ids = [result.id for result in known]
     starts = [result.start for result in known]
     parts = explain_documents(model, index, query, ids, starts=starts, whole=whole, plain=plain)
@@ -66,7 +68,7 @@ def explain_documents(
         records = index.get(parts)
     explanations = []
     for id, document, record in zip(wanted, documents, records, strict=True):
-        if is_picture(record.metadata):
+        if _is_picture(record.metadata):
             explanations.append(
                 _explain_page(model, id, record.text or "", record.metadata, asked, align(vectors, document))
             )
@@ -91,7 +93,7 @@ def _explain_page(
     model: QueryModel, id: Id, caption: str, metadata: Mapping[str, Any], query: TokenizedText, alignment: Alignment
 ) -> Explanation:
     """Explain the score of a document that was encoded as a picture; each of its vectors is a word of its own."""
-    names, page = page_tokens(model, metadata, alignment.matrix.shape[1])
+    names, page = _page_tokens(model, metadata, alignment.matrix.shape[1])
     document = TokenizedText(caption, names, [None] * len(names))
     explanation = explain_alignment(id, alignment, query, document, model.encoder.special_tokens, model.encoder.join)
     words = tuple(Word(name, (i,), None) for i, name in enumerate(names))
@@ -198,3 +200,39 @@ def _is_unspaced(text: TokenizedText, position: int) -> bool:
     if before is None or here is None or here[0] < before[1]:  # bytes of one character overlap
         return False
     return any(_UNSPACED.match(text.text[start:end]) for start, end in (before, here))
+
+
+def _is_picture(metadata: Mapping[str, Any] | None) -> bool:
+    """Whether a document was encoded as a picture, by the metadata that `Retriever.add` gives it."""
+    sizes = [(metadata or {}).get(name) for name in ("width", "height")]
+    return all(is_count(size) for size in sizes) and isinstance((metadata or {}).get("checksum"), str)
+
+
+def _page_tokens(model: QueryModel, metadata: Mapping[str, Any], count: int) -> tuple[list[str], PageMap]:
+    """Return the names of the `count` vectors of a page, and where they lie on it."""
+    width = metadata["width"]
+    height = metadata["height"]
+    tokens = [f"vector {i}" for i in range(count)]
+    patches = None
+    reason = ""
+    try:
+        check_size(width, height)  # an index may come from anybody
+        found = model.loading.picture_tokens(width, height)
+        reason = found.reason
+        if len(found.tokens) == count:
+            tokens = [_vector_name(model, token) for token in found.tokens]
+            patches = found.patches
+        else:
+            reason = f"it has {count:,} vectors, and {len(found.tokens):,} before they were pooled"
+    except LatelierError as error:  # the model pools pictures itself, or the size is no picture's
+        reason = str(error)
+    for (row, column), place in np.ndenumerate(patches) if patches is not None else ():
+        tokens[place] = f"patch {row + 1}, {column + 1}"
+    return tokens, PageMap(metadata, patches, reason)
+
+
+def _vector_name(model: QueryModel, token: str) -> str:
+    """Return the name of a token: one of the prompt that stands around each picture, unless it is a patch."""
+    if token in model.encoder.special_tokens:
+        return token
+    return f"prompt: {model.encoder.join([token]).strip() or '␣'}"

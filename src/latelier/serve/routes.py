@@ -30,10 +30,10 @@ from latelier.errors import (
 from latelier.indexes import FieldValues, Id
 from latelier.indexes.results import dump_json
 from latelier.retrieve import Result, Retriever
+from latelier.retrieve.drawing import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.explaining import explain_documents, explain_results
 from latelier.retrieve.images import refuse_named
 from latelier.retrieve.indexing import next_number
-from latelier.retrieve.page_map import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve import schemas
 from latelier.serve.browsing import browse, newest, questions
