@@ -16,6 +16,7 @@ from test_page_images import pdf_of
 from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Passages, Retriever, read_documents
 from latelier.retrieve.folders import linear_regex
+from latelier.retrieve.preparation import whole_text
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
@@ -68,7 +69,7 @@ def test_markdown_with_front_matter(tmp_path):
     expected = {"title": "Pear trees", "tags": ["fruit", "trees"], "aliases": ["perry"], "rating": "7", "path": "a.md"}
     assert {name: document.metadata[name] for name in expected} == expected
     assert document.title == "Pear trees"
-    assert document.with_title().startswith("Pear trees Intro")  # the front matter is not searched
+    assert whole_text(document).startswith("Pear trees Intro")  # the front matter is not searched
     assert sections(document) == {
         "Intro": "", "# One": "", "a": "One", "## Two": "One", "b": "One > Two", "Three": "", "c": "Three",
     }  # fmt: skip
@@ -176,7 +177,7 @@ def test_notebooks_subtitles_and_mail(tmp_path):
 def test_mails_as_programs_keep_them(tmp_path, name, mail, expected):
     (tmp_path / name).write_bytes(mail)
     [document] = read_documents(tmp_path)
-    assert (document.title, document.with_title().split()[-1]) == (expected[0], expected[1].split()[-1])
+    assert (document.title, whole_text(document).split()[-1]) == (expected[0], expected[1].split()[-1])
 
 
 @pytest.mark.parametrize(

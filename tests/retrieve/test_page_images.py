@@ -183,6 +183,7 @@ def test_a_picture_is_one_passage(pages):
     retriever.add([{"id": "a", "image": NOISE, "text": "words " * 99}, ("b", "words " * 99)], passages=60)
     assert (len(retriever), len(retriever.index) > 3) == (2, True)
     retriever.update([("a", "text"), {"id": "b", "image": NOISE}])
+    retriever.update([{"id": "b", "image": NOISE}])  # a chunk without a text
     assert len(retriever.index) == 2
 
 

@@ -15,10 +15,11 @@ import pytest
 from input_fuzzer import run_case
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.retrieve import read_documents
+from latelier.retrieve.preparation import whole_text
 
 
 def read(path, format="auto"):
-    return [(document.id, document.with_title(), document.metadata) for document in read_documents(path, format=format)]
+    return [(document.id, whole_text(document), document.metadata) for document in read_documents(path, format=format)]
 
 
 def read_folder(folder, **options):
@@ -88,7 +89,7 @@ def test_formats(tmp_path, name, content, documents, compressed):
 def test_dumps_of_other_programs_by_the_names_of_their_fields(tmp_path, record, names, document):
     (tmp_path / "dump.jsonl").write_text(json.dumps(record))
     [read_one] = read_documents(tmp_path / "dump.jsonl", **names)
-    assert (read_one.id, read_one.with_title(), read_one.metadata) == document
+    assert (read_one.id, whole_text(read_one), read_one.metadata) == document
     with pytest.raises(InvalidArgumentError, match="no 'text'"):
         read(tmp_path / "dump.jsonl")
 
@@ -217,7 +218,7 @@ def test_ids_have_the_names_of_the_field(tmp_path, name, suffix):
     record = {name: "007", "title": "Fruit", "contents" if suffix == "jsonl" else "text": "Pears."}
     path.write_text(json.dumps(record) if suffix == "jsonl" else ",".join(record) + "\n" + ",".join(record.values()))
     documents = read_documents(path)
-    assert [(each.id, each.with_title(), each.metadata) for each in documents] == [("007", "Fruit Pears.", {})]
+    assert [(each.id, whole_text(each), each.metadata) for each in documents] == [("007", "Fruit Pears.", {})]
     text = "contents" if suffix == "jsonl" else "text"
     assert str(documents.taken) == f"1 record; id from '{name}', text from 'title' and '{text}'"
 
@@ -287,7 +288,7 @@ def test_files_of_test_collections(tmp_path, name, content, fields, documents, c
     path = tmp_path / (f"{name}.gz" if compressed else name)
     path.write_bytes(gzip.compress(content.encode()) if compressed else content.encode())
     read = read_documents(path, **fields)
-    assert [(each.id, each.with_title(), each.metadata) for each in read] == documents
+    assert [(each.id, whole_text(each), each.metadata) for each in read] == documents
 
 
 def test_a_table_in_a_file_of_texts_is_told_and_read_as_one_on_demand(tmp_path):

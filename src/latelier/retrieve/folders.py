@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import hashlib
 import itertools
@@ -9,7 +10,6 @@ import mimetypes
 import os
 import re
 import stat
-from codecs import BOM_UTF8
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -31,7 +31,6 @@ from latelier.retrieve.records import (
     Reading,
     Skipped,
     SkipReason,
-    check_encoding,
 )
 from latelier.retrieve.tables import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
 from latelier.utils.checks import check_choice, check_unicode, cut, is_unicode, short
@@ -128,11 +127,18 @@ def read_documents(
     check_choice("pages", pages, get_args(Pages))
     reading = Reading(fields, encoding, delimiter, on_problem, pages)
     if is_folder(source):
-        check_encoding(encoding)
+        _check_encoding(encoding)
         return DocumentFolder(source, glob, format, reading)
     if glob:
         raise InvalidArgumentError(f"received glob for {str(source)!r}, which is not a folder; name the file only.")
     return read_document_file(os.fspath(path), format, reading=reading)
+
+
+def _check_encoding(name: str | None) -> None:
+    try:
+        codecs.lookup(name or "utf-8")
+    except LookupError as error:
+        raise InvalidArgumentError(f"received encoding={name!r}; expected one that Python knows, as cp1252.") from error
 
 
 _READING = Reading()
@@ -147,7 +153,7 @@ def read_document_file(
     reading: Reading = _READING,
 ) -> FileDocuments:
     """Return the documents of a path, a pipe, a device, or a file opened for bytes, which messages call `name`."""
-    check_encoding(reading.encoding)
+    _check_encoding(reading.encoding)
     if name is None and isinstance(file, (str, Path)):
         source = str(file)
     else:
@@ -616,7 +622,7 @@ def _read_rules(file: Path) -> tuple[_Rules, list[str]]:
         raise InvalidArgumentError("it is not a regular file.")
     with file.open("rb") as opened:
         data = opened.read(_LONGEST_RULES + 1)
-    lines = data.removeprefix(BOM_UTF8).decode(errors="surrogateescape").split("\n")
+    lines = data.removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape").split("\n")
     if len(data) > _LONGEST_RULES or len(lines) > _MOST_RULES:
         raise InvalidArgumentError(f"it has more than {_LONGEST_RULES:,} bytes or {_MOST_RULES:,} lines.")
     patterns = []

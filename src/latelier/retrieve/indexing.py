@@ -1,4 +1,4 @@
-"""How documents become transactions: read in chunks, given ids (checked first), prepared, encoded, stored."""
+"""How prepared documents are stored: divided into transactions, encoded, and committed."""
 
 from __future__ import annotations
 
@@ -7,36 +7,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import DuplicateIdError, InvalidArgumentError
+from latelier.errors import DuplicateIdError
 from latelier.indexes import Id, Index
 from latelier.indexes.results import duplicate_ids
 from latelier.retrieve.encoders import reduced
 from latelier.retrieve.late import Taken, taken_rows
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
-    LEAST_TOKENS,
     Passages,
     StoredDocuments,
     decode_passage_id,
     encode_passage_id,
     passage_prefix,
 )
-from latelier.retrieve.preparation import Chunk, PreparedDocument, prepare, with_pictures
-from latelier.retrieve.records import FileDocuments, InputDocument, parse_documents
-from latelier.utils.checks import short
+from latelier.retrieve.preparation import Chunk, OnExisting, PreparedDocument, compare, next_number, prepare
 
 if TYPE_CHECKING:
     from latelier.retrieve.images import Picture
     from latelier.retrieve.workers import EncodingWorkers
-
-# What to do with a document if its id is in the index; to update, each document needs an id.
-OnExisting: TypeAlias = Literal["raise", "update", "skip", "synchronise"]
-
-# Characters of the texts of a chunk.
-_MOST_CHARACTERS = 1 << 26
 
 
 def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: int) -> tuple[int, int]:
@@ -54,88 +45,8 @@ def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: 
     return batch_size, min(chunk_size, max(1, working // 4 // (4 * length * model.dim)))
 
 
-# Tokens of a passage of files at most, as far as the model reads: longer ones find less.
-_LONGEST_PASSAGE = 512
-
-
-def default_passages(
-    documents: Iterable[Any], model: QueryModel, size: int
-) -> tuple[Iterable[InputDocument], Passages | None]:
-    """Return the documents and passages of a new index: whole documents, if the model reads the first `size` whole."""
-    tokens = min(model.limits("document")[1] or _LONGEST_PASSAGE, _LONGEST_PASSAGE)
-    if tokens < LEAST_TOKENS:
-        return documents, None
-    passages = Passages(tokens)
-    if isinstance(documents, FileDocuments) and documents.are_texts:
-        return documents, passages
-    remaining = parse_documents(documents)
-    first = list(itertools.islice(remaining, 1))
-    if not first or first[0].image is not None:
-        return itertools.chain(first, remaining), None
-    first += itertools.islice(remaining, size - 1)
-    is_longer = any(model.unread([document.with_title()], "document")[0] for document in first)
-    return itertools.chain(first, remaining), passages if is_longer else None
-
-
-def read_chunks(
-    documents: Iterable[Any], model: QueryModel, stored: StoredDocuments, size: int, on_existing: OnExisting, bar: Any
-) -> Iterator[Chunk]:
-    """Yield `size` documents at a time, fewer if they are long, with ids that the index accepts."""
-    chunk: Chunk = []
-    characters = 0
-    positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
-    number: int | None = None  # the next one for a document without an id
-    for position, document in enumerate(with_pictures(parse_documents(documents), model)):
-        id_ = document.id
-        if id_ is None:
-            if on_existing in ("update", "skip"):
-                raise InvalidArgumentError(
-                    f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
-                    advice="skip-needs-ids" if on_existing == "skip" else None,
-                )
-            id_ = number = next_number([*stored.ids(), *positions]) if number is None else number
-        if id_ in positions:
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
-                "each document an id of its own, or none an id."
-            )
-        positions[id_] = position
-        if number is not None and isinstance(id_, int):
-            number = max(number, id_ + 1)
-        chunk.append((id_, document))
-        characters += len(document.text) + (document.image.held if document.image else 0)
-        if len(chunk) == size or characters > _MOST_CHARACTERS:
-            yield _without_stored(chunk, stored, on_existing, positions, bar)
-            chunk = []
-            characters = 0
-    if chunk:
-        yield _without_stored(chunk, stored, on_existing, positions, bar)
-
-
-def _without_stored(
-    chunk: Chunk, stored: StoredDocuments, on_existing: OnExisting, positions: dict[Id, int], bar: Any
-) -> Chunk:
-    """Leave out, or refuse, the documents that are in the index, unless they are to be replaced."""
-    given = [id for id, document in chunk if document.id is not None]
-    if not given or on_existing in ("update", "synchronise"):
-        return chunk
-    found = stored.existing(given)
-    if found and on_existing == "raise":
-        position, id = min((positions[id], id) for id in found)
-        raise DuplicateIdError(
-            f"documents[{position}]: id {short(id)} is in the index already.", advice="update-or-skip"
-        )
-    bar.update(len(found))
-    return [each for each in chunk if each[0] not in found]
-
-
-def next_number(ids: Iterable[Id]) -> int:
-    """Return the integer after the largest id that is one."""
-    return 1 + max((id for id in ids if isinstance(id, int)), default=-1)
-
-
 class Pace:
-    """Rows of a transaction, so many that one takes some seconds if it `adapts`, and the documents written so far."""
+    """Rows of a transaction, so many that one takes some seconds if it `adapts`, and what was counted so far."""
 
     def __init__(self, most: int, *, adapts: bool) -> None:
         self.most, self.rows, self._adapts = most, min(most, _FIRST_ROWS) if adapts else most, adapts
@@ -178,17 +89,23 @@ class Rows(NamedTuple):
 
     def append(self, document: PreparedDocument) -> None:
         """Add a document."""
+        first = len(self.inputs)
         if document.late is not None:
-            self.taken.extend(document.late.after(len(self.inputs)))
+            self.taken.extend(document.late.after(first))
         else:
-            self.taken.extend([Taken(len(self.inputs) + i, None)] for i in range(len(document.inputs)))
+            self.taken.extend([[Taken(first + i, None)] for i in range(len(document.inputs))])
         self.ids.extend(document.ids)
         self.texts.extend(document.texts)
         self.inputs.extend(document.inputs)
         self.metadata.extend(document.metadata)
         self.documents.append(document.id)
-        if document.is_numbered:
+        if document.given.id is None:
             self.numbers.append(document.id)
+
+    def unread(self, model: QueryModel) -> list[int]:
+        """Return how many tokens the model does not read of those texts that it does not read whole."""
+        texts = [each for each in self.inputs if isinstance(each, str)]
+        return [tokens for tokens in model.unread(texts, "document") if tokens]
 
 
 def divide(
@@ -202,31 +119,46 @@ def divide(
     skip_unchanged: bool,
     may_replace: Callable[[Id], bool] | None = None,
 ) -> Iterator[Rows]:
-    """Cut documents into passages and yield transactions of the pace's rows; a document is never in two.
+    """Prepare documents and yield transactions of the pace's rows; a document is never in two.
 
     `may_replace`: whether a stored document may be replaced by one with another content; None: each may.
     """
     for chunk in chunks:
+        documents = prepare(chunk, passages, model)
+        if skip_unchanged:
+            documents = _changed(documents, compare(documents, stored), pace, bar, may_replace)
         rows = Rows.none()
-        known = stored.existing([id for id, _ in chunk]) if skip_unchanged else ()
-        for prepared in prepare(chunk, passages, model):
-            if prepared.id not in known:
-                pace.new += 1
-            elif prepared.is_stored(stored):
-                pace.unchanged += 1
-                bar.update(1)
-                continue
-            elif may_replace is not None and not may_replace(prepared.id):
-                bar.update(1)
-                continue
-            else:
-                pace.changed += 1
-            if rows.ids and len(rows.ids) + len(prepared.ids) > pace.rows:
+        for document in documents:
+            if rows.ids and len(rows.ids) + len(document.ids) > pace.rows:
                 yield rows
                 rows = Rows.none()
-            rows.append(prepared)
+            rows.append(document)
         if rows.ids:
             yield rows
+
+
+def _changed(
+    documents: list[PreparedDocument],
+    known: dict[Id, bool],
+    pace: Pace,
+    bar: Any,
+    may_replace: Callable[[Id], bool] | None,
+) -> list[PreparedDocument]:
+    """Count documents, of which the `known` are the same or not; leave out those that are, or may not be replaced."""
+    changed = []
+    for document in documents:
+        if document.id not in known:
+            pace.new += 1
+        elif known[document.id]:
+            pace.unchanged += 1
+            continue
+        elif may_replace is not None and not may_replace(document.id):
+            continue
+        else:
+            pace.changed += 1
+        changed.append(document)
+    bar.update(len(documents) - len(changed))
+    return changed
 
 
 class Encoding(NamedTuple):

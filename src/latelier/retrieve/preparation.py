@@ -1,22 +1,26 @@
-"""What an index stores of a document: its picture looked at, its title put before its text, which is cut into passages.
+"""What an index stores of documents: they are read in chunks and given ids, titled, and cut into passages.
 
-A prepared document also tells whether the index holds it already.
+A chunk goes from one step to the next as a list; what it holds bounds the memory that the steps take.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from latelier.errors import InvalidArgumentError
+from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id
+from latelier.indexes.results import Record
 from latelier.indexes.store.rows import encode_metadata
 from latelier.retrieve.images import Picture
 from latelier.retrieve.late import LateText, late_text
 from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
+    LEAST_TOKENS,
     PassageId,
     PassageRange,
     Passages,
@@ -24,99 +28,181 @@ from latelier.retrieve.passages import (
     cut_texts,
     encode_passage_id,
 )
-from latelier.retrieve.records import HEADINGS, InputDocument, Part
+from latelier.retrieve.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
+from latelier.utils.checks import short
 
+# What to do with a document if its id is in the index; to update, each document needs an id.
+OnExisting: TypeAlias = Literal["raise", "update", "skip", "synchronise"]
 # Documents with the ids that they are to be stored under.
 Chunk: TypeAlias = "list[tuple[Id, InputDocument]]"
+# Characters of the texts of a chunk.
+_MOST_CHARACTERS = 1 << 26
 # Metadata of files that is no reason to encode them again.
 _TIME = "modified"
-
-
-class PreparedDocument(NamedTuple):
-    """A document in the form that is stored: the id, text and metadata of itself, or of each of its passages."""
-
-    id: Id
-    document: InputDocument
-    ids: list[Id]
-    texts: list[str]
-    metadata: list[dict[str, Any]]
-    late: LateText | None = None
-
-    @classmethod
-    def whole(cls, id: Id, document: InputDocument, ids: list[Id]) -> PreparedDocument:
-        """Return a document that is stored in one row."""
-        return cls(id, document, ids, [document.with_title()], [document.metadata])
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether the user has given it no id."""
-        return self.document.id is None
-
-    @property
-    def inputs(self) -> list[str | Picture]:
-        """What the model reads: the texts, a picture in their place, or windows of a text."""
-        if self.document.image is not None:
-            return [self.document.image]
-        if self.late is not None:
-            return list(self.late.inputs)
-        return list(self.texts)
-
-    def is_stored(self, stored: StoredDocuments) -> bool:
-        """Whether the index holds a document with the same passages, texts and metadata."""
-        if stored.parts(self.id) != self.ids:
-            return False
-        ignored = {_TIME} if self.document.parts else set()
-        rows = zip(stored.index.get(self.ids), self.texts, self.metadata, strict=True)
-        return all(
-            record.text == text and _as_json(record.metadata, self.id, ignored) == _as_json(metadata, self.id, ignored)
-            for record, text, metadata in rows
-        )
-
-
-def with_pictures(documents: Iterable[InputDocument], model: QueryModel) -> Iterator[InputDocument]:
-    """Yield documents with their pictures looked at and described in their metadata, if the model reads them."""
-    for position, document in enumerate(documents):
-        image = document.image
-        if image is None or (isinstance(image, Picture) and model.reads_pictures):
-            yield document
-        elif model.reads_pictures:
-            try:
-                picture = Picture.of(image, document.metadata.get("page"))
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"documents[{position}]: {error.fact}") from error
-            picture = picture._replace(text=document.with_title() if model.loading.reads_text_beside else "")
-            yield document._replace(metadata={**document.metadata, **picture.metadata}, image=picture)
-        elif document.text and isinstance(image, str):  # such as an address in a table
-            yield document._replace(metadata={**document.metadata, "image": image}, image=None)
-        else:
-            raise InvalidArgumentError(
-                f"documents[{position}] is a picture, and this model reads texts only; give one that reads pictures, "
-                "such as ColPali or ColQwen2."
-            )
-
-
+# Tokens of a passage of files at most, as far as the model reads: longer ones find less.
+_LONGEST_PASSAGE = 512
 # Passages need room for some words beside special tokens and markers.
 _LEAST_ROOM = 8
 
 
-def prepare(chunk: Chunk, passages: Passages | None, model: QueryModel) -> Iterator[PreparedDocument]:
-    """Yield documents in the form that is stored: each whole, or as its passages."""
+def default_passages(
+    documents: Iterable[Any], model: QueryModel, size: int
+) -> tuple[Iterable[InputDocument], Passages | None]:
+    """Return the documents and passages of a new index: whole documents, if the model reads the first `size` whole."""
+    tokens = min(model.limits("document")[1] or _LONGEST_PASSAGE, _LONGEST_PASSAGE)
+    if tokens < LEAST_TOKENS:
+        return documents, None
+    passages = Passages(tokens)
+    if isinstance(documents, FileDocuments) and documents.are_texts:
+        return documents, passages
+    remaining = parse_documents(documents)
+    first = list(itertools.islice(remaining, 1))
+    if not first or first[0].image is not None:
+        return itertools.chain(first, remaining), None
+    first += itertools.islice(remaining, size - 1)
+    is_longer = any(model.unread([whole_text(document)], "document")[0] for document in first)
+    return itertools.chain(first, remaining), passages if is_longer else None
+
+
+def read_chunks(
+    documents: Iterable[Any], model: QueryModel, stored: StoredDocuments, size: int, on_existing: OnExisting, bar: Any
+) -> Iterator[Chunk]:
+    """Yield `size` documents at a time, fewer if they are long, with ids that the index accepts."""
+    chunk: Chunk = []
+    characters = 0
+    positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
+    number: int | None = None  # the next one for a document without an id
+    for position, document in enumerate(parse_documents(documents)):
+        if document.image is not None:
+            document = _with_picture(document, position, model)
+        id_ = document.id
+        if id_ is None:
+            if on_existing in ("update", "skip"):
+                raise InvalidArgumentError(
+                    f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
+                    advice="skip-needs-ids" if on_existing == "skip" else None,
+                )
+            id_ = number = next_number([*stored.ids(), *positions]) if number is None else number
+        if id_ in positions:
+            raise DuplicateIdError(
+                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
+                "each document an id of its own, or none an id."
+            )
+        positions[id_] = position
+        if number is not None and isinstance(id_, int):
+            number = max(number, id_ + 1)
+        chunk.append((id_, document))
+        characters += len(document.text) + (document.image.held if document.image else 0)
+        if len(chunk) == size or characters > _MOST_CHARACTERS:
+            yield _without_stored(chunk, stored, on_existing, positions, bar)
+            chunk = []
+            characters = 0
+    if chunk:
+        yield _without_stored(chunk, stored, on_existing, positions, bar)
+
+
+def _with_picture(document: InputDocument, position: int, model: QueryModel) -> InputDocument:
+    """Return a document with its picture looked at and described in its metadata, if the model reads pictures."""
+    image = document.image
+    if model.reads_pictures:
+        if isinstance(image, Picture):
+            return document
+        try:
+            picture = Picture.of(image, document.metadata.get("page"))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"documents[{position}]: {error.fact}") from error
+        picture = picture._replace(text=whole_text(document) if model.loading.reads_text_beside else "")
+        return document._replace(metadata={**document.metadata, **picture.metadata}, image=picture)
+    if document.text and isinstance(image, str):  # such as an address in a table
+        return document._replace(metadata={**document.metadata, "image": image}, image=None)
+    raise InvalidArgumentError(
+        f"documents[{position}] is a picture, and this model reads texts only; give one that reads pictures, "
+        "such as ColPali or ColQwen2."
+    )
+
+
+def _without_stored(
+    chunk: Chunk, stored: StoredDocuments, on_existing: OnExisting, positions: dict[Id, int], bar: Any
+) -> Chunk:
+    """Leave out, or refuse, the documents that are in the index, unless they are to be replaced."""
+    given = [id for id, document in chunk if document.id is not None]
+    if not given or on_existing in ("update", "synchronise"):
+        return chunk
+    found = stored.existing(given)
+    if found and on_existing == "raise":
+        position, id = min((positions[id], id) for id in found)
+        raise DuplicateIdError(
+            f"documents[{position}]: id {short(id)} is in the index already.", advice="update-or-skip"
+        )
+    bar.update(len(found))
+    return [each for each in chunk if each[0] not in found]
+
+
+def next_number(ids: Iterable[Id]) -> int:
+    """Return the integer after the largest id that is one."""
+    return 1 + max((id for id in ids if isinstance(id, int)), default=-1)
+
+
+class PreparedDocument(NamedTuple):
+    """A document in the form that is stored: the id, text and metadata of itself, or of each of its passages.
+
+    `inputs` are what the model reads: the texts, a picture in their place, or windows of a text.
+    """
+
+    id: Id
+    given: InputDocument
+    ids: list[Id]
+    texts: list[str]
+    metadata: list[dict[str, Any]]
+    inputs: list[str | Picture]
+    late: LateText | None = None
+
+    @classmethod
+    def whole(cls, id: Id, document: InputDocument, row: Id) -> PreparedDocument:
+        """Return a document that is stored in one row, with this id."""
+        text = whole_text(document)
+        return cls(id, document, [row], [text], [document.metadata], [document.image or text])
+
+    def equals(self, records: list[Record]) -> bool:
+        """Whether the index holds the same texts and metadata, in the records of its rows."""
+        ignored = {_TIME} if self.given.parts else set()
+        return all(
+            record.text == text and _as_json(record.metadata, self.id, ignored) == _as_json(metadata, self.id, ignored)
+            for record, text, metadata in zip(records, self.texts, self.metadata, strict=True)
+        )
+
+
+def prepare(chunk: Chunk, passages: Passages | None, model: QueryModel) -> list[PreparedDocument]:
+    """Return documents in the form that is stored: each whole, or as its passages."""
     if passages is None:
-        for id, document in chunk:
-            yield PreparedDocument.whole(id, document, [id])
-        return
-    of_texts = _passages([each for each in chunk if each[1].image is None], passages, model)
+        return [PreparedDocument.whole(id, document, id) for id, document in chunk]
+    texts = [each for each in chunk if each[1].image is None]
+    in_passages: Iterator[PreparedDocument] = iter(())
+    if texts:
+        in_passages = iter(_in_passages(texts, passages, model))
+    prepared = []
     for id, document in chunk:
         if document.image is None:
-            yield next(of_texts)
+            prepared.append(next(in_passages))
         else:  # one passage, of no characters
-            yield PreparedDocument.whole(id, document, [encode_passage_id(PassageId(id, 0, 0, 0))])
+            prepared.append(PreparedDocument.whole(id, document, encode_passage_id(PassageId(id, 0, 0, 0))))
+    return prepared
 
 
-def _passages(chunk: Chunk, passages: Passages, model: QueryModel) -> Iterator[PreparedDocument]:
+def compare(documents: list[PreparedDocument], stored: StoredDocuments) -> dict[Id, bool]:
+    """Return of those documents that are in the index whether they have the same passages, texts and metadata there."""
+    with stored.index.snapshot():
+        same = dict.fromkeys(stored.existing([document.id for document in documents]), False)
+        alike = [each for each in documents if each.id in same and stored.parts(each.id) == each.ids]
+        records = iter(stored.index.get([id for document in alike for id in document.ids]))
+    for document in alike:
+        same[document.id] = document.equals([next(records) for _ in document.ids])
+    return same
+
+
+def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[PreparedDocument]:
     tokens = passages.max_tokens or 0
-    overlap = passages.overlap or 0
-    overhead = model.limits("document")[0]
+    (overhead, limit) = model.limits("document")
     room = tokens - overhead
     if room < _LEAST_ROOM:
         raise InvalidArgumentError(
@@ -126,47 +212,110 @@ def _passages(chunk: Chunk, passages: Passages, model: QueryModel) -> Iterator[P
     parts = [document.parts or (Part(0),) for _, document in chunk]
     if passages.late:
         parts = [tuple(Part(part.start, page=part.page) for part in each) for each in parts]
-    titles = {_title(document, part): 0 for (_, document), each in zip(chunk, parts, strict=True) for part in each}
-    shown = {}
-    for title, title_starts in zip(titles, model.token_starts(list(titles)), strict=True):
-        titles[title] = taken = min(len(title_starts), room // 2)
-        # A title of half a passage, or of more, is cut.
-        if taken == len(title_starts):
-            shown[title] = title
-        else:
-            shown[title] = title[: title_starts[taken]].rstrip()
-    # of whole texts, or of their pages, functions and classes
-    spans = []
-    rooms = []
-    for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
-        starts = [part.start for i, part in enumerate(each) if part.is_apart or not i]
-        for start, end in zip(starts, [*starts[1:], len(document.text)], strict=True):
-            if document.text[start:end].strip() or len(starts) == 1:
-                spans.append((number, start, end))
-                rooms.append(room - max(titles[_title(document, part)] for part in each))
-    texts = [chunk[number][1].text[start:end] for number, start, end in spans]
-    places: list[list[PassageRange]] = [[] for _ in chunk]
-    for (number, begin, _), ranges in zip(spans, cut_texts(texts, rooms, overlap, model.token_starts), strict=True):
-        places[number] += [PassageRange(begin + start, begin + end) for start, end in ranges]
+    titles = _shown_titles(chunk, parts, room // 2, model)
+    places = _places(chunk, parts, titles, room, passages.overlap or 0, model)
+    prepared = []
     for (id, document), each, ranges in zip(chunk, parts, places, strict=True):
         ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(ranges)]
         firsts = [part.start for part in each]
         own = [each[max(bisect_right(firsts, start) - 1, 0)] for start, _ in ranges]
-        cut = [document.text[start:end] for start, end in ranges]
-        titled = [document.with_title(text, shown[_title(document, part)]) for text, part in zip(cut, own, strict=True)]
+        texts = []
+        for (start, end), part in zip(ranges, own, strict=True):
+            texts.append(with_title(titles[_title(document, part)].text, document.text[start:end]))
         metadata = [document.metadata | ({"page": part.page} if part.page else {}) for part in own]
+        inputs: list[str | Picture] = [*texts]
         late = None
         if passages.late:
-            title = _title(document, each[0])
-            heading = f"{shown[title]} " if title else ""
-            window = (model.limits("document")[1] or tokens) - overhead - titles[title]
-            late = late_text(document.text, each[0].start, heading, ranges, titled, window, model)
-        yield PreparedDocument(id, document, ids, titled, metadata, late)
+            title = titles[_title(document, each[0])]
+            heading = f"{title.text} " if title.text else ""
+            window = (limit or tokens) - overhead - title.tokens
+            late = late_text(document.text, each[0].start, heading, ranges, texts, window, model)
+            inputs = [*late.inputs]
+        prepared.append(PreparedDocument(id, document, ids, texts, metadata, inputs, late))
+    return prepared
+
+
+class _ShownTitle(NamedTuple):
+    """What is put before a passage, and how many tokens it has."""
+
+    text: str
+    tokens: int
+
+
+def _shown_titles(chunk: Chunk, parts: list[tuple[Part, ...]], most: int, model: QueryModel) -> dict[str, _ShownTitle]:
+    """Return for each title what is put before passages: its first `most` tokens, half of what a passage holds."""
+    titles = dict.fromkeys(
+        _title(document, part) for (_, document), each in zip(chunk, parts, strict=True) for part in each
+    )
+    shown = {}
+    for title, starts in zip(titles, model.token_starts(list(titles)), strict=True):
+        text = title
+        if len(starts) > most:
+            text = title[: starts[most]].rstrip()
+        shown[title] = _ShownTitle(text, min(len(starts), most))
+    return shown
+
+
+def _places(
+    chunk: Chunk,
+    parts: list[tuple[Part, ...]],
+    titles: dict[str, _ShownTitle],
+    room: int,
+    overlap: int,
+    model: QueryModel,
+) -> list[list[PassageRange]]:
+    """Return the passages of each text, which is cut as a whole, or each of its pages, functions and classes."""
+    spans = []
+    texts = []
+    rooms = []
+    for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
+        starts = [part.start for i, part in enumerate(each) if part.is_apart or not i]
+        own_room = room - max(titles[_title(document, part)].tokens for part in each)
+        for start, end in zip(starts, [*starts[1:], len(document.text)], strict=True):
+            text = document.text[start:end]
+            if text.strip() or len(starts) == 1:
+                spans.append((number, start))
+                texts.append(text)
+                rooms.append(own_room)
+    places: list[list[PassageRange]] = [[] for _ in chunk]
+    for (number, begin), ranges in zip(spans, cut_texts(texts, rooms, overlap, model.token_starts), strict=True):
+        places[number] += [PassageRange(begin + start, begin + end) for start, end in ranges]
+    return places
 
 
 def _title(document: InputDocument, part: Part) -> str:
     """Return what is put before a passage: the title of its document and the headings above it."""
     return HEADINGS.join(filter(None, (document.title, part.headings)))
+
+
+def whole_text(document: InputDocument) -> str:
+    """Return the text of a document that is not cut, after its title."""
+    begin = 0
+    if document.parts:
+        begin = document.parts[0].start
+    return with_title(document.title, document.text[begin:])
+
+
+def with_title(title: str, part: str) -> str:
+    """Return a text, or a part of it, after its title; one that begins with it as a heading stays as it is."""
+    if not title or (HEADINGS not in title and _begins_with(part, title)):
+        return part
+    return f"{title} {part}".strip()
+
+
+_FIRST_LINES = re.compile(r"\s*([^\r\n]*)(?:\r\n|[\r\n]|\Z)(?: {0,3}(=+|-+)[ \t]*(?:[\r\n]|\Z))?")
+
+
+def _begins_with(part: str, title: str) -> bool:
+    """Whether a part begins with its title as a heading of Markdown: after #, or underlined."""
+    found = _FIRST_LINES.match(part)
+    if found is None:
+        return False
+    line = found[1].rstrip(" \t")
+    if found[2] and line == title:
+        return True
+    name = line.lstrip("#")
+    return name != line and title in (name.lstrip(), name.rstrip("#").strip())
 
 
 def _as_json(metadata: dict[str, Any], id: Id, ignored: set[str]) -> str:

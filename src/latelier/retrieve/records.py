@@ -5,13 +5,11 @@ Files of records are in `latelier.retrieve.tables`, those that are one text each
 
 from __future__ import annotations
 
-import codecs
 import datetime
 import decimal
 import itertools
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -57,33 +55,9 @@ class InputDocument(NamedTuple):
         """Return the document of its `values`."""
         return cls(id, text, metadata, title, tuple(Part(*part) for part in parts))
 
-    def with_title(self, part: str | None = None, title: str | None = None) -> str:
-        """Return the text, or a part of it, after the title; a part that begins with it as a heading stays as it is."""
-        title = self.title if title is None else title
-        if part is None:
-            part = self.text[self.parts[0].start if self.parts else 0 :]
-        if not title:
-            return part
-        if HEADINGS not in title and _begins_with(part, title):
-            return part
-        return f"{title} {part}".strip()
-
 
 # Between the title of a document and the headings above a passage.
 HEADINGS = " > "
-_FIRST_LINES = re.compile(r"\s*([^\r\n]*)(?:\r\n|[\r\n]|\Z)(?: {0,3}(=+|-+)[ \t]*(?:[\r\n]|\Z))?")
-
-
-def _begins_with(part: str, title: str) -> bool:
-    """Whether a part begins with its title as a heading of Markdown: after #, or underlined."""
-    found = _FIRST_LINES.match(part)
-    if found is None:
-        return False
-    line = found[1].rstrip(" \t")
-    if found[2] and line == title:
-        return True
-    name = line.lstrip("#")
-    return name != line and title in (name.lstrip(), name.rstrip("#").strip())
 
 
 class SkipReason(str, Enum):
@@ -280,8 +254,11 @@ def parse_document(item: Any, position: int | str, *, with_image: bool = True) -
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
     rest = {name: value for name, value in record.items() if name not in (own, "id", "_id")}
     document = InputDocument(id_, text, _merged_metadata(rest), title or "", image=image)
+    titled = text
+    if title and isinstance(text, str):
+        titled = f"{title} {text}"
     if image is None or text != "":
-        _checked_text(document.with_title() if isinstance(text, str) else text, id_)
+        _checked_text(titled, id_)
     # The index makes the same check, but after the chunk is encoded.
     encode_metadata(document.metadata, position if id_ is None else id_)
     return document
@@ -566,14 +543,6 @@ class Reading(NamedTuple):
             raise InvalidArgumentError(
                 f"received names of fields for {source}, which is one text; fields are those of jsonl, csv and parquet."
             )
-
-
-def check_encoding(name: str | None) -> None:
-    """Raise `InvalidArgumentError` if Python knows no encoding of a name."""
-    try:
-        codecs.lookup(name or "utf-8")
-    except LookupError as error:
-        raise InvalidArgumentError(f"received encoding={name!r}; expected one that Python knows, as cp1252.") from error
 
 
 # Rows converted to Python objects at once; a row group is read page by page.

@@ -27,14 +27,11 @@ from latelier.retrieve.folders import DocumentFolder, read_documents
 from latelier.retrieve.images import Picture
 from latelier.retrieve.indexing import (
     Encoding,
-    OnExisting,
     Pace,
     bounded_sizes,
-    default_passages,
     divide,
     encode,
     encode_by_workers,
-    read_chunks,
     store,
 )
 from latelier.retrieve.model import (
@@ -48,6 +45,7 @@ from latelier.retrieve.model import (
     open_model,
 )
 from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
+from latelier.retrieve.preparation import OnExisting, default_passages, read_chunks, whole_text
 from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.records import FileDocuments, SkipReason, in_order, parse_documents
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
@@ -510,8 +508,7 @@ class Retriever(NotCopied):
                 store(rows, vectors, stored, on_existing)
                 pace.committed(rows)
                 if settings.passages is None:
-                    texts = [each for each in rows.inputs if isinstance(each, str)]
-                    unread += filter(None, model.unread(texts, "document"))
+                    unread += rows.unread(model)
         if unread:
             index.settings[CUT] = stored_cut(index.settings) + len(unread)
         if unread and is_default:
@@ -786,7 +783,7 @@ class Retriever(NotCopied):
             are_records = bool(texts) and isinstance(texts[0], Mapping)
         if not are_records:
             return rank_texts(self.query_model, query, texts, k)
-        ranked = rank_texts(self.query_model, query, [each.with_title() for each in parse_documents(texts)], k)
+        ranked = rank_texts(self.query_model, query, [whole_text(each) for each in parse_documents(texts)], k)
         return in_order(texts, [int(hit.id) for hit in ranked], [hit.score for hit in ranked])
 
     @show_options(**SEARCH_DEFAULTS)

@@ -21,6 +21,7 @@ from latelier.indexes import Id, Index
 from latelier.retrieve.folders import DocumentFolder
 from latelier.retrieve.indexing import Pace, Rows
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id, encode_passage_id, passage_prefix
+from latelier.retrieve.preparation import whole_text
 from latelier.retrieve.records import FileDocuments, InputDocument, Skipped, SkipReason
 from latelier.utils.checks import short
 
@@ -273,7 +274,7 @@ class Synchronisation:
         others: dict[Owner, list[Id]] = {}
         for document in self._documents:
             if document.id is None:
-                if again := before.get(document.with_title()):
+                if again := before.get(whole_text(document)):
                     id = again.pop(0)
                     document = document._replace(id=id)
                     ids[id] = None

@@ -33,8 +33,8 @@ from latelier.retrieve import Result, Retriever
 from latelier.retrieve.drawing import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.explaining import explain_documents, explain_results
 from latelier.retrieve.images import refuse_named
-from latelier.retrieve.indexing import next_number
 from latelier.retrieve.passages import StoredDocuments
+from latelier.retrieve.preparation import next_number
 from latelier.serve import schemas
 from latelier.serve.browsing import browse, newest, questions
 from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
