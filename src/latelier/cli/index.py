@@ -151,7 +151,10 @@ BackendOption: TypeAlias = Annotated[
 ]
 ComputeDtypeOption: TypeAlias = Annotated[
     ComputeDtype,
-    typer.Option(help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index."),
+    typer.Option(
+        help="What to encode in; int8 (by onnx, on a CPU) is kept for all searches of a new index. auto: int8 for the "
+        "default model in a new index where there is no GPU, else float32 or bfloat16."
+    ),
 ]
 BatchSizeOption: TypeAlias = Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")]
 
@@ -230,7 +233,6 @@ def index(
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress": True, "workers": workers}
     options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
     make = partial(_make, target, bits, exact, shards, max_memory=max_memory)
-    computing = {"backend": backend, "compute_dtype": None if compute_dtype == "auto" else compute_dtype}
 
     def open_or_make() -> Retriever:
         typer.echo("Opening the index and its model ...", err=True)
@@ -242,7 +244,7 @@ def index(
             make,
             model,
             device=device,
-            computing={name: value for name, value in computing.items() if value is not None},
+            computing=_computing(backend, compute_dtype, workers),
             trust_remote_code=trust_remote_code,
         )
 
@@ -260,6 +262,18 @@ def index(
             _learn_weak(retriever)
         for _ in changes:
             keep_current(retriever, read, remove=remove, **options)
+
+
+def _computing(backend: Backend | None, compute_dtype: ComputeDtype, workers: int | None) -> dict[str, Any]:
+    """Return the options that say what encodes, and in what; with workers it is torch, unless the user says more."""
+    computing: dict[str, Any] = {}
+    if workers is not None and compute_dtype == "auto":
+        computing["backend"] = "torch"
+    if backend is not None:
+        computing["backend"] = backend
+    if compute_dtype != "auto":
+        computing["compute_dtype"] = compute_dtype
+    return computing
 
 
 def _retriever(index: Index | None, make: Callable[[], Index], model: str | None, **options: Any) -> Retriever:
@@ -509,7 +523,8 @@ def _export_encoder(retriever: Retriever) -> None:
         if stored is not None:
             if is_exported(encoder_folder(stored)) or retriever.query_model.reads_pictures:
                 return
-            typer.echo("Exporting the encoder for latelier search, once for this model ...", err=True)
+            if retriever.query_model.documents_model is not None:  # else it is exported already
+                typer.echo("Exporting the encoder for latelier search, once for this model ...", err=True)
         retriever.export_encoder()
     except LatelierError as error:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)

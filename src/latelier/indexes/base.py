@@ -306,14 +306,24 @@ class Index(NotCopied, ABC):
 
     def mean_scores(self, queries: TokenEmbeddings, hits: Sequence[Sequence[Hit]]) -> list[list[float]]:
         """Return MaxSim by number of query vectors for the hits of each query, by their stored vectors."""
-        means: list[list[float]] = []
+        means: list[list[float]] = [[0.0] * len(row) for row in hits]
+        places: dict[Id, list[tuple[int, int]]] = {}
         for i, row in enumerate(hits):
-            query = queries[i : i + 1]
-            scores = []
-            for first in range(0, len(row), _CHUNK):
-                documents = self.get_embeddings([hit.id for hit in row[first : first + _CHUNK]])
-                scores += maxsim_numpy(query, documents.to("float32"))[0].tolist()
-            means.append([score / query.num_tokens for score in scores])
+            for place, hit in enumerate(row):
+                places.setdefault(hit.id, []).append((i, place))
+        ids = list(places)
+        for first in range(0, len(ids), _CHUNK):  # each document is read once
+            chunk = ids[first : first + _CHUNK]
+            documents = self.get_embeddings(chunk).to("float32")
+            wanted: dict[int, list[tuple[int, int]]] = {}
+            for number, id in enumerate(chunk):
+                for i, place in places[id]:
+                    wanted.setdefault(i, []).append((number, place))
+            for i, pairs in wanted.items():
+                query = queries[i : i + 1]
+                scores = maxsim_numpy(query, documents[[number for number, _ in pairs]])[0]
+                for (_, place), score in zip(pairs, scores.tolist(), strict=True):
+                    means[i][place] = score / query.num_tokens
         return means
 
     @abstractmethod

@@ -405,12 +405,14 @@ class FixedDimensionalEncodings(SingleVectors):
 
 
 class _Matrices(NamedTuple):
-    """The random numbers of an encoding."""
+    """The random numbers of an encoding.
 
-    # The columns of the SimHash, (dim, r_reps * k_sim), then those of the projection to `d_proj` dimensions, (dim,
-    # r_reps * d_proj), if there is one.
+    `projections` has the columns of the SimHash, ``(dim, r_reps * k_sim)``, then those of the projection to `d_proj`
+    dimensions, ``(dim, r_reps * d_proj)``, if there is one. Number ``i`` of a whole vector is multiplied by
+    ``sketch_signs[i]`` and added to number ``sketch_places[i]`` of the sketch.
+    """
+
     projections: np.ndarray
-    # Number i of a whole vector is multiplied by sketch_signs[i] and added to number sketch_places[i] of the sketch.
     sketch_signs: np.ndarray
     sketch_places: np.ndarray
 

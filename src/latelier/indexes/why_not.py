@@ -35,13 +35,14 @@ _WIDER = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 @dataclass(frozen=True)
 class Tester:
-    """A document and a search that can be repeated with changes, to see what rank the document has then."""
+    """A document and a search that can be repeated with changes, to see what rank the document has then.
 
-    # Called with changes of `k` and of the options, such as search(k=20, effort="exact"); returns the hits of one
-    # query, best first, under ids such as `id`.
+    `search`: called with changes of `k` and of the options, such as ``search(k=20, effort="exact")``; returns the hits
+    of one query, best first, under ids such as `id`. `k`, `options`: those of the search without changes.
+    """
+
     search: Callable[..., list[Hit]]
     id: Id
-    # `k` and `options` are those of the search without changes.
     k: int
     options: SearchOptions
 

@@ -27,15 +27,15 @@ NO_POSITIONS = np.empty((0, 0), dtype=np.int32)
 
 
 class Documents(NamedTuple):
-    """Documents to score, at their addresses in memory, which the caller keeps alive."""
+    """Documents to score, at their addresses in memory, which the caller keeps alive.
 
-    # Addresses and numbers of each document's rows: (documents,) int64
+    `addresses`, `lengths`: of each document's rows, ``(documents,)`` int64. `kind`: what a row holds: `WORDS` of the
+    type of the queries' words; or `FLOAT16` or `BFLOAT16`, which are widened to float32. `numbers`: of a row.
+    """
+
     addresses: np.ndarray
     lengths: np.ndarray
-    # What a row holds: `WORDS` of the type of the queries' words; or `FLOAT16` or `BFLOAT16`, which are widened to
-    # float32.
     kind: int
-    # Numbers in a row
     numbers: int
     row_bytes: int
 

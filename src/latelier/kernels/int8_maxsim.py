@@ -29,15 +29,16 @@ class Documents(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Queries as the kernel reads them."""
+    """Queries as the kernel reads them.
 
-    # Groups of 16 tokens, zeros where tokens or dims are missing: (groups, words, 16, 4) int8
+    `packed`: groups of 16 tokens ``(groups, words, 16, 4)`` int8, zeros where tokens or dims are missing; `start`:
+    ``(groups, 16)`` int32: minus what shifting the document codes by 128 adds to each sum; `scales`:
+    ``(query_tokens,)`` float32; `offsets`: ``(queries + 1,)`` int64.
+    """
+
     packed: np.ndarray
-    # Minus what shifting the document codes by 128 adds to each sum: (groups, 16) int32
     start: np.ndarray
-    # (query_tokens,) float32
     scales: np.ndarray
-    # (queries + 1,) int64
     offsets: np.ndarray
 
 

@@ -58,6 +58,12 @@ def kernel(*fastmath: str, inner: bool = False) -> Callable[[Callable[..., Any]]
     return decorate
 
 
+def is_cached(compiled: Any) -> bool:
+    """Whether a kernel was compiled on this machine before, so that it is loaded within a fraction of a second."""
+    file = getattr(compiled._cache, "_cache_file", None)
+    return file is not None and bool(file._load_index())
+
+
 def _skip_unreadable_cache(compiled: Any) -> None:
     """Compile a kernel anew if its cache cannot be read, such as one that names a class of an older version."""
     file = getattr(compiled._cache, "_cache_file", None)

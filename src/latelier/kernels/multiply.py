@@ -47,12 +47,14 @@ Meanwhile: TypeAlias = Callable[[ir.Value], None]
 
 
 class Tile(NamedTuple):
-    """How many sums of floats are computed together: as many as registers hold, beside what they are computed from."""
+    """How many sums of floats are computed together: as many as registers hold, beside what they are computed from.
+
+    `by_element`: whether a multiplication can take one element of a register, so that four words of a row are loaded at
+    once. Elsewhere each word is loaded into all lanes.
+    """
 
     rows: int
     groups: int = 1
-    # Whether a multiplication can take one element of a register, so that four words of a row are loaded at once.
-    # Elsewhere each word is loaded into all lanes.
     by_element: bool = False
 
 
@@ -143,20 +145,20 @@ def _adding_product(builder: ir.IRBuilder, bfloat16: bool) -> Callable[[ir.Value
 
 
 class Factors(NamedTuple):
-    """What is multiplied: the address of `height` rows ``(words * 4)``, and the groups of packed vectors."""
+    """What is multiplied: the address of `height` rows ``(words * 4)``, and the groups of packed vectors.
+
+    A group has the addresses of sixteen packed vectors ``(words, 16, 4)`` int8 and of their starting sums ``(16,)``
+    int32, what the shift has to be corrected by. `words`: a multiple of `STEP`. `meanwhile` is called once per word, in
+    the first loop. Only wide rows make use of `lanes`, from which on the vectors of each group are zeros, and of
+    `widened`, which says that the vectors are int16.
+    """
 
     rows: ir.Value
-    # Each has the addresses of sixteen packed vectors (words, 16, 4) int8 and of their starting sums (16,) int32, what
-    # the shift has to be corrected by.
     groups: Sequence[Group]
-    # A multiple of `STEP`
     words: ir.Value
     height: int
-    # Called once per word, in the first loop.
     meanwhile: Meanwhile | None = None
-    # From this lane on, the vectors of each group are zeros; only wide rows make use of it, and of `widened`.
     lanes: int = LANES
-    # The vectors are int16.
     widened: bool = False
 
 
@@ -240,10 +242,9 @@ class Pairs:
 
     LLVM makes one instruction of a pair's multiplication where the processor has it: ``pmaddwd`` on x86, of 128, 256 or
     512 bits. ``pmaddubsw``, which multiplies bytes, would need as many instructions: its 16-bit sums of two products
-    have no room for a third, and one factor must be made positive first.
+    have no room for a third, and one factor must be made positive first. `width`: numbers of 16 bits in a register.
     """
 
-    # Numbers of 16 bits in a register
     width: int
     wide_rows: ClassVar[bool] = True
     # Sums of one loop, a register each; the other half of 16 registers is for the operands. Four rows share a load of
@@ -432,15 +433,16 @@ _VARIABLE = "LATELIER_KERNELS"
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """An instruction set, and what the kernels for it are made of."""
+    """An instruction set, and what the kernels for it are made of.
+
+    `number`: an integer from 1, unique and never reused: the cache on disk tells compiled kernels apart by it;
+    `features`: the processor features it needs, by LLVM's names; `tile`: sums of `float_maxsim` computed together.
+    """
 
     name: str
-    # From 1, unique and never reused: the cache on disk tells compiled kernels apart by it.
     number: int
-    # The processor features it needs, by LLVM's names
     features: tuple[str, ...]
     products: ByteProducts = field(repr=False)
-    # Sums of `float_maxsim` computed together
     tile: Tile
 
     @cached_property

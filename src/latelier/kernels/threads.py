@@ -170,11 +170,19 @@ def resume_compilation() -> None:
         _compiler.pop().release()
 
 
-class KernelWarmUp:
-    """Decides between numpy and the kernels for each search; one with more than `most_work` takes the kernels."""
+# Kernels of a search take some eight seconds to compile, and one to load from numba's cache.
+_COMPILING = 8
 
-    def __init__(self, most_work: int) -> None:
+
+class KernelWarmUp:
+    """Decides between numpy and the kernels for each search; one with more than `most_work` takes the kernels.
+
+    While `are_compiled` is false, it is `_COMPILING` times as much: to compile them would take as long.
+    """
+
+    def __init__(self, most_work: int, are_compiled: Callable[[], bool] = lambda: True) -> None:
         self._most_work = most_work
+        self._are_compiled = are_compiled
         self._first: float | None = None  # when the first search began
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -184,7 +192,7 @@ class KernelWarmUp:
 
         The process waits for it when it ends. Its errors are dropped: the next search with kernels raises them again.
         """
-        if self._is_over or work > self._most_work:
+        if self._is_over or (work > self._most_work and (work > _COMPILING * self._most_work or self._are_compiled())):
             self._is_over = True
             return True
         now = time.monotonic()

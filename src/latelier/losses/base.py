@@ -46,13 +46,14 @@ _MOST_TOKENS = 1 << 18
 
 
 class MiniBatches(NamedTuple):
-    """How the texts of a batch are split into forward passes."""
+    """How the texts of a batch are split into forward passes.
 
-    # Padding included; None: a default for the device
+    `max_tokens` counts padding; None is a default for the device. `recompute` keeps only token vectors of a pass and
+    repeats it in the backward pass (GradCache, Gao et al. 2021): the memory of one pass for a third more time.
+    """
+
     max_tokens: int | None = None
     max_rows: int | None = None
-    # Keep only token vectors of a pass and repeat it in the backward pass (GradCache, Gao et al. 2021): the memory of
-    # one pass for a third more time.
     recompute: bool = False
 
 
@@ -165,14 +166,15 @@ def _first_with_wrapper(model: nn.Module) -> Callable[[dict[str, Any]], tuple[Te
 
 
 class EmbeddedBatch(NamedTuple):
-    """A batch of ``b`` queries with ``n`` documents each, packed: no padding is stored or scored."""
+    """A batch of ``b`` queries with ``n`` documents each, packed: no padding is stored or scored.
 
-    # b texts, with gradients, at least float32
+    `queries`: ``b`` texts, with gradients, at least float32. `documents`: ``b * n`` texts, grouped by query.
+    `query_keys`, `document_keys`: ``(b,)`` and ``(b * n,)`` int64 hashes of the texts' token ids; None if the features
+    hold no token ids.
+    """
+
     queries: TokenEmbeddings
-    # b * n texts, grouped by query
     documents: TokenEmbeddings
-    # Hashes of the texts' token ids: (b,) int64, and (b * n,) for `document_keys`; None if the features hold no token
-    # ids.
     query_keys: Tensor | None
     document_keys: Tensor | None
 
@@ -321,13 +323,14 @@ ScoreMetric: TypeAlias = Callable[..., Tensor]
 
 
 class LossOptions(NamedTuple):
-    """Options that all losses share."""
+    """Options that all losses share.
 
-    # Mean over the queries of the batch; False sums
+    `size_average`: mean over the queries of the batch; False sums. `dims`: numbers of dimensions to train for, see
+    `truncated`; None: the model's own. `gather_across_devices`: use the documents of all processes as negatives.
+    """
+
     size_average: bool = True
-    # Numbers of dimensions to train for, see `truncated`; None: the model's own
     dims: Sequence[int] | None = None
-    # Use the documents of all processes as negatives
     gather_across_devices: bool = False
     mini_batches: MiniBatches = MiniBatches()
 

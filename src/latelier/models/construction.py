@@ -114,14 +114,13 @@ class Construction:
     """Builds a pipeline around an encoder that has none, and remembers what it has built.
 
     A plain object: a model stores it before ``nn.Module.__init__``, when a module would break `nn.Sequential`.
+    `is_fresh`: whether the pipeline was built here; `needs_fit`: whether its PCA projection is still to be fitted.
     """
 
     recipe: Recipe
     embedding_size: int | None = None
     given_prompts: frozenset[str] = frozenset()
-    # Whether the pipeline was built here
     is_fresh: bool = False
-    # Whether its PCA projection is still to be fitted
     needs_fit: bool = False
     has_saved_head: bool = False
     has_new_tokens: bool = False

@@ -72,18 +72,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """How to encode texts."""
+    """How to encode texts.
+
+    `batch_size`: texts of full length in a batch; a batch of shorter ones may have as many tokens (unpadded on a GPU,
+    full length is 2,048 tokens at least). `pooling`: how to pool documents; the loop of this module does it only where
+    the encoder's attention gives the weights.
+    """
 
     task: str
     prompt: str | None = None
-    # Texts of full length in a batch; a batch of shorter ones may have as many tokens (unpadded on a GPU, full length
-    # is 2,048 tokens at least).
     batch_size: int = 32
     compute_dtype: str = "auto"
     truncate_dim: int | None = None
     save_to_cpu: bool = False
     device: torch.device = _CPU
-    # How to pool documents; the loop of this module does it only where the encoder's attention gives the weights.
     pooling: Pooling = _UNPOOLED
 
     def __post_init__(self) -> None:
@@ -92,17 +94,18 @@ class Job:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """The form in which a call of `encode` returns token vectors."""
+    """The form in which a call of `encode` returns token vectors.
 
-    # `TokenEmbeddings` rather than a list
+    `packed`: `TokenEmbeddings` rather than a list. `precision`: name of a dtype; None keeps the dtype that the model
+    computed in. `numpy`: arrays rather than tensors. `raw`: sentence-transformers' own features
+    (``output_value=None``), returned unchanged. `pooling`: how to pool the vectors; with weights from the encoder's
+    attention, the encoding loop has pooled them already.
+    """
+
     packed: bool = False
-    # Name of a dtype; None keeps the dtype that the model computed in
     precision: str | None = None
-    # Arrays rather than tensors
     numpy: bool = False
-    # sentence-transformers' own features (output_value=None), returned unchanged
     raw: bool = False
-    # How to pool the vectors; with weights from the encoder's attention, the encoding loop has pooled them already.
     pooling: Pooling = _UNPOOLED
 
     def __post_init__(self) -> None:

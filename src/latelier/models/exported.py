@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
 import sys
 import tempfile
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, NamedTuple, TypeAlias
@@ -29,7 +33,7 @@ from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError,
 from latelier.kernels.threads import allowed_threads, for_each, limited_threads
 from latelier.utils import batch_by_tokens, tokens_per_batch
 from latelier.utils.checks import check_count, check_unicode, describe
-from latelier.utils.files import as_path, parse_json
+from latelier.utils.files import as_path, cache_folder, parse_json
 from latelier.utils.misc import needs_extra
 
 
@@ -134,7 +138,7 @@ def _pieces(text: str) -> list[tuple[int, str]]:
 
 
 DESCRIPTION_FILE = "export.json"
-_FORMAT = 3
+_FORMAT = 4
 _READ_BYTES = 1 << 22
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _UNFINISHED = "latelier-unfinished-"
@@ -171,6 +175,16 @@ def write_folder(folder: Path, write: Callable[[Path], Mapping[str, Any] | None]
     finally:
         if unfinished is not None:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Put a file of the cache into an export: inside the cache as a second name, which takes no space."""
+    # Windows does not sync a file that another process has mapped.
+    if os.name != "nt" and cache_folder().resolve() in target.resolve().parents:
+        with suppress(OSError):  # some file systems have no hard links
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 class ExportLoadError(ModelLoadError):
@@ -326,6 +340,59 @@ def _open_session(path: Path, threads: int) -> Any:
         raise ExportLoadError(str(path), error) from error
 
 
+_PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+
+
+@cache  # looking for packages takes a tenth of the time of a short query
+def is_installed() -> bool:
+    """Whether the packages of the extra ``onnx`` are here."""
+    return all(find_spec(package) is not None for package in _PACKAGES)
+
+
+def quantize_int8(source: Path, folder: Path) -> None:
+    """Write an export whose products with weights are of int8: one scale per column of weights, and one per input.
+
+    Weights have 7 bits: without VNNI instructions, x86 adds two products in 16 bits, which 8 bits overflow. `source`:
+    folder of the float32 export. `folder`: where to write; it must exist.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # onnx refuses files with several hard links, as the weights of an exported encoder have.
+    copied = folder / "float32"
+    copied.mkdir()
+    for name in (GRAPH_FILE, WEIGHTS_FILE):
+        shutil.copyfile(source / name, copied / name)
+    with quietly():
+        quantize_dynamic(
+            str(copied / GRAPH_FILE),
+            str(folder / GRAPH_FILE),
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            # Products with weights, not those of attention, whose output's type onnx does not infer.
+            extra_options={"MatMulConstBOnly": True, "DefaultTensorType": onnx.TensorProto.FLOAT},
+        )
+    shutil.rmtree(copied)
+    model = onnx.load(str(folder / GRAPH_FILE))
+    (folder / GRAPH_FILE).unlink()
+    onnx.save_model(model, str(folder / GRAPH_FILE), save_as_external_data=True, location=WEIGHTS_FILE)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silence the exporters' warnings, which are about models in general."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
 TOKENIZER_FILE = "tokenizer.json"
 HEADS_FILE = "heads.safetensors"
 # Activation functions that a linear layer may have, by the names of torch's classes.
@@ -441,7 +508,8 @@ class ExportedEncoder:
             self.embedding_size = int(described["dim"])
             self.compute_dtype = str(described["compute_dtype"])
             self.fingerprint = str(described["fingerprint"])
-            self.similarity_fn_name = str(described.get("similarity_fn_name", "maxsim"))
+            self.similarity_fn_name = str(described["similarity_fn_name"])
+            self.is_untrained = bool(described["is_untrained"])
             self._tasks = {task: _Task.of(described[task]) for task in ("query", "document")}
             self._pad_id = int(described["pad_id"])
             self.longest_query = int(described["longest_query"])
@@ -475,6 +543,17 @@ class ExportedEncoder:
         longer._tasks = self._tasks | {"query": self._tasks["query"]._replace(max_length=self.longest_query)}
         longer._tokenizers = {}
         return longer
+
+    def copy_to(self, folder: Path) -> None:
+        """Put a copy of the export into another folder of the cache."""
+        described = read_description(self.folder)
+
+        def write(target: Path) -> dict[str, Any]:
+            for name in described["files"]:
+                link_or_copy(self.folder / name, target / name)
+            return {key: value for key, value in described.items() if key not in ("format", "files")}
+
+        write_folder(folder, write)
 
     def encode_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return one ``(tokens, dim)`` float32 array per query.

@@ -13,12 +13,7 @@ import inspect
 import json
 import logging
 import os
-import shutil
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +40,12 @@ from latelier.models.exported import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     OnnxEncoder,
+    is_installed,
     is_own,
     is_whole,
+    link_or_copy,
+    quantize_int8,
+    quietly,
     write_folder,
 )
 from latelier.models.layouts import token_layer
@@ -85,36 +84,6 @@ def export_float32(encoder: nn.Module, folder: Path) -> None:
     raise LatelierError(f'{type(encoder).__name__} is not exported to ONNX, use backend="torch": {reason}') from failure
 
 
-def quantize_int8(source: Path, folder: Path) -> None:
-    """Write an export whose products with weights are of int8: one scale per column of weights, and one per input.
-
-    Weights have 7 bits: without VNNI instructions, x86 adds two products in 16 bits, which 8 bits overflow. `source`:
-    folder of the float32 export. `folder`: where to write; it must exist.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    # onnx refuses files with several hard links, as the weights of an exported encoder have.
-    copied = folder / "float32"
-    copied.mkdir()
-    for name in (GRAPH_FILE, WEIGHTS_FILE):
-        shutil.copyfile(source / name, copied / name)
-    with _quietly():
-        quantize_dynamic(
-            str(copied / GRAPH_FILE),
-            str(folder / GRAPH_FILE),
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=True,
-            weight_type=QuantType.QInt8,
-            extra_options={"MatMulConstBOnly": True},  # products with weights, not those of attention
-        )
-    shutil.rmtree(copied)
-    model = onnx.load(str(folder / GRAPH_FILE))
-    (folder / GRAPH_FILE).unlink()
-    onnx.save_model(model, str(folder / GRAPH_FILE), save_as_external_data=True, location=WEIGHTS_FILE)
-
-
 class _LastHiddenState(nn.Module):
     """A transformer with `INPUTS` as its positional arguments and one output."""
 
@@ -132,7 +101,7 @@ def _trace(encoder: Any, path: Path) -> None:
     names = _input_names(encoder)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     # torch replaces Python's max and min while it traces: a kernel that another thread compiled then would get these.
-    with torch.no_grad(), _quietly(), global_compiler_lock:
+    with torch.no_grad(), quietly(), global_compiler_lock:
         program: Any = torch.onnx.export(
             _LastHiddenState(encoder, names).eval(),
             _example(encoder, *_SHAPES[1]),
@@ -228,19 +197,6 @@ def _fused_attention(
     return attended.reshape(n, length, heads, dim), None
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the exporters' warnings, which are about models in general."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -283,13 +239,6 @@ def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> P
 
 
 _BACKENDS = ("torch", "onnx", "auto")
-_PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-
-
-@cache  # looking for packages takes a tenth of the time of a short query
-def is_installed() -> bool:
-    """Whether the packages of the extra ``onnx`` are here."""
-    return all(find_spec(package) is not None for package in _PACKAGES)
 
 
 def check_backend(backend: Any, device: Any) -> Any:
@@ -375,7 +324,7 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
 
     def write(unfinished: Path) -> dict[str, Any]:
         for name in (GRAPH_FILE, WEIGHTS_FILE):
-            _link_or_copy(source / name, unfinished / name)
+            link_or_copy(source / name, unfinished / name)
         model.tokenizer.backend_tokenizer.save(str(unfinished / TOKENIZER_FILE))
         weights: dict[str, Tensor] = {}
         kinds = []
@@ -390,16 +339,6 @@ def export(model: Any, folder: str | os.PathLike[str], *, compute_dtype: str = "
         return {"fingerprint": fingerprint, "compute_dtype": compute_dtype, "heads": kinds, **description}
 
     write_folder(target, write)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Put a file of the cache into an export: inside the cache as a second name, which takes no space."""
-    # Windows does not sync a file that another process has mapped.
-    if os.name != "nt" and cache_folder().resolve() in target.resolve().parents:
-        with suppress(OSError):  # some file systems have no hard links
-            os.link(source, target)
-            return
-    shutil.copyfile(source, target)
 
 
 def _is_replaceable(path: Path) -> bool:
@@ -474,6 +413,7 @@ def _describe(model: Any) -> dict[str, Any]:
         "truncation_side": tokenizer.truncation_side,
         "normalizes": isinstance(list(model)[-1], Normalize),
         "similarity_fn_name": model.similarity_fn_name,
+        "is_untrained": model.is_untrained,
     }
 
 

@@ -28,17 +28,16 @@ _QUERY_SUFFIX = 10  # augmentation tokens behind a query
 
 
 class Family(NamedTuple):
-    """What a family of models puts around pictures and queries."""
+    """What a family of models puts around pictures and queries.
 
-    # As in config.json's architectures
+    `classes`: in config.json's architectures; `model_type`: of its encoder; `prompt`: around a picture; `suffix`: the
+    token behind queries, None for that of padding; `renames`: from names in the file to those of the encoder.
+    """
+
     classes: tuple[str, ...]
-    # That of its encoder
     model_type: str
-    # Around a picture
     prompt: str
-    # The token behind queries, None for that of padding
     suffix: str | None
-    # From names in the file to those of the encoder
     renames: Mapping[str, str]
 
 

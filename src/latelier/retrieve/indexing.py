@@ -38,8 +38,7 @@ def bounded_sizes(index: Index, model: QueryModel, batch_size: int, chunk_size: 
     if working is None:
         return batch_size, chunk_size
     length = model.limits("document")[1] or (1024 if model.reads_pictures else 512)
-    encoder: Any = getattr(model.loaded[0], "model", None) if model.model is not None else None
-    hidden = getattr(getattr(encoder, "config", None), "hidden_size", 768)
+    hidden = model.hidden_size
     activations = 4 * length * (16 * hidden + hidden // 32 * length)
     batch_size = min(batch_size, max(1, working // 2 // activations))
     return batch_size, min(chunk_size, max(1, working // 4 // (4 * length * model.dim)))

@@ -28,12 +28,13 @@ from latelier.indexes.store.integrity import CATALOG
 from latelier.models.exported import (
     DESCRIPTION_FILE,
     ExportedEncoder,
+    is_installed,
     is_own,
     is_whole,
     token_starts,
 )
 from latelier.models.loading import load
-from latelier.models.location import DEFAULT_MODEL
+from latelier.models.location import DEFAULT_MODEL, find_named
 from latelier.models.untrusted import load_untrusted
 from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
 from latelier.retrieve.passages import EncodedQueries
@@ -109,11 +110,67 @@ def given_model(
         name = str(Path(name).resolve())
     if not is_exported(name):
         computation = Computation.of(options or {})
-        loaded = load(name, device=device, **computation.loading_options, **(trust or {}))
-        encoder = LoadedEncoder(lambda: loaded, computation.compute_dtype)
-        return QueryModel(name, computation.identity_options, encoder, encoder)
+        loading = {**computation.loading_options, **(trust or {})}
+        encoder = None
+        if computation.compute_dtype == "int8" and device in (None, "cpu"):
+            encoder = _int8_encoder(name, loading)
+        if encoder is not None:
+            model = LoadedEncoder(lambda: load(name, device=device, **loading), computation.compute_dtype)
+            return QueryModel(name, computation.identity_options, encoder, model)
+        loaded = load(name, device=device, **loading)
+        model = LoadedEncoder(lambda: loaded, computation.compute_dtype)
+        return QueryModel(name, computation.identity_options, model, model)
     _refuse_options(None if device == "cpu" else device, options, "an exported encoder, which runs on the CPU,")
     return QueryModel(name, {}, ExportedEncoder(name))
+
+
+def _int8_encoder(name: str, loading: Mapping[str, Any]) -> ExportedEncoder | None:
+    """Return the int8 encoder of a model that can be exported without torch; None for others."""
+    lengths = {key: value for key, value in loading.items() if key not in ("backend", "revision")}
+    if not set(lengths) <= {"max_length_query", "max_length_document"} or not is_installed():
+        return None
+    from latelier.models.bert import export_int8
+
+    try:
+        folder = export_int8(find_named(name, loading.get("revision")), lengths)
+    except (ModelLoadError, OSError, ValueError):  # what is wrong is told when the model is loaded
+        return None
+    if folder is None:
+        return None
+    return ExportedEncoder(folder)
+
+
+def folder_options(
+    model: Any, index: Index | None, device: str | None, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the options to load a model with for an index in a folder: in int8 where nobody says otherwise.
+
+    For an index with documents, if it was filled so. For a new one (`index` is None or empty), if the model is the
+    default one, whose nDCG@10 stays the same, ONNX Runtime is installed, and there is no GPU.
+    """
+    given = dict(options or {})
+    is_named = isinstance(model, (str, os.PathLike, type(None)))
+    if not is_named or not given.keys().isdisjoint(("backend", "compute_dtype")):
+        return given
+    if model is not None and (is_exported(model) or is_address(os.fspath(model))):
+        return given
+    if index is not None and index.dim is not None:
+        stored = ModelIdentity.stored_in(index)
+        in_int8 = stored is not None and stored.options.get("compute_dtype") == "int8"
+    elif model in (None, DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1]) and is_installed():
+        in_int8 = device == "cpu" or (device is None and not _has_accelerator())
+    else:
+        in_int8 = False
+    if in_int8:
+        given["compute_dtype"] = "int8"
+    return given
+
+
+def _has_accelerator() -> bool:
+    """Whether torch would compute on a GPU, or another device that is faster than the CPU."""
+    import torch
+
+    return torch.accelerator.is_available()
 
 
 def _refuse_options(device: str | None, options: Mapping[str, Any] | None, kind: str) -> None:
@@ -132,7 +189,7 @@ def model_to_write(
     """Return the model for an index that gets documents: the one that filled it, or for a new one any."""
     if index is not None and (index.dim is not None or ModelIdentity.stored_in(index)):
         return open_model(index, model, device=device, computing=computing, trust_remote_code=trust_remote_code)
-    return given_model(model, device, computing, _trust(model, trust_remote_code))
+    return given_model(model, device, folder_options(model, None, device, computing), _trust(model, trust_remote_code))
 
 
 def open_model(
@@ -444,7 +501,8 @@ class QueryModel:
     """What a retriever encodes with: queries by `encoder`; documents by `model`, if it has one, else by `encoder` too.
 
     The two are one loaded model, or the exported encoder of the cache stands in for a model that is loaded when
-    documents are added. An exported encoder that the user gives, and that of a server, have no model.
+    documents are added. In int8 the model would compute what the exported encoder does, so that encodes documents too.
+    An exported encoder that the user gives, and that of a server, have no model.
     """
 
     def __init__(
@@ -489,7 +547,7 @@ class QueryModel:
         if self._identity is None:
             kept = {name: value for name, value in self.options.items() if _is_storable(name, value)}
             stored = {name: int(value) if is_count(value) else value for name, value in kept.items()}  # of numpy
-            encoder = self.model or self.encoder
+            encoder = self.documents_model or self.encoder
             vectors = encoder.encode([_SENTENCE], "document").to("float32")[0]
             if not len(vectors):  # of documents, the model keeps the vectors of patches alone
                 vectors = encoder.encode([_SENTENCE], "query").to("float32")[0]
@@ -498,9 +556,16 @@ class QueryModel:
         return self._identity
 
     @property
+    def documents_model(self) -> LoadedEncoder | None:
+        """The model that encodes documents; None where the encoder does, which is all there is or computes the same."""
+        if self.model is None or self.encoder is self.model or self.model.compute_dtype != "int8":
+            return self.model
+        return None
+
+    @property
     def has_stand_in(self) -> bool:
-        """Whether an encoder of the cache, found by the weights that the index stores, encodes queries."""
-        return self.model is not None and self.encoder is not self.model
+        """Whether an encoder of the cache, found by the weights that the index stores, encodes queries alone."""
+        return self.documents_model is not None and self.encoder is not self.model
 
     def prepare(self) -> None:
         """Load the model and compute its fingerprint, unless an encoder stands in for it."""
@@ -526,15 +591,18 @@ class QueryModel:
         """Export the encoder for indexes that name this model as `index` does, unless there is a whole export."""
         if self.name is None:
             raise InvalidArgumentError("the model was given as an object, which no index names; give it by name.")
-        model = self.loaded
         identity = ModelIdentity.stored_in(index)
         if identity is None or not is_same_model(identity.fingerprint, self.identity.fingerprint):
             identity = self.identity  # of another model of the same space, not of the one that filled the index
         folder = encoder_folder(identity)
-        if not (is_own(folder) and is_whole(folder)):
-            from latelier.models.onnx import export
+        if is_own(folder) and is_whole(folder):
+            return folder
+        if isinstance(self.encoder, ExportedEncoder) and self.model is not None and self.documents_model is None:
+            self.encoder.copy_to(folder)
+            return folder
+        from latelier.models.onnx import export
 
-            export(model, folder, compute_dtype=identity.options.get("compute_dtype", "float32"))
+        export(self.loaded, folder, compute_dtype=identity.options.get("compute_dtype", "float32"))
         return folder
 
     @property
@@ -543,9 +611,17 @@ class QueryModel:
         return self.encoder.embedding_size
 
     @property
+    def hidden_size(self) -> int:
+        """The numbers of a token between the layers of the model, or 768 where it does not say."""
+        if self.documents_model is None:
+            return 768
+        encoder: Any = getattr(self.loaded[0], "model", None)
+        return int(getattr(getattr(encoder, "config", None), "hidden_size", 768))
+
+    @property
     def is_untrained(self) -> bool:
-        """Whether it is a dense model without training for late interaction; False for an encoder without a model."""
-        return self.model is not None and self.loaded.is_untrained
+        """Whether it is a dense model without training for late interaction; False if only its server knows."""
+        return (self.documents_model or self.encoder).is_untrained
 
     @property
     def is_mean(self) -> bool:
@@ -603,14 +679,14 @@ class QueryModel:
 
     def encode_picture(self, picture: Picture) -> TokenEmbeddings:
         """Return the vectors of a picture that is a query, as numpy arrays."""
-        if self.model is None or not self.model.reads_pictures:
+        if self.model is None or not self.reads_pictures:
             raise InvalidArgumentError("the query is a picture, and this model reads texts only; give a text.")
         return self.model.encode_picture(picture)
 
     @property
     def reads_pictures(self) -> bool:
         """Whether documents may be pictures."""
-        return self.model is not None and self.model.reads_pictures
+        return self.documents_model is not None and self.documents_model.reads_pictures
 
     def own_vectors(self, texts: Sequence[str], queries: TokenEmbeddings, *, whole: bool = False) -> TokenEmbeddings:
         """Return the vectors of tokens that stand for characters of the texts, or of all if none does."""
@@ -638,12 +714,12 @@ class QueryModel:
         precision: str | None = None,
     ) -> TokenEmbeddings:
         """Return the token vectors of some texts and pictures; arguments are those of `Retriever.add`."""
-        if self.model is None:
-            texts = [document for document in documents if isinstance(document, str)]
-            return reduced(self.encoder.encode(texts, "document"), pool_factor, precision)
-        return self.model.encode_documents(
-            documents, batch_size=batch_size, pool_factor=pool_factor, precision=precision
-        )
+        if self.documents_model is not None:
+            return self.documents_model.encode_documents(
+                documents, batch_size=batch_size, pool_factor=pool_factor, precision=precision
+            )
+        texts = [document for document in documents if isinstance(document, str)]
+        return reduced(self.encoder.encode(texts, "document"), pool_factor, precision)
 
     def limits(self, task: Task) -> tuple[int, int | None]:
         """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""

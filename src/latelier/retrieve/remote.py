@@ -36,6 +36,7 @@ class RemoteEncoder:
 
     similarity_fn_name = "maxsim"  # of a model whose scores are means, the server sends divided queries
     encodes_in_parallel = True
+    is_untrained = False
     longest_query = None
     has_offsets = False
     special_tokens: list[str] = []  # noqa: RUF012 (never changed)

@@ -40,6 +40,7 @@ from latelier.retrieve.model import (
     QueryModel,
     checked_queries,
     find_index,
+    folder_options,
     given_model,
     open_index,
     open_model,
@@ -93,6 +94,8 @@ class Retriever(NotCopied):
         Further arguments of `latelier.models.load` for a model given by name, and ``compute_dtype``, as in its
         `encode`. Lengths, `embedding_size`, `truncate_dim`, prompts, `revision` and int8 are stored with the index.
         After others (``trust_remote_code``, ...), which are not stored, `open` raises an error unless it gets a model.
+        The default model fills a new folder in int8 if there is no GPU and ONNX Runtime is installed (extra ``onnx``),
+        without torch; ``{"compute_dtype": "float32"}`` is the other choice.
     max_memory
         Memory budget of an index given by its folder, as for `latelier.indexes.IVF`, and of what `add` encodes at once.
     same_space
@@ -131,25 +134,27 @@ class Retriever(NotCopied):
         self._same_space = same_space
         self._lock = threading.Lock()
         self._model: QueryModel | None = None
-        if isinstance(model, DeferredModel):
-            self._open_model = model.open
-        else:
-            self._model = given_model(model, device, model_options)
-            self._model.prepare()
         opened = find_index(index, max_memory=max_memory)
-        if opened is not None:
-            self.index = opened
-        elif index is None:
-            self.index = Flat(max_memory=max_memory)
-        else:
-            folder: Any = index
-            self.index = IVF(folder, nbits=FOLDER_BITS, max_memory=max_memory)
         try:
+            if isinstance(model, DeferredModel):
+                self._open_model = model.open
+            else:
+                if index is not None and opened is not index and not same_space:
+                    model_options = folder_options(model, opened, device, model_options)
+                self._model = given_model(model, device, model_options)
+                self._model.prepare()
+            if opened is not None:
+                self.index = opened
+            elif index is None:
+                self.index = Flat(max_memory=max_memory)
+            else:
+                folder: Any = index
+                self.index = opened = IVF(folder, nbits=FOLDER_BITS, max_memory=max_memory)
             if self._model is not None:
                 self._model.check(self.index, same_space=same_space)
         except LatelierError:
-            if self.index is not index:
-                self.index.close()
+            if opened is not None and opened is not index:
+                opened.close()
             raise
 
     @classmethod

@@ -202,15 +202,17 @@ def _flips(dim: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Codec:
-    """Converts tokens of one dim to codes of 8, 4, 2 or 1 bits per number, and back."""
+    """Converts tokens of one dim to codes of 8, 4, 2 or 1 bits per number, and back.
+
+    `axis`: ``(dim,)`` float32, see `choose_axis`; None is all zeros, with which all leads are 0. `codebook`: the
+    integers of the cells of 2 and 1 bits, see `Cells`; None is all zeros. `seed`: of the rotation; that of all indexes
+    is 0.
+    """
 
     bits: int
     dim: int
-    # (dim,) float32, see `choose_axis`; None is all zeros, with which all leads are 0.
     axis: np.ndarray | None = None
-    # The integers of the cells of 2 and 1 bits, see `Cells`; None is all zeros
     codebook: np.ndarray | None = None
-    # Seed of the rotation; that of all indexes is 0
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -105,6 +105,13 @@ _KEPT = 0.9
 _OVERHEAD = 4096
 
 
+def _are_search_kernels_compiled() -> bool:
+    from latelier.indexes.ivf.kernels.rerank import rerank_scores
+    from latelier.kernels.jit import is_cached
+
+    return is_cached(rerank_scores)
+
+
 class IVF(StoredIndex):
     """The approximate index: inverted lists over tokens of 8, 4, 2 or 1 bits per number.
 
@@ -165,7 +172,7 @@ class IVF(StoredIndex):
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
     # As many as of `Flat`: about a second.
-    _warm_up: ClassVar = KernelWarmUp(most_work=1 << 33)
+    _warm_up: ClassVar = KernelWarmUp(1 << 33, _are_search_kernels_compiled)
     dtype = "float32"
 
     def __init__(

@@ -37,52 +37,51 @@ SMALL_1, SMALL_2, LARGE_2 = (np.rint(factor * DEVIATIONS).astype("int64") for fa
 
 
 class CodeShape(NamedTuple):
-    """The sizes of a token's codes."""
+    """The sizes of a token's codes.
+
+    `bits`: bits per number; `dim`: dimension of the token vectors; `sign_words`: words of 32 bits of a binary code;
+    `code_bytes`: bytes of a token's codes, without its binary code; `codebook`: address of the integers of the cells,
+    ``(4096, 32 * sign_words)`` int8, which the caller must keep alive; 0 at 8 and 4 bits.
+    """
 
     bits: int
     dim: int
-    # Words of 32 bits of a binary code
     sign_words: int
-    # Bytes of a token's codes, without its binary code
     code_bytes: int
-    # Address of the integers of the cells, (4096, 32 * sign_words) int8, which the caller must keep alive; 0 at 8 and 4
-    # bits.
     codebook: int
 
 
 class CodedDocuments(NamedTuple):
-    """Where documents are in memory: int64 arrays with one number per document, addresses but for `lengths`.
+    """Where documents are in memory: int64 arrays with one number per document.
 
-    The addresses are those of the first token; the other tokens follow without gaps.
+    `signs`, `codes`, `scales`, `leads`, `cells`: addresses of the first token's binary code, codes (bytes or bit
+    planes; unused at 1 bit), scale, lead and cell (unused at 8 and 4 bits). The other tokens follow without gaps.
+    `lengths`: number of tokens.
     """
 
-    # Binary codes
     signs: np.ndarray
-    # Bytes or bit planes; unused at 1 bit
     codes: np.ndarray
     scales: np.ndarray
     leads: np.ndarray
-    # Unused at 8 and 4 bits
     cells: np.ndarray
-    # Numbers of tokens
     lengths: np.ndarray
 
 
 class DeviceCodes(NamedTuple):
-    """Codes on a device, as they are on disk; unsigned words as signed ones of as many bits."""
+    """Codes on a device, as they are on disk; unsigned words as signed ones of as many bits.
 
-    # Of each document, its first row, int64
+    `first`, `lengths`: of each document, its first row and its number of tokens, int64. `codebook`: ``(cells, width)``
+    int8; `sizes`: ``(3, 16)`` int32, by number of a size: `SMALL_1`, `SMALL_2`, `LARGE_2`.
+    """
+
     first: torch.Tensor
-    # Of each document, its number of tokens, int64
     lengths: torch.Tensor
     signs: torch.Tensor
     codes: torch.Tensor
     scales: torch.Tensor
     leads: torch.Tensor
     cells: torch.Tensor
-    # (cells, width) int8
     codebook: torch.Tensor
-    # By number of a size: `SMALL_1`, `SMALL_2`, `LARGE_2`: (3, 16) int32
     sizes: torch.Tensor
 
 

@@ -41,13 +41,15 @@ from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_
 
 
 class TrainingStatistics(NamedTuple):
-    """Statistics of the tokens that the centroids were trained on, and of tokens that were assigned to them later."""
+    """Statistics of the tokens that the centroids were trained on, and of tokens that were assigned to them later.
 
-    # Number of tokens of the index when the centroids were trained.
+    `tokens`: number of tokens of the index when the centroids were trained; `trained_similarity`: mean dot product of
+    those tokens with the centroids of their lists, in units of a centroid's code; `latest_similarity`: the same for the
+    tokens of the documents that were appended last; `dim`: dimension of the token vectors.
+    """
+
     tokens: float
-    # Mean dot product of those tokens with the centroids of their lists, in units of a centroid's code.
     trained_similarity: float
-    # The same for the tokens of the documents that were appended last.
     latest_similarity: float
     dim: float
 
@@ -57,14 +59,14 @@ class Centroids:
     """Two levels of centroids, packed for SIMD in groups of 16: see `pack_centroids`.
 
     An inverted list has the number of its centroid, ``16 * group + lane``; lanes without a centroid have empty lists.
+    `coarse`, `fine`: ``(groups, width / 4, 16, 4)`` int8, with starting sums ``(groups, 16)`` int32; coarse centroid
+    ``c`` has the fine groups ``fine_offsets[c]`` to ``fine_offsets[c + 1] - 1``.
     """
 
-    # (groups, width / 4, 16, 4) int8, and its starting sums (groups, 16) int32; `fine` has the same form.
     coarse: np.ndarray
     coarse_start: np.ndarray
     fine: np.ndarray
     fine_start: np.ndarray
-    # Coarse centroid c has the fine groups fine_offsets[c] to fine_offsets[c + 1] - 1.
     fine_offsets: np.ndarray
     statistics: TrainingStatistics
 
@@ -91,16 +93,18 @@ _COPIED_LISTS = 32
 
 @dataclass(frozen=True)
 class InvertedLists:
-    """Centroids, and the list of documents of each."""
+    """Centroids, and the list of documents of each.
+
+    `centroids`: see `Centroids`. `numbers`: ``(documents,)`` int64: row ids of the documents in the lists,
+    ascending. `offsets`: ``(lists + 1,)`` int64: list `i` has the entries ``offsets[i]`` to ``offsets[i + 1] - 1``.
+    `documents`: ``(entries,)``: positions in `numbers`, ascending in each list; uint16 for up to 65,536 documents, else
+    int32. `is_released`: whether a search copies the entries of the probed lists, and gives the mapped memory back.
+    """
 
     centroids: Centroids
-    # Row ids of the documents in the lists, ascending: (documents,) int64
     numbers: np.ndarray
-    # List i has the entries offsets[i] to offsets[i + 1] - 1: (lists + 1,) int64
     offsets: np.ndarray
-    # Positions in `numbers`, ascending in each list: (entries,) uint16 for up to 65,536 documents, else int32
     documents: np.ndarray
-    # Whether a search copies the entries of the probed lists, and gives the mapped memory back.
     is_released: bool = False
 
     @cached_property

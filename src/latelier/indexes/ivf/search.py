@@ -77,16 +77,18 @@ _FEW_BITS = 0.8
 
 @dataclass(frozen=True)
 class SearchParameters:
-    """Numbers of inverted lists and documents in each stage of a search."""
+    """Numbers of inverted lists and documents in each stage of a search.
+
+    `candidates` documents of the probed lists at most enter the binary stage, if ``excess >= share * (k-th highest
+    excess)``; `rerank` leave it, or all within `slack` standard deviations of the k-th best. `exact`: score all
+    documents by their codes.
+    """
 
     nprobe: int
-    # Documents of the probed lists that enter the binary stage at most, if excess >= share * (k-th highest excess).
     candidates: int
-    # Documents that leave it; None: all within `slack` standard deviations of the k-th best.
     rerank: int | None
     slack: float = _SLACK
     share: float = 0.0
-    # Score all documents by their codes.
     exact: bool = False
 
 
@@ -141,31 +143,31 @@ _SCRATCH = threading.local()
 
 
 class Scope(NamedTuple):
-    """The documents that a search may find."""
+    """The documents that a search may find.
+
+    `lists`: the inverted lists of the snapshot, None if there are none. `allowed`: ``(documents,)`` uint8, 1 for
+    eligible documents; empty if all documents of the table are. `eligible`: their ordinals, ascending.
+    """
 
     table: DocumentTable
-    # The inverted lists of the snapshot, None if there are none
     lists: InvertedLists | None
-    # 1 for eligible documents: (documents,) uint8; empty if all documents of the table are.
     allowed: np.ndarray
-    # Their ordinals, ascending
     eligible: np.ndarray
 
 
 class Stages(NamedTuple):
-    """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all."""
+    """The documents that each stage of one search passes on, as ordinals; a stage that is left out passes on all.
 
-    # Inverted lists probed by each query token at most; None if none, since few documents are eligible.
+    `nprobe`: inverted lists probed by each query token at most; None if none, since few documents are eligible.
+    `candidates`: documents that enter the binary stage. `reranked`: documents that leave it. `scored`: of these, the
+    documents with the best 8-bit scores, by falling `scores` in single precision, then by row id (`numbers`).
+    """
+
     nprobe: int | None
-    # Documents that enter the binary stage.
     candidates: np.ndarray
-    # Documents that leave it.
     reranked: np.ndarray
-    # Of these, the documents with the best 8-bit scores, by falling score, then by row id.
     scored: np.ndarray
-    # Of `scored`, in single precision
     scores: np.ndarray
-    # Row ids of `scored`
     numbers: np.ndarray
 
 

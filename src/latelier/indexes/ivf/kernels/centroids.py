@@ -244,22 +244,19 @@ BASE = 254
 class QuantisedQuery(NamedTuple):
     """A query as ``scale * (d0 + d1 / 254 + d2 / 254**2)``, each digit in -127 to 127: as precise as float32.
 
-    Arrays have ``width = byte_width(dim)`` and groups of 16 tokens, one in each SIMD lane. Most stages read only the
-    first digit.
+    With ``width = byte_width(dim)`` and groups of 16 tokens, one in each SIMD lane: `digits` ``(3, tokens, width)``
+    int16; `rows` ``(tokens, width)`` uint8, first digits + 128, for packed centroids; `packed` ``(3, groups, width / 4,
+    16, 4)`` int8, for document rows; `start` ``(3, groups, 16)`` int32, ``-128 * (sum of a token's digits)``, which
+    cancels the shift of document rows; `scales` ``(tokens,)`` float32; `leads` ``(16 * groups,)`` float32, in units of
+    the scales. Most stages read only the first digit.
     """
 
     vectors: np.ndarray
-    # (3, tokens, width) int16
     digits: np.ndarray
-    # First digits + 128, for packed centroids: (tokens, width) uint8
     rows: np.ndarray
-    # For document rows: (3, groups, width / 4, 16, 4) int8
     packed: np.ndarray
-    # -128 * (sum of a token's digits), which cancels the shift of document rows: (3, groups, 16) int32
     start: np.ndarray
-    # (tokens,) float32
     scales: np.ndarray
-    # In units of the scales: (16 * groups,) float32
     leads: np.ndarray
 
 

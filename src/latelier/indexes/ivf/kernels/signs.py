@@ -56,13 +56,15 @@ _HALF = 16
 
 
 class Lookup(NamedTuple):
-    """How an instruction set looks up bytes."""
+    """How an instruction set looks up bytes.
 
-    # Bytes looked up together: 32, those of one query token, or 64, those of two.
+    `width`: bytes looked up together: 32, those of one query token, or 64, those of two. `emit`: emits the lookup,
+    ``emit(builder, table, rows)``: address of a table of 16 bytes, `width` bytes which repeat it, or for two query
+    tokens repeat the table of each in 32 bytes; and addresses of rows of `TOKENS` positions, 0 to 15 each. Returns
+    `width` bytes for each row.
+    """
+
     width: int
-    # emit(builder, table, rows) emits the lookup: from the address of a table of 16 bytes, `width` bytes which repeat
-    # it, or for two query tokens repeat the table of each in 32 bytes; and from addresses of rows of `TOKENS`
-    # positions, 0 to 15 each. It returns `width` bytes for each row.
     emit: Callable[[ir.IRBuilder, ir.Value, Sequence[ir.Value]], list[ir.Value]]
 
 
