@@ -36,7 +36,7 @@ from hypothesis import settings
 from latelier.kernels import threads
 
 # GPU kernels import triton, which only torch's CUDA builds bring.
-collect_ignore_glob = [] if find_spec("triton") else ["src/latelier/scores/triton.py"]
+collect_ignore_glob = [] if find_spec("triton") else ["src/latelier/scores/triton_kernels.py"]
 ADAPTED = {"haystack": "haystack", "langchain": "langchain_core", "llamaindex": "llama_index", "mteb": "mteb"}
 collect_ignore_glob += [
     f"src/latelier/integrations/{name}*.py" for name, package in ADAPTED.items() if not find_spec(package)

@@ -35,7 +35,7 @@ LAYERS_OF_INDEXES = [
     ["packing"],
     ["gpu", "why_not"],
     ["base"],
-    ["stored"],
+    ["stored_index"],
     ["flat", "ivf"],
     ["opening", "sharded"],
     ["copy", "qdrant"],

@@ -29,7 +29,7 @@ from latelier.errors import LatelierError, StorageError
 from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
 from latelier.retrieve.excerpts import Excerpt, excerpts
-from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
+from latelier.retrieve.query_model import ModelIdentity, encoder_folder, is_exported
 from latelier.utils.files import cache_folder
 from latelier.utils.misc import Closing
 

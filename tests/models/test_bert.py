@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from latelier.models import ColBERT, ExportedEncoder
-from latelier.models.bert import export_int8, write_graph
-from latelier.models.exported import OnnxEncoder, read_description
+from latelier.models.bert_export import export_int8, write_graph
+from latelier.models.exported_encoder import OnnxEncoder, read_description
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")

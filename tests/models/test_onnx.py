@@ -15,8 +15,8 @@ from latelier.models import ColBERT
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
-from latelier.models import onnx
-from latelier.models.exported import OnnxEncoder
+from latelier.models import onnx_export
+from latelier.models.exported_encoder import OnnxEncoder
 
 TEXTS = ["pear", "a longer text, which says more about pears!", "", "un-hyphenated words " * 12]
 
@@ -28,7 +28,7 @@ def no_more_exports(tiny, monkeypatch):
     def export(*args):
         raise AssertionError("exported again")
 
-    monkeypatch.setattr(onnx, "export_float32", export)
+    monkeypatch.setattr(onnx_export, "export_float32", export)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_auto_is_onnx_runtime_where_the_model_exports(tiny, torch_model, runs, m
 
 
 def test_without_the_extra_auto_is_torch(tiny, torch_model, monkeypatch):
-    monkeypatch.setattr(onnx, "is_installed", lambda: False)
+    monkeypatch.setattr(onnx_export, "is_installed", lambda: False)
     assert_same(ColBERT.from_dense(tiny, "orthogonal", 16, "cpu", backend="auto"), torch_model)
     with pytest.raises(ImportError, match=r'pip install "latelier\[onnx\]"'):
         ColBERT(tiny, device="cpu", backend="onnx")

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from latelier.errors import LatelierError
 from latelier.models import ColBERT, ExportedEncoder
-from latelier.models.exported import tokenizer_lock
+from latelier.models.exported_encoder import tokenizer_lock
 from latelier.models.tokenization import scored_ranges, tokenize_window
 
 WINDOW = ["", "a pear.", *(f"number {i}, " * i for i in range(1, 60))]

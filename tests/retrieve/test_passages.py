@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latelier.errors import UnknownIdError
-from latelier.models.exported import token_starts, tokenizer_offsets
+from latelier.models.exported_encoder import token_starts, tokenizer_offsets
 from latelier.retrieve import Passages, Retriever
 from latelier.retrieve.passages import (
     PassageId,

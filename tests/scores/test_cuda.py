@@ -191,7 +191,7 @@ def test_the_kernels_compile_for_gpus():
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from latelier.scores import triton as kernels
+from latelier.scores import triton_kernels as kernels
 
 class Compiler:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 80, 32))

@@ -215,7 +215,7 @@ def index(
       latelier index papers.csv ./papers --id doi --text abstract,body --metadata year
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve.model import find_index
+    from latelier.retrieve.query_model import find_index
 
     if source == "-":
         refuse_unused(context, ("glob", "watch", "moved_from"), "has no effect on standard input, only on a folder")
@@ -279,7 +279,7 @@ def _computing(backend: Backend | None, compute_dtype: ComputeDtype, workers: in
 def _retriever(index: Index | None, make: Callable[[], Index], model: str | None, **options: Any) -> Retriever:
     """Return a retriever that fills an index; one is made if there is none and the model can be loaded."""
     from latelier.retrieve import Retriever
-    from latelier.retrieve.model import DeferredModel, model_to_write
+    from latelier.retrieve.query_model import DeferredModel, model_to_write
 
     try:
         opened = model_to_write(index, model, **options)
@@ -375,7 +375,7 @@ def _tell_languages(retriever: Retriever) -> None:
     """Say how many documents seem to be in another language than English, if the model is the one that is known."""
     from latelier.models.location import DEFAULT_MODEL
     from latelier.retrieve.languages import language_of
-    from latelier.retrieve.model import ModelIdentity
+    from latelier.retrieve.query_model import ModelIdentity
 
     stored = ModelIdentity.stored_in(retriever.index)
     if stored is None or stored.name != DEFAULT_MODEL:
@@ -423,7 +423,7 @@ _LARGE = 100_000_000
 def _smaller(index: Index, folder: Path, size: int) -> str:
     """Say what fewer bits and pooled vectors would take in place of `size` bytes."""
     from latelier.indexes.ivf.codec import Codec
-    from latelier.indexes.stored import token_bytes
+    from latelier.indexes.stored_index import token_bytes
 
     def bytes_of(bits: int) -> int:
         return sum(token_bytes(Codec(bits, index.dim or 1).layout, 1).values())
@@ -514,7 +514,7 @@ def _names(listed: str | None) -> list[str] | None:
 
 def _export_encoder(retriever: Retriever) -> None:
     """Export the encoder for `latelier search`, if the extra 'onnx' is installed and the model can be exported."""
-    from latelier.retrieve.model import ModelIdentity, encoder_folder, is_exported
+    from latelier.retrieve.query_model import ModelIdentity, encoder_folder, is_exported
 
     if find_spec("onnxruntime") is None or not len(retriever):
         return

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Result
     from latelier.retrieve.excerpts import Excerpt
-    from latelier.retrieve.model import ModelIdentity
+    from latelier.retrieve.query_model import ModelIdentity
 
 
 # A server of Qdrant does not tell them.
@@ -60,7 +60,7 @@ def info(index: IndexArgument, json_output: JsonOption = False) -> None:
 def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     """Return what an index holds, by name, as JSON values; `location` is as the user spells it."""
     from latelier.indexes.sharded import Sharded
-    from latelier.retrieve.model import ModelIdentity
+    from latelier.retrieve.query_model import ModelIdentity
 
     try:
         model = ModelIdentity.stored_in(index)
@@ -117,7 +117,7 @@ def _counts(index: Index) -> dict[str, int]:
 
 def _advise(name: str) -> str:
     """Say what encodes queries where the model of this name is not exported, and what to do for a faster start."""
-    from latelier.retrieve.model import is_exported
+    from latelier.retrieve.query_model import is_exported
 
     # Looking at \\host\share on Windows sends the user's credentials there.
     if not name.startswith(("//", "\\\\", "\\/", "/\\")) and is_exported(name):
@@ -129,7 +129,7 @@ def _advise(name: str) -> str:
 
 def _encoder(model: ModelIdentity | None) -> str | None:
     """Return the folder of the exported encoder that searches use; None if they load the model."""
-    from latelier.retrieve.model import encoder_folder, is_exported
+    from latelier.retrieve.query_model import encoder_folder, is_exported
 
     if model is None or find_spec("onnxruntime") is None:
         return None

@@ -198,7 +198,7 @@ def open_target(
 def _open_or_make(
     folder: Path, bits: int | None, exact: bool, shards: int | None, like: Index | ParquetDocuments
 ) -> Index:
-    from latelier.retrieve.model import find_index
+    from latelier.retrieve.query_model import find_index
 
     index = find_index(folder)
     if index is not None:

@@ -18,7 +18,7 @@ from latelier.evaluation.files import check_run_file, read_candidates
 from latelier.utils.misc import progress_bar
 
 if TYPE_CHECKING:
-    from latelier.retrieve.model import QueryModel
+    from latelier.retrieve.query_model import QueryModel
 
 _AT_ONCE = 4000  # documents whose vectors are in memory together
 _BATCH_SIZE = 32
@@ -63,7 +63,7 @@ def rerank(
       latelier rerank bm25.trec ./scifact --output reranked.trec
       latelier evaluate ./scifact --run reranked.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve.model import given_model
+    from latelier.retrieve.query_model import given_model
 
     candidates = read_candidates(run)
     found = {query: [id for id, _ in evaluation.ranking(scores)[:k]] for query, scores in candidates.run.items()}

@@ -19,7 +19,7 @@ from latelier.errors import StorageError
 from latelier.evaluation.collection import Collection
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
 from latelier.indexes import Flat, Index
-from latelier.retrieve.model import QueryModel
+from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.query_transform import QueryTransform, change_queries
 from latelier.retrieve.retriever import SearchRun, search_settings
 from latelier.utils.checks import check_count

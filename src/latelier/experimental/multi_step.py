@@ -12,8 +12,8 @@ from latelier.experimental.query_dynamics import QueryDynamics
 from latelier.indexes import Hit, Id
 from latelier.indexes.options import SearchOptions
 from latelier.retrieve import Retriever
-from latelier.retrieve.model import checked_queries
 from latelier.retrieve.passages import EncodedQueries, StoredDocuments
+from latelier.retrieve.query_model import checked_queries
 from latelier.utils.checks import check_choice, check_count
 
 Merge: TypeAlias = Literal["last", "best_score", "reciprocal_rank"]

@@ -1,7 +1,7 @@
 """`Index`: the contract of every index.
 
-Indexes in this library's own storage derive from `latelier.indexes.stored.StoredIndex`, which implements everything
-except a few hooks. Adapters to other engines derive from `Index` itself. One suite in `tests/indexes` tests them all.
+Indexes in this library's own storage derive from `latelier.indexes.stored_index.StoredIndex`, which implements all
+but a few hooks. Adapters to other engines derive from `Index` itself. One suite in `tests/indexes` tests them all.
 
 The user chooses the ids; they never change and keep their type: 1 and "1" are two documents. Each call that writes is
 one transaction: other threads and processes see all of its changes or none, and an error leaves the index unchanged.

@@ -18,7 +18,7 @@ from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import BlockSize, score_blocks
 from latelier.indexes.results import MemoryReport
 from latelier.indexes.store.segments import AROUND, Part, Snapshot, TokenArray, release_memory
-from latelier.indexes.stored import StoredIndex
+from latelier.indexes.stored_index import StoredIndex
 from latelier.kernels.threads import KernelWarmUp
 from latelier.scores.maxsim import TopK, maxsim, maxsim_numpy
 from latelier.utils.batching import lengths_to_offsets
@@ -45,7 +45,7 @@ class Flat(StoredIndex):
     max_memory
         Maximum memory of the index in bytes, or as a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``; None for no
         limit. Searches find the same, but read from files what does not fit; see `memory` and
-        `latelier.indexes.stored`.
+        `latelier.indexes.stored_index`.
     keywords
         Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
         True if SQLite has FTS5; an existing index keeps what it has.

@@ -62,7 +62,7 @@ from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, find_row_ids, has_texts
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
-from latelier.indexes.stored import StoredIndex
+from latelier.indexes.stored_index import StoredIndex
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count, parse_bytes
 from latelier.utils.misc import progress_bar

@@ -16,7 +16,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.fields import RESERVED, fold_name
 from latelier.indexes.results import dump_json
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.model import QueryModel, given_model
+from latelier.retrieve.query_model import QueryModel, given_model
 from latelier.utils.misc import Closing
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from latelier.utils.misc import lazy_names
 if TYPE_CHECKING:
     from latelier.models.arguments import UNTRAINED, Recipe
     from latelier.models.colbert import ColBERT
-    from latelier.models.exported import ExportedEncoder
+    from latelier.models.exported_encoder import ExportedEncoder
     from latelier.models.loading import load
     from latelier.models.location import DEFAULT_MODEL
     from latelier.models.pooling import pool_tokens
@@ -33,7 +33,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     arguments=("Recipe", "UNTRAINED"),
     colbert=("ColBERT",),
-    exported=("ExportedEncoder",),
+    exported_encoder=("ExportedEncoder",),
     location=("DEFAULT_MODEL",),
     pooling=("pool_tokens",),
     text_encoder=("TextEncoder", "train_tokenizer"),

@@ -19,12 +19,10 @@ from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import arguments, encoding, location
 from latelier.models import pooling as compression
 from latelier.models.arguments import Recipe, check_text_pairs, read_inputs, untrained_recipe
-from latelier.models.checkpoints import LayoutName, check_modules, damage_errors, save_for_pylate
 from latelier.models.construction import Construction, check_lengths, fit_pca, max_length, set_max_lengths
 from latelier.models.encoding import OutputForm
-from latelier.models.exported import tokenizer_lock
-from latelier.models.frozen import FrozenCopies
-from latelier.models.layouts import (
+from latelier.models.exported_encoder import tokenizer_lock
+from latelier.models.foreign_layouts import (
     BEHIND_FIRST,
     check_settings,
     choose_head,
@@ -39,12 +37,23 @@ from latelier.models.layouts import (
     stanford_skiplist,
     token_head_of_dense,
 )
-from latelier.models.onnx import check_backend, export
+from latelier.models.frozen import FrozenCopies
+from latelier.models.onnx_export import check_backend, export
 from latelier.models.pages import PageEncoder, read_pages
 from latelier.models.pooling import Pooling, PoolMethod
+from latelier.models.pylate_layout import LayoutName, save_for_pylate
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens
-from latelier.models.weights import Checkpoint, check_listed, check_type, refuse_missing, refuse_unused, unmatched
+from latelier.models.weights import (
+    Checkpoint,
+    check_listed,
+    check_modules,
+    check_type,
+    damage_errors,
+    refuse_missing,
+    refuse_unused,
+    unmatched,
+)
 from latelier.modules import AttentionPooling
 from latelier.scores import colbert_scores, colbert_scores_pairwise
 from latelier.utils import resolve_device

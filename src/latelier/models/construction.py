@@ -22,8 +22,8 @@ from torch import nn
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.arguments import DEFAULT_DOCUMENT_LENGTH, DEFAULT_QUERY_LENGTH, Recipe, checked_stream
-from latelier.models.exported import tokenizer_lock
-from latelier.models.layouts import token_layer
+from latelier.models.exported_encoder import tokenizer_lock
+from latelier.models.foreign_layouts import token_layer
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import encoder_limit, resolve_length
 from latelier.utils.batching import move_features

@@ -35,7 +35,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, limited_threads, thread_count
 from latelier.models.arguments import are_texts, checked_stream
 from latelier.models.construction import check_lengths, encoder_module, length_limit, longest_query, max_length
-from latelier.models.exported import SINGLE_TOKENS, tokenizer_lock
+from latelier.models.exported_encoder import SINGLE_TOKENS, tokenizer_lock
 from latelier.models.frozen import FrozenCopies, can_lay_out
 from latelier.models.gpu import encode_unpadded, is_unpadded, one_behind, packed_batches, start_copy
 from latelier.models.pooling import Pooling, pool_tokens, recorded_attention

@@ -26,8 +26,15 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.bert.modeling_bert import BertModel
 
 from latelier.errors import InvalidArgumentError, LatelierError
-from latelier.models.exported import OnnxEncoder
-from latelier.models.onnx import OnnxTransformer, choose_backend, encoder_fingerprint, fold, has_adapters, stored_export
+from latelier.models.exported_encoder import OnnxEncoder
+from latelier.models.onnx_export import (
+    OnnxTransformer,
+    choose_backend,
+    encoder_fingerprint,
+    fold,
+    has_adapters,
+    stored_export,
+)
 
 # Laid-out weights take memory of their own: models with more than 1 GiB of linear weights have none.
 _MAX_BYTES = 1 << 30

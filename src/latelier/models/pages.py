@@ -17,7 +17,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
-from latelier.models.layouts import token_layer
+from latelier.models.foreign_layouts import token_layer
 from latelier.models.location import without_weight_bars
 from latelier.models.weights import ADAPTER, Checkpoint, refuse_missing, refuse_unused
 

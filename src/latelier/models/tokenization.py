@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models.arguments import check, is_group
 from latelier.models.construction import encoder_module, length_limit
-from latelier.models.exported import put_behind_first, text_ranges, tokenizer_lock
+from latelier.models.exported_encoder import put_behind_first, text_ranges, tokenizer_lock
 from latelier.models.pooling import has_pooling
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils import resolve_length
@@ -70,7 +70,7 @@ def scored_tokens(model: MultiVectorEncoder, features: dict[str, Any]) -> list[s
 def scored_ranges(model: MultiVectorEncoder, features: dict[str, Any], text: str) -> list[tuple[int, int] | None]:
     """Return the range of the text's characters that each of its scored tokens stands for.
 
-    Returns: as in `latelier.models.exported.text_ranges`; None for added mask tokens too, and for all tokens if the
+    Returns: as in `latelier.models.exported_encoder.text_ranges`; None for added mask tokens too, and for all if the
     tokenizer gives no offsets: it is not of the package tokenizers, or the encoder reads something else than the prompt
     and the text. Raises `LatelierError` if the model pools texts of this task.
     """

@@ -14,7 +14,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
-from latelier.models.exported import tokenizer_lock
+from latelier.models.exported_encoder import tokenizer_lock
 from latelier.models.loading import load
 from latelier.models.location import HEAD_FILES, find_named
 from latelier.utils.checks import short

@@ -6,10 +6,16 @@ from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.modules.attention import Attention
+    from latelier.modules.attention_processors import (
+        ExplicitProcessor,
+        FusedProcessor,
+        Processor,
+        SDPAProcessor,
+        SlicedProcessor,
+    )
     from latelier.modules.dynamics import DynamicsNetwork, ValueSupport
     from latelier.modules.layers import RotaryPositions, SinusoidalPositions
     from latelier.modules.pooling import AttentionPooling
-    from latelier.modules.processors import ExplicitProcessor, FusedProcessor, Processor, SDPAProcessor, SlicedProcessor
     from latelier.modules.transformer import FeedForward, TiedOutput, TransformerBlock, TransformerEncoder
 
 __all__ = [
@@ -36,6 +42,6 @@ __getattr__, __dir__ = lazy_names(
     dynamics=("DynamicsNetwork", "ValueSupport"),
     layers=("RotaryPositions", "SinusoidalPositions"),
     pooling=("AttentionPooling",),
-    processors=("ExplicitProcessor", "FusedProcessor", "Processor", "SDPAProcessor", "SlicedProcessor"),
+    attention_processors=("ExplicitProcessor", "FusedProcessor", "Processor", "SDPAProcessor", "SlicedProcessor"),
     transformer=("FeedForward", "TiedOutput", "TransformerBlock", "TransformerEncoder"),
 )

@@ -11,6 +11,7 @@ from torch.nn.utils import skip_init
 
 from latelier.arrays import at_least_float32
 from latelier.errors import InvalidArgumentError
+from latelier.modules.attention_processors import SDPAProcessor, SlicedProcessor
 from latelier.modules.layers import (
     CrossAttentionNorm,
     QKNorm,
@@ -24,7 +25,6 @@ from latelier.modules.layers import (
     show_arguments,
     to_additive,
 )
-from latelier.modules.processors import SDPAProcessor, SlicedProcessor
 from latelier.utils.checks import check_count
 
 _OLDER_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}

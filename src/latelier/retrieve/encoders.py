@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.models.exported import tokenizer_lock, tokenizer_offsets
+from latelier.models.exported_encoder import tokenizer_lock, tokenizer_offsets
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT
@@ -76,7 +76,7 @@ class Encoder(Protocol):
         """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""
 
     def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        """Return the offsets of all tokens of texts, as `latelier.models.exported.Offsets`."""
+        """Return the offsets of all tokens of texts, as `latelier.models.exported_encoder.Offsets`."""
 
     def tokens(self, text: str, is_query: bool = True) -> list[str]:
         """Return the tokens that the rows of a text's embedding stand for."""
@@ -193,7 +193,7 @@ class LoadedEncoder:
         return len(empty["input_ids"]), limit if limit < _NO_LIMIT else None
 
     def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        """Return the offsets of all tokens of texts, as `latelier.models.exported.Offsets`."""
+        """Return the offsets of all tokens of texts, as `latelier.models.exported_encoder.Offsets`."""
         return tokenizer_offsets(self.loaded.tokenizer)(texts)
 
     def tokens(self, text: str, is_query: bool = True) -> list[str]:

@@ -15,8 +15,8 @@ from latelier.retrieve.explanation import Explanation, Span, densest, is_content
 from latelier.retrieve.files import is_code, keeps_lines
 from latelier.retrieve.images import place as picture_place
 from latelier.retrieve.languages import function_words
-from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
+from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.records import HEADINGS
 
 _LENGTH = 240  # characters

@@ -15,7 +15,6 @@ from latelier.indexes import Id, Index
 from latelier.indexes.results import duplicate_ids
 from latelier.retrieve.encoders import reduced
 from latelier.retrieve.late import Taken, taken_rows
-from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
     Passages,
     StoredDocuments,
@@ -24,6 +23,7 @@ from latelier.retrieve.passages import (
     passage_prefix,
 )
 from latelier.retrieve.preparation import Chunk, OnExisting, PreparedDocument, compare, next_number, prepare
+from latelier.retrieve.query_model import QueryModel
 
 if TYPE_CHECKING:
     from latelier.retrieve.images import Picture

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import PassageRange
+from latelier.retrieve.query_model import QueryModel
 
 # A window shares this fraction of its length with the next one; to share more ranks no better.
 _SHARED = 8

@@ -18,7 +18,6 @@ from latelier.indexes.results import Record
 from latelier.indexes.store.rows import encode_metadata
 from latelier.retrieve.images import Picture
 from latelier.retrieve.late import LateText, late_text
-from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import (
     LEAST_TOKENS,
     PassageId,
@@ -28,6 +27,7 @@ from latelier.retrieve.passages import (
     cut_texts,
     encode_passage_id,
 )
+from latelier.retrieve.query_model import QueryModel
 from latelier.retrieve.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
 from latelier.utils.checks import short
 

@@ -34,7 +34,9 @@ from latelier.retrieve.indexing import (
     encode_by_workers,
     store,
 )
-from latelier.retrieve.model import (
+from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
+from latelier.retrieve.preparation import OnExisting, default_passages, read_chunks, whole_text
+from latelier.retrieve.query_model import (
     DeferredModel,
     ModelIdentity,
     QueryModel,
@@ -45,8 +47,6 @@ from latelier.retrieve.model import (
     open_index,
     open_model,
 )
-from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
-from latelier.retrieve.preparation import OnExisting, default_passages, read_chunks, whole_text
 from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.records import FileDocuments, SkipReason, in_order, parse_documents
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised

@@ -13,8 +13,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import WEAK
-from latelier.retrieve.model import QueryModel
 from latelier.retrieve.passages import StoredDocuments, weak_below
+from latelier.retrieve.query_model import QueryModel
 
 
 @dataclass(frozen=True)

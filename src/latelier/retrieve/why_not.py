@@ -21,8 +21,8 @@ from latelier.indexes.results import as_id
 from latelier.indexes.store.keywords import query_words
 from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
 from latelier.retrieve.explaining import best_part
-from latelier.retrieve.model import QueryModel, checked_queries
 from latelier.retrieve.passages import EncodedQueries, StoredDocuments
+from latelier.retrieve.query_model import QueryModel, checked_queries
 from latelier.utils.checks import check_count, short
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike
-from latelier.retrieve.model import QueryModel, given_model, is_same_model
+from latelier.retrieve.query_model import QueryModel, given_model, is_same_model
 from latelier.utils.checks import check_count
 from latelier.utils.misc import Closing
 from latelier.utils.ray_session import connect_to_ray

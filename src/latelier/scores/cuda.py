@@ -16,7 +16,7 @@ from latelier.arrays import as_tensor
 from latelier.scores.inputs import Engine, Side, needs_gradient, outside_graphs
 
 if TYPE_CHECKING:
-    from latelier.scores.triton import Rows
+    from latelier.scores.triton_kernels import Rows
 
 
 # Ampere: older GPUs have no bfloat16 to multiply.
@@ -74,7 +74,7 @@ def _score(queries: Side, documents: Side, *, share: int, step: int) -> torch.Te
         right = _rows(documents, device, dtype)
         if needs_gradient(queries, documents):
             return _MaxSim.apply(left.vectors, right.vectors, left, right, share, step)
-        from latelier.scores.triton import best_tokens
+        from latelier.scores.triton_kernels import best_tokens
 
         return best_tokens(left, right, share, step, positions=False)[0]
 
@@ -91,7 +91,7 @@ def _dtype(queries: Side, documents: Side) -> torch.dtype:
 
 def _rows(side: Side, device: torch.device, dtype: torch.dtype) -> Rows:
     """Return the tokens of one side as the kernels read them; nothing here waits for the GPU."""
-    from latelier.scores.triton import Rows
+    from latelier.scores.triton_kernels import Rows
 
     if side.is_padded:
         padded, mask = side.padded
@@ -119,7 +119,7 @@ class _MaxSim(torch.autograd.Function):
         share: int,
         step: int,
     ) -> torch.Tensor:
-        from latelier.scores.triton import best_tokens
+        from latelier.scores.triton_kernels import best_tokens
 
         ctx.sides = [side[1:] for side in (queries, documents)]
         ctx.step = step
@@ -131,7 +131,7 @@ class _MaxSim(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from latelier.scores.triton import Rows, add_gradients
+        from latelier.scores.triton_kernels import Rows, add_gradients
 
         *vectors, positions = ctx.saved_tensors
         queries, documents = (Rows(each, *side) for each, side in zip(vectors, ctx.sides, strict=True))

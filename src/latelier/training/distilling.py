@@ -21,7 +21,7 @@ from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.models.arguments import checked_stream
 from latelier.models.construction import principal_directions
-from latelier.models.layouts import token_layer
+from latelier.models.foreign_layouts import token_layer
 from latelier.models.pooling import find_pooling, has_pooling, insert_module, unpooled
 from latelier.modules import AttentionPooling
 from latelier.utils.checks import check_count, check_number

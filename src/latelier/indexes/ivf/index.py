@@ -45,7 +45,7 @@ from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
-from latelier.indexes.stored import StoredIndex, token_bytes
+from latelier.indexes.stored_index import StoredIndex, token_bytes
 from latelier.kernels.threads import KernelWarmUp, for_ranges, thread_count
 from latelier.scores.maxsim import TopK, maxsim_numpy
 from latelier.utils.batching import lengths_to_offsets
@@ -129,7 +129,7 @@ class IVF(StoredIndex):
     max_memory
         Maximum memory of the index in bytes, or as a text such as ``"512MB"``, ``"1GB"`` or ``"1GiB"``; None for no
         limit. Searches find the same, but read from files what does not fit; see `memory` and
-        `latelier.indexes.stored`.
+        `latelier.indexes.stored_index`.
     keywords
         Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
         True if SQLite has FTS5; an existing index keeps what it has.

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from latelier.indexes.ivf.layout import SIZE_BITS, CodeShape, DeviceCodes, DeviceQueries
-from latelier.scores.triton import launch, shared_memory
+from latelier.scores.triton_kernels import launch, shared_memory
 
 # Entries of a list that are read at a time, tokens that are decoded at a time, and documents of a program.
 _ENTRIES = 256

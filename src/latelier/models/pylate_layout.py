@@ -1,4 +1,4 @@
-"""Saving for PyLate, and errors about damaged files of a checkpoint.
+"""Saving a model in the layout of PyLate.
 
 PyLate lists the encoder and its linear layers, and keeps all other settings in one JSON file: one marker token for
 queries and one for documents, length caps, query expansion, the skiplist. A model with other settings raises an error
@@ -8,102 +8,20 @@ that names them, before any file is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from json import JSONDecodeError
+from collections.abc import Iterator
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal, TypeAlias
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
+from latelier.errors import InvalidArgumentError
 from latelier.models.construction import max_length
-from latelier.models.exported import tokenizer_lock
-from latelier.models.layouts import token_layer
-from latelier.models.text_encoder import TextEncoder
-
-_ARGUMENTS = ("model_kwargs", "processor_kwargs", "config_kwargs")
-# Those that this library passes itself.
-_OWN_OPTIONS = {"use_safetensors", "weights_only"}
-_ROLES = ("unk", "pad", "mask", "cls", "sep", "bos", "eos")
-
-
-@contextmanager
-def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Turn errors of the loader about the contents of files into `ModelLoadError`.
-
-    Where arguments are handed on to transformers, or code of the model is trusted, only errors about the format of a
-    file are: others may be of the arguments or of the code.
-    """
-    try:
-        yield
-    except (LatelierError, OSError, ImportError, MemoryError):
-        raise
-    except (JSONDecodeError, UnicodeDecodeError, SafetensorError, UnpicklingError) as error:
-        raise ModelLoadError(name, error) from error
-    except Exception as error:
-        if "trust_remote_code" in str(error) and not options.get("trust_remote_code"):
-            trusted = "trust_remote_code=True, or --trust-remote-code beside --model"
-            raise InvalidArgumentError(f"the model {name!r:.300} has code of its own; to run it: {trusted}.") from error
-        given = any(set(options.get(argument) or ()) - _OWN_OPTIONS for argument in _ARGUMENTS)
-        if given or options.get("trust_remote_code"):
-            raise
-        raise ModelLoadError(name, error) from error
-
-
-def check_modules(name: str, modules: Sequence[Any], markers: Collection[str]) -> None:
-    """Raise `ModelLoadError` if there are no modules, or if tokens have no embeddings or all words are [UNK].
-
-    An encoder may have more embeddings than its tokenizer has tokens, and a tokenizer may need no files: only both are
-    a fault. `markers`: tokens that the model puts before texts.
-    """
-    if not modules:
-        raise ModelLoadError(name, FileNotFoundError("its modules.json lists no modules."))
-    encoder = modules[0]
-    if not isinstance(encoder, (Transformer, TextEncoder)) or encoder.tokenizer is None:
-        return
-    tokenizer: Any = encoder.tokenizer
-    model: Any = encoder.model
-    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    if rows is None:
-        return
-    _check_embeddings(name, tokenizer, rows, markers)
-    files = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
-    tokens = len(tokenizer)
-    if not Path(name).is_dir():
-        return
-    if files and 2 * tokens < rows and not any(any(Path(name).rglob(file)) for file in files):
-        reason = f"its tokenizer knows {tokens:,} tokens for {rows:,} embeddings, and the folder has none of "
-        raise ModelLoadError(name, FileNotFoundError(f"{reason}{', '.join(files)}. Copy the whole folder."))
-
-
-def _check_embeddings(name: str, tokenizer: Any, rows: int, markers: Collection[str]) -> None:
-    """Raise an error if tokens of texts have no row among the encoder's embeddings.
-
-    Special tokens that no text has, such as that of a picture in the tokenizer of a model of texts, need none.
-    """
-    if not getattr(tokenizer, "is_fast", False):  # others may compute embeddings from characters
-        return
-    used = {*markers, *(tokenizer.special_tokens_map.get(f"{role}_token") for role in _ROLES)}
-    beyond = [
-        str(token.content)
-        for number, token in sorted(tokenizer.added_tokens_decoder.items())
-        if number >= rows and (not token.special or token.content in used)
-    ]
-    if beyond or tokenizer.vocab_size > rows:
-        named = ", ".join(map(repr, beyond[:5])) or f"{tokenizer.vocab_size - rows:,} tokens"
-        raise ModelLoadError(
-            name,
-            ValueError(f"{named} of its tokenizer have no embeddings, of which it has {rows:,}."),
-            cure="Load the encoder with transformers, resize_token_embeddings(len(tokenizer)), train it, and save it.",
-        )
-
+from latelier.models.exported_encoder import tokenizer_lock
+from latelier.models.foreign_layouts import token_layer
 
 LayoutName: TypeAlias = Literal["sentence-transformers", "pylate"]
 

@@ -283,7 +283,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class OnnxEncoder:
-    """A transformer as exported by `latelier.models.onnx`: token ids in, last hidden state out.
+    """A transformer as exported by `latelier.models.onnx_export`: token ids in, last hidden state out.
 
     Inputs of few tokens are computed by the calling thread alone: waking other threads for each product takes longer
     than a query. Idle threads sleep rather than spin, so that on a busy machine two threads are not slower than one.
@@ -463,7 +463,7 @@ class _Head(NamedTuple):
 
 
 class ExportedEncoder:
-    """A model that `latelier.models.onnx.export` wrote: texts in, one vector per token out.
+    """A model that `latelier.models.onnx_export.export` wrote: texts in, one vector per token out.
 
     Its vectors are those of `ColBERT.encode_query` and `ColBERT.encode_document`: equal to 1e-5 if it was exported in
     float32.
@@ -617,7 +617,7 @@ class ExportedEncoder:
         return [ranges[i] for i in np.flatnonzero(row.scored)]
 
     def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        """Return the offsets of all tokens of texts, as `latelier.models.exported.Offsets`."""
+        """Return the offsets of all tokens of texts, as `latelier.models.exported_encoder.Offsets`."""
         with tokenizer_lock(None):
             found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
         return [encoding.offsets for encoding in found]

@@ -1,7 +1,7 @@
 """Exports a dense BERT model in int8 without torch, whose import and tracing take longer than encoding a small folder.
 
 BERT is plain enough to be written down as a graph. A checkpoint with anything that is not known here is left to
-`latelier.models.onnx`, which traces what torch computes.
+`latelier.models.onnx_export`, which traces what torch computes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 
 from latelier.models.arguments import DEFAULT_DOCUMENT_LENGTH
-from latelier.models.exported import GRAPH_FILE, INPUTS, TOKENIZER_FILE, is_own, is_whole, quantize_int8, write_folder
+from latelier.models.exported_encoder import (
+    GRAPH_FILE,
+    INPUTS,
+    TOKENIZER_FILE,
+    is_own,
+    is_whole,
+    quantize_int8,
+    write_folder,
+)
 from latelier.utils import resolve_length
 from latelier.utils.files import cache_folder, parse_json
 
@@ -47,7 +55,7 @@ logger = logging.getLogger(__name__)
 def export_int8(checkpoint: Path, lengths: Mapping[str, int | None]) -> Path | None:
     """Return the folder of the int8 export of a dense BERT model, made if there is none; None for other models.
 
-    Its vectors are those that `ColBERT.from_dense` and `latelier.models.onnx.export` give, up to what differs where
+    Its vectors are those of `ColBERT.from_dense` and `latelier.models.onnx_export.export`, up to what differs where
     numbers are rounded to 8 bits. `checkpoint`: a folder with a model of sentence-transformers. `lengths`:
     ``max_length_query`` and ``max_length_document``, as for `ColBERT`.
     """
@@ -101,7 +109,7 @@ def _read_settings(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def _describe(settings: Mapping[str, Any], lengths: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return what `latelier.models.onnx` says of the late-interaction model that `ColBERT.from_dense` makes."""
+    """Return what `latelier.models.onnx_export` says of the late-interaction model that `ColBERT.from_dense` makes."""
     config = settings["config.json"]
     limit = config["max_position_embeddings"]
     defaults = {"query": limit, "document": DEFAULT_DOCUMENT_LENGTH}
@@ -203,7 +211,7 @@ class _Graph:
         import onnx
         from onnx import TensorProto, helper
 
-        from latelier.models.exported import WEIGHTS_FILE
+        from latelier.models.exported_encoder import WEIGHTS_FILE
 
         inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "length"]) for name in INPUTS]
         outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", "length", "dim"])]

@@ -25,7 +25,7 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierErro
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
 from latelier.indexes.store.integrity import CATALOG
-from latelier.models.exported import (
+from latelier.models.exported_encoder import (
     DESCRIPTION_FILE,
     ExportedEncoder,
     is_installed,
@@ -129,7 +129,7 @@ def _int8_encoder(name: str, loading: Mapping[str, Any]) -> ExportedEncoder | No
     lengths = {key: value for key, value in loading.items() if key not in ("backend", "revision")}
     if not set(lengths) <= {"max_length_query", "max_length_document"} or not is_installed():
         return None
-    from latelier.models.bert import export_int8
+    from latelier.models.bert_export import export_int8
 
     try:
         folder = export_int8(find_named(name, loading.get("revision")), lengths)
@@ -600,7 +600,7 @@ class QueryModel:
         if isinstance(self.encoder, ExportedEncoder) and self.model is not None and self.documents_model is None:
             self.encoder.copy_to(folder)
             return folder
-        from latelier.models.onnx import export
+        from latelier.models.onnx_export import export
 
         export(self.loaded, folder, compute_dtype=identity.options.get("compute_dtype", "float32"))
         return folder

@@ -19,7 +19,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor, nn
 
 from latelier.errors import ModelLoadError
-from latelier.models.exported import put_behind_first, tokenizer_lock
+from latelier.models.exported_encoder import put_behind_first, tokenizer_lock
 from latelier.models.location import HEAD_FILES
 from latelier.models.weights import (
     Checkpoint,

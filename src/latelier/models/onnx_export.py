@@ -30,7 +30,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
 from latelier.kernels.jit import global_compiler_lock
 from latelier.models.construction import longest_query
-from latelier.models.exported import (
+from latelier.models.exported_encoder import (
     ACTIVATIONS,
     DESCRIPTION_FILE,
     GRAPH_FILE,
@@ -48,7 +48,7 @@ from latelier.models.exported import (
     quietly,
     write_folder,
 )
-from latelier.models.layouts import token_layer
+from latelier.models.foreign_layouts import token_layer
 from latelier.utils import encoder_limit
 from latelier.utils.checks import check_choice
 from latelier.utils.files import as_path, cache_folder
