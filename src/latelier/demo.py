@@ -29,7 +29,7 @@ from latelier.errors import LatelierError, StorageError
 from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
 from latelier.retrieve.excerpts import Excerpt, excerpts
-from latelier.retrieve.query_model import ModelIdentity, encoder_folder, is_exported
+from latelier.retrieve.query_model import ModelIdentity, encoder_folder, is_exported, options_of_new
 from latelier.utils.files import cache_folder
 from latelier.utils.misc import Closing
 
@@ -209,7 +209,8 @@ def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, 
             f"cannot write the cache {folder.parent}: {error}. Set LATELIER_CACHE to a folder that can be written."
         ) from error
     try:
-        with Retriever(DEFAULT_MODEL, unfinished, device=device, model_options=MODEL_OPTIONS) as retriever:
+        options = options_of_new(DEFAULT_MODEL, device, MODEL_OPTIONS)
+        with Retriever(DEFAULT_MODEL, unfinished, device=device, model_options=options) as retriever:
             retriever.add(documents, passages=False, show_progress=show_progress)
         unfinished.rename(folder)
     except OSError as error:

@@ -42,7 +42,9 @@ def test_to_qdrant_and_back(run, folder, tmp_path):
         assert records(flat) == records(there) == records(back)
         assert dict(flat.settings) == dict(there.settings) == dict(back.settings)
         assert flat.tokenizer == there.tokenizer == back.tokenizer == "porter"
-        np.testing.assert_array_equal(flat.get_embeddings("moon")[0], there.get_embeddings("moon")[0])
+        vectors = there.get_embeddings("moon")[0]
+        # decoded in other batches, whose sums have another order
+        np.testing.assert_allclose(flat.get_embeddings("moon")[0], vectors, rtol=0, atol=1e-6)
         assert hits(there, query) == hits(flat, query)
         assert [hit.id for hit in back.search(query)[0]] == [hit.id for hit in flat.search(query)[0]]
         assert [hit.id for hit in there.search(mode="keywords", texts="earth")[0]] == ["moon"]

@@ -97,7 +97,7 @@ import sys
 from latelier.retrieve import Retriever
 
 folder = sys.argv[1]
-with Retriever(index=folder, device="cpu") as retriever:
+with Retriever(index=folder, model_options={"compute_dtype": "int8"}) as retriever:
     retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
     assert retriever.search("unhealthy fruit", k=1)[0].id == "a"
 with Retriever(index=folder, device="cpu") as retriever:

@@ -140,30 +140,36 @@ def _int8_encoder(name: str, loading: Mapping[str, Any]) -> ExportedEncoder | No
     return ExportedEncoder(folder)
 
 
-def folder_options(
-    model: Any, index: Index | None, device: str | None, options: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the options to load a model with for an index in a folder: in int8 where nobody says otherwise.
-
-    For an index with documents, if it was filled so. For a new one (`index` is None or empty), if the model is the
-    default one, whose nDCG@10 stays the same, ONNX Runtime is installed, and there is no GPU.
-    """
+def options_of_filled(index: Index, model: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options to load a model with for an index: in int8 if it was filled so and nobody says otherwise."""
     given = dict(options or {})
-    is_named = isinstance(model, (str, os.PathLike, type(None)))
-    if not is_named or not given.keys().isdisjoint(("backend", "compute_dtype")):
-        return given
-    if model is not None and (is_exported(model) or is_address(os.fspath(model))):
-        return given
-    if index is not None and index.dim is not None:
-        stored = ModelIdentity.stored_in(index)
-        in_int8 = stored is not None and stored.options.get("compute_dtype") == "int8"
-    elif model in (None, DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1]) and is_installed():
-        in_int8 = device == "cpu" or (device is None and not _has_accelerator())
-    else:
-        in_int8 = False
-    if in_int8:
+    stored = ModelIdentity.stored_in(index) if index.dim is not None else None
+    if stored is not None and stored.options.get("compute_dtype") == "int8" and _leaves_open(model, given):
         given["compute_dtype"] = "int8"
     return given
+
+
+def options_of_new(model: Any, device: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options to load a model with for a new index of the command line: in int8, where that is as good.
+
+    For the default model, whose nDCG@10 stays the same, where ONNX Runtime is installed and there is no GPU.
+    """
+    given = dict(options)
+    is_default = model in (None, DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1])
+    if not is_default or not _leaves_open(model, given) or not is_installed():
+        return given
+    if device == "cpu" or (device is None and not _has_accelerator()):
+        given["compute_dtype"] = "int8"
+    return given
+
+
+def _leaves_open(model: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a model is given by name, without a word on what to compute it in."""
+    if "backend" in options or "compute_dtype" in options:
+        return False
+    if model is None:
+        return True
+    return isinstance(model, (str, os.PathLike)) and not (is_exported(model) or is_address(os.fspath(model)))
 
 
 def _has_accelerator() -> bool:
@@ -189,7 +195,7 @@ def model_to_write(
     """Return the model for an index that gets documents: the one that filled it, or for a new one any."""
     if index is not None and (index.dim is not None or ModelIdentity.stored_in(index)):
         return open_model(index, model, device=device, computing=computing, trust_remote_code=trust_remote_code)
-    return given_model(model, device, folder_options(model, None, device, computing), _trust(model, trust_remote_code))
+    return given_model(model, device, options_of_new(model, device, computing), _trust(model, trust_remote_code))
 
 
 def open_model(

@@ -42,10 +42,10 @@ from latelier.retrieve.query_model import (
     QueryModel,
     checked_queries,
     find_index,
-    folder_options,
     given_model,
     open_index,
     open_model,
+    options_of_filled,
 )
 from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.records import FileDocuments, SkipReason, in_order, parse_documents
@@ -94,8 +94,8 @@ class Retriever(NotCopied):
         Further arguments of `latelier.models.load` for a model given by name, and ``compute_dtype``, as in its
         `encode`. Lengths, `embedding_size`, `truncate_dim`, prompts, `revision` and int8 are stored with the index.
         After others (``trust_remote_code``, ...), which are not stored, `open` raises an error unless it gets a model.
-        The default model fills a new folder in int8 if there is no GPU and ONNX Runtime is installed (extra ``onnx``),
-        without torch; ``{"compute_dtype": "float32"}`` is the other choice.
+        ``{"compute_dtype": "int8"}`` encodes on a CPU by ONNX Runtime (extra ``onnx``), the default model without
+        torch; an index that was filled so keeps it.
     max_memory
         Memory budget of an index given by its folder, as for `latelier.indexes.IVF`, and of what `add` encodes at once.
     same_space
@@ -139,8 +139,8 @@ class Retriever(NotCopied):
             if isinstance(model, DeferredModel):
                 self._open_model = model.open
             else:
-                if index is not None and opened is not index and not same_space:
-                    model_options = folder_options(model, opened, device, model_options)
+                if opened is not None and opened is not index and not same_space:
+                    model_options = options_of_filled(opened, model, model_options)
                 self._model = given_model(model, device, model_options)
                 self._model.prepare()
             if opened is not None:
