@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError, UnknownIdError
+from latelier.indexes import IVF
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 from latelier.retrieve.explaining import TokenizedText, explain_alignment
@@ -153,3 +154,25 @@ def test_hostile_texts_become_no_markup(retriever):
         assert not re.search("[\u202e\x00]|https?:|url\\(|@import", shown)
         assert "<script>alert(1)</script>" in re.sub(r"\d\.\d\d", "", "".join(seen.texts["p"]))
         assert r"\u202e" in shown
+
+
+def test_two_bits_with_a_codebook_are_explained_by_the_vectors_that_the_search_scores(tiny, tmp_path):
+    """As a folder is stored by default: explanation, why-not, excerpts and thresholds agree with the results."""
+    words = ["pear", "fig", "plum", "moon", "sun", "river", "stone", "bread", "oven", "train"]
+    chance = np.random.default_rng(0)
+    texts = [" ".join(chance.choice(words, size=340)) for _ in range(110)]
+    with Retriever(tiny, IVF(tmp_path / "index", nbits=2), device="cpu") as retriever:
+        retriever.add(list(enumerate(texts)), passages=False)
+        assert retriever.index.statistics().tokens > 1 << 15  # from which on an index has a codebook
+        query = "a pear by the river"
+        first, *_, last = retriever.search(query, k=5, min_mean_score=-1)
+        for result in (first, last):
+            explanation = retriever.explain(query, result.id)
+            assert explanation.score == pytest.approx(result.score, abs=1e-3)
+            assert sum(match.contribution for match in explanation.words()) == pytest.approx(result.score, abs=1e-3)
+        missing = retriever.why_not(query, retriever.search(query, k=6)[-1].id, k=5)
+        assert (missing.rank, missing.exact_rank) == (None, 6)
+        kept = retriever.search(query, k=5, min_mean_score=last.mean_score - 1e-4)
+        assert [result.id for result in kept][-1] == last.id
+        fewer = retriever.search(query, k=5, min_mean_score=last.mean_score + 1e-3)
+        assert last.id not in [result.id for result in fewer]
