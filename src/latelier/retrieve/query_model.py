@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -143,9 +144,12 @@ def _int8_encoder(name: str, loading: Mapping[str, Any]) -> ExportedEncoder | No
 def options_of_filled(index: Index, model: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options to load a model with for an index: in int8 if it was filled so and nobody says otherwise."""
     given = dict(options or {})
-    stored = ModelIdentity.stored_in(index) if index.dim is not None else None
-    if stored is not None and stored.options.get("compute_dtype") == "int8" and _leaves_open(model, given):
-        given["compute_dtype"] = "int8"
+    if index.dim is None or not _leaves_open(model, given):
+        return given
+    with suppress(IndexFormatError):  # options in a form of others are not followed
+        stored = ModelIdentity.stored_in(index)
+        if stored is not None and stored.options.get("compute_dtype") == "int8":
+            given["compute_dtype"] = "int8"
     return given
 
 
