@@ -94,12 +94,19 @@ def test_a_model_with_a_linear_layer_or_an_adapter_is_left_to_torch(minilm, tmp_
 
 FILL = """
 import sys
+from latelier.errors import InvalidArgumentError
 from latelier.retrieve import Retriever
 
 folder = sys.argv[1]
 with Retriever(index=folder, model_options={"compute_dtype": "int8"}) as retriever:
     retriever.add([("a", "Bananas are healthy."), ("b", "The moon is far away.")])
     assert retriever.search("unhealthy fruit", k=1)[0].id == "a"
+try:
+    Retriever(index=folder, model_options={"compute_dtype": "float32"})
+except InvalidArgumentError as error:
+    assert "int8" in str(error)
+else:
+    raise AssertionError("vectors of two kinds in one index")
 with Retriever(index=folder, device="cpu") as retriever:
     retriever.add([("c", "Paris is the capital of France.")])
     retriever.export_encoder()

@@ -142,14 +142,19 @@ def _int8_encoder(name: str, loading: Mapping[str, Any]) -> ExportedEncoder | No
 
 
 def options_of_filled(index: Index, model: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options to load a model with for an index: in int8 if it was filled so and nobody says otherwise."""
+    """Return the options to load a model with for an index: in int8 if it was filled so.
+
+    Raises `InvalidArgumentError` if the user asks for another `compute_dtype`.
+    """
     given = dict(options or {})
-    if index.dim is None or not _leaves_open(model, given):
-        return given
+    stored = None
     with suppress(IndexFormatError):  # options in a form of others are not followed
         stored = ModelIdentity.stored_in(index)
-        if stored is not None and stored.options.get("compute_dtype") == "int8":
-            given["compute_dtype"] = "int8"
+    if stored is None:
+        return given
+    _check_dtype(index, stored.options, given)
+    if _leaves_open(model, given) and stored.options.get("compute_dtype") == "int8":
+        given["compute_dtype"] = "int8"
     return given
 
 
@@ -252,7 +257,7 @@ def _check_backend(backend: str, model: PathLike | None) -> None:
 
 
 def _check_dtype(index: Index, options: Mapping[str, Any], computing: Mapping[str, Any]) -> None:
-    asked = computing.get("compute_dtype", "auto")
+    asked = computing.get("compute_dtype") or "auto"
     is_int8 = options.get("compute_dtype") == "int8"
     if index.dim is None or asked == "auto" or (asked == "int8") == is_int8:
         return

@@ -89,7 +89,8 @@ class EncodingWorkers(Closing):
         compute_dtype = own.loading.compute_dtype
         if compute_dtype == "int8":
             raise InvalidArgumentError(
-                "received compute_dtype='int8' with workers, which encode by torch; omit one of them."
+                "received workers, which encode by torch, for a model that computes in int8; omit them, or fill a new "
+                "index with compute_dtype='float32'."
             )
         self._fingerprint = own.identity.fingerprint
         resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
