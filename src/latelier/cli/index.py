@@ -244,7 +244,7 @@ def index(
             make,
             model,
             device=device,
-            computing=_computing(backend, compute_dtype, workers),
+            computing=_computing(backend, compute_dtype, workers if index is None else None),
             trust_remote_code=trust_remote_code,
         )
 
@@ -265,7 +265,7 @@ def index(
 
 
 def _computing(backend: Backend | None, compute_dtype: ComputeDtype, workers: int | None) -> dict[str, Any]:
-    """Return the options that say what encodes, and in what; with workers it is torch, unless the user says more."""
+    """Return what encodes, and in what; with `workers` (of a new index) it is torch, unless the user says more."""
     computing: dict[str, Any] = {}
     if workers is not None and compute_dtype == "auto":
         computing["backend"] = "torch"
