@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,11 @@ def missing():
 
 def hang():
     yield re.match("(a+)+b", "a" * 60)  # holds the interpreter's lock
+
+
+def tell_and_hang():
+    yield from [os.getpid()] * 64  # sent together
+    yield from hang()
 
 
 def fill():
@@ -106,16 +112,29 @@ def test_calls_within_a_call_and_calls_left_unfinished():
     assert [value[1] for value in in_worker(squares, 3)] == [0, 1, 4]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_process_that_is_stopped_is_waited_for_no_longer_than_others(monkeypatch):
+    monkeypatch.setattr(reading, "_SECONDS", 2)
+    monkeypatch.setattr(reading, "_idle", {})
+    [[process, *_]] = in_worker(squares, 1)
+    os.kill(process, signal.SIGSTOP)
+    with pytest.raises(reading.ReadingTimeoutError, match="took longer than 2 seconds"):
+        list(in_worker(squares, 1))
+    monkeypatch.setattr(reading, "_SECONDS", 60)
+    [[another, *_]] = in_worker(squares, 1)
+    assert another != process
+
+
 PARENT = """
 import os, sys
-from test_reading import squares
+from test_reading import tell_and_hang
 from latelier.retrieve.reading import in_worker
-print(next(in_worker(squares, 300))[0], flush=True)
+print(next(in_worker(tell_and_hang)), flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it takes a minute")
 def test_the_process_ends_with_the_one_that_started_it():
     paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))
     environment = {**os.environ, "PYTHONPATH": paths}

@@ -449,6 +449,8 @@ def test_links_pipes_and_odd_names(tmp_path):
     (folder / "outside.txt").symlink_to(outside)
     (folder / "loop.txt").symlink_to(folder / "loop.txt")
     (folder / "sub" / "up").symlink_to(folder)
+    (folder / ".env").write_text("secret")
+    (folder / "shown.txt").symlink_to(".env")
     os.mkfifo(folder / "pipe.txt")
     with open(os.fsencode(folder) + b"/caf\xe9.txt", "w") as file:  # noqa: PTH123 (a name that is not Unicode)
         file.write("text")
@@ -461,6 +463,7 @@ def test_links_pipes_and_odd_names(tmp_path):
     assert "not valid Unicode" in skipped.pop("caf\udce9.txt")
     assert skipped == {
         "outside.txt": "a link to a file outside of the folder",
+        "shown.txt": "a link to a hidden file",
         "sub/up": "a link to a folder",
         "pipe.txt": "not a regular file",
     }

@@ -26,6 +26,7 @@ def folder(tmp_path_factory):
     (folder / ".hidden").write_text("hidden")
     (folder / "binary.dat").write_bytes(b"a\0b")
     (folder / "link.txt").symlink_to(folder.parent / "secret.txt")
+    (folder / "shown.txt").symlink_to(".hidden")
     return folder
 
 
@@ -34,7 +35,7 @@ def retriever(shallow, folder):
     with Retriever(shallow, device="cpu") as retriever:
         retriever.synchronise(folder)
         paths = {"up": "../secret.txt", "root": str(folder.parent / "secret.txt"), "hidden": ".hidden"}
-        paths |= {"link": "link.txt"}
+        paths |= {"link": "link.txt", "shown": "shown.txt"}
         paths |= {"gone": "gone.txt", "binary": "binary.dat", "folder": "garden", "nul": "a\0b", "list": ["a.list"]}
         retriever.add([{"id": id, "text": "x", "metadata": {"path": path}} for id, path in paths.items()])
         yield retriever
@@ -65,7 +66,7 @@ def test_a_file_is_shown_as_it_is_and_runs_nothing(client, name, kind, dispositi
     assert answer.text == TEXTS.get(name, "a\0b")
 
 
-@pytest.mark.parametrize("id", ["up", "root", "hidden", "link", "gone", "folder", "nul", "list", "unknown"])
+@pytest.mark.parametrize("id", ["up", "root", "hidden", "link", "shown", "gone", "folder", "nul", "list", "unknown"])
 def test_no_file_but_those_of_the_folder_is_served(client, id):
     answer = client.get(f"{ADDRESS}/files/{id}")
     assert answer.status_code == 404
@@ -90,7 +91,7 @@ def test_files_are_served_where_the_owner_allows_it_and_to_readers(retriever, fo
 def test_kinds_folders_and_files_are_counted_among_what_a_filter_selects(client):
     whole = client.post(f"{ADDRESS}/browse", json={}).json()
     kinds = {each["value"]: each["documents"] for each in whole["types"]}
-    assert kinds == {"md": 1, "txt": 5, "html": 1, "eml": 1, "dat": 1, "list": 1}
+    assert kinds == {"md": 1, "txt": 6, "html": 1, "eml": 1, "dat": 1, "list": 1}
     assert {"value": "garden/", "documents": 2} in whole["folders"]
     (tags,) = (each for each in whole["fields"] if each["field"] == "tags")
     assert (tags["has_lists"], [each["value"] for each in tags["values"]]) == (True, ["beach", "sea"])

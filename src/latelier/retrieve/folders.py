@@ -490,6 +490,8 @@ class DocumentFolder(FileDocuments):
             return "a link to a folder"
         if is_link and not target.is_relative_to(self.folder.resolve()):
             return "a link to a file outside of the folder"
+        if is_link and any(part.startswith(".") for part in target.relative_to(self.folder.resolve()).parts):
+            return "a link to a hidden file"
         if not stat.S_ISREG(kind):
             return "not a regular file"
         if self._reading.pages == "images":

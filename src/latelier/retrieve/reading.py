@@ -1,43 +1,54 @@
 """Reading files of strangers in a process of its own, so that no file can hang, fill or end this one.
 
 The process is started once, with what reading needs: neither torch nor a model. It gets calls and sends values, as
-lines of JSON, and ends with the process that started it. It ends itself if a call takes too long, by a watchdog that
-needs no lock of the interpreter; its memory is limited where the system can (not on macOS and Windows).
+lines of JSON. Who waits for it has the clock: a thread takes its answers, so that a call which takes too long ends
+whatever the process does. It ends with the process that started it: at once on Linux, elsewhere by a watchdog at the
+latest. Its memory is limited where the system can (not on macOS and Windows).
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import importlib
 import json
 import os
+import queue
 import re
+import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from latelier import errors
-from latelier.errors import LatelierError, MissingExtraError, StorageError
+from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError, StorageError
 from latelier.utils.checks import cut
 
 _SECONDS = 60  # of a call, until its next values
+_SECONDS_ALONE = 30  # until the process ends itself after that, if the one that waits has not ended it
+_SECONDS_TO_END = 5  # a process that is ended may wait for a dead drive for ever
 _MEMORY = 4 << 30
 _RETAINED = 1 << 30  # a process that once needed more memory is replaced
 # Values and bytes in a line of an answer, up to which values are sent together, and the longest one that is taken.
 _VALUES = 64
 _BYTES = 1 << 20
 _LONGEST_LINE = 1 << 29
+_WAITING = 2  # lines that nobody has taken yet
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from latelier.retrieve.reading import serve
-serve(int(sys.argv[2]))
+serve(int(sys.argv[2]), int(sys.argv[3]))
 """
+
+
+class ReadingTimeoutError(InvalidArgumentError):
+    """Reading took longer than it may; it would the next time too, unless the file changes."""
 
 
 def in_worker(function: Callable[..., Iterable[Any]], *arguments: Any) -> Iterator[Any]:
@@ -49,7 +60,8 @@ def in_worker(function: Callable[..., Iterable[Any]], *arguments: Any) -> Iterat
     process = _acquired()
     is_usable = False
     try:
-        process.send([f"{function.__module__}:{function.__qualname__}", _SECONDS, *arguments])
+        called = f"{function.__module__}:{function.__qualname__}"
+        process.send([called, _SECONDS + _SECONDS_ALONE, *arguments])
         while True:
             values = process.receive()
             if isinstance(values, dict):
@@ -89,29 +101,38 @@ class _Process:
     """The process, as the one that started it sees it."""
 
     def __init__(self) -> None:
-        # A folder that is read may hold modules, so what the interpreter imports is stated, and nothing of it relative.
-        root = str(Path(__file__).parents[2])
-        folders = [*dict.fromkeys(str(Path(folder).absolute()) for folder in [*filter(None, sys.path), root])]
-        command = [sys.executable, "-I", f"-Xutf8={sys.flags.utf8_mode}", "-c", _START]
-        command += [json.dumps(folders), str(_MEMORY)]
-        # Not interrupted with this process, without a window, and in no folder that could then not be removed.
-        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
+        self._answers: queue.Queue[Any] = queue.Queue(_WAITING)
+        self._is_closed = False
+        # The thread that starts it takes its answers: on Linux the process ends when that thread does.
+        threading.Thread(target=self._run, daemon=True).start()
+        started = self._answers.get()
+        if isinstance(started, OSError):
+            raise StorageError(f"cannot start a process to read files in: {started}.") from started
+        self._process: subprocess.Popen[bytes] = started
+        self._calls: Any = started.stdin
+
+    def _run(self) -> None:
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=Path(root).anchor,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,
-                creationflags=flags,
-            )
+            process = _started()
         except OSError as error:
-            raise StorageError(f"cannot start a process to read files in: {error}.") from error
-        self._calls: Any = self._process.stdin
-        self._answers: Any = self._process.stdout
-        self._sent = 0.0
+            self._answers.put(error)
+            return
+        self._answers.put(process)
+        answers: Any = process.stdout
+        with suppress(OSError, ValueError):  # it was closed meanwhile
+            line = answers.readline(_LONGEST_LINE)
+            while line.endswith(b"\n") and self._put(line):
+                line = answers.readline(_LONGEST_LINE)
+            self._put(line)
+        answers.close()
+
+    def _put(self, line: bytes) -> bool:
+        """Hand over a line once there is room for it; False if nobody takes it any more."""
+        while not self._is_closed:
+            with suppress(queue.Full):
+                self._answers.put(line, timeout=1)
+                return True
+        return False
 
     def is_alive(self) -> bool:
         """Whether it can take a call."""
@@ -119,38 +140,65 @@ class _Process:
 
     def send(self, call: list[Any]) -> None:
         """Begin a call; after its last values, another one can be sent."""
-        self._sent = time.monotonic()
         with suppress(OSError):  # it ended: `receive` says so
             self._calls.write(_as_json(call) + b"\n")
             self._calls.flush()
 
     def receive(self) -> Any:
         """Return the next values of the call; at its end a dict: the error, and whether it can be called again."""
-        line = self._answers.readline(_LONGEST_LINE)
+        try:
+            line = self._answers.get(timeout=_SECONDS)
+        except queue.Empty:
+            reason = f"reading it took longer than {_SECONDS} seconds."
+            return {"error": [ReadingTimeoutError.__name__, reason, None], "is_usable": False}
         if line.endswith(b"\n"):
-            self._sent = time.monotonic()
             return json.loads(line.decode("utf-8", "surrogatepass"))
         if len(line) == _LONGEST_LINE:
             reason = "it holds more than can be read at once; split it."
-        elif time.monotonic() - self._sent >= _SECONDS:
-            reason = f"reading it took longer than {_SECONDS} seconds."
         else:
-            reason = f"reading it ended the process that reads it (exit code {self._process.wait()})."
+            reason = f"reading it ended the process that reads it (exit code {self._end()})."
         return {"error": ["InvalidArgumentError", reason, None], "is_usable": False}
 
     def close(self) -> None:
         """End it, whatever it does."""
+        self._is_closed = True
         self._process.kill()
-        for pipe in (self._calls, self._answers):
-            with suppress(OSError):  # what was not sent yet
-                pipe.close()
-        self._process.wait()
+        with suppress(OSError):  # what was not sent yet
+            self._calls.close()
+        self._end()
+
+    def _end(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_SECONDS_TO_END)
+        return None
+
+
+def _started() -> subprocess.Popen[bytes]:
+    # A folder that is read may hold modules, so what the interpreter imports is stated, and nothing of it relative.
+    root = str(Path(__file__).parents[2])
+    folders = [*dict.fromkeys(str(Path(folder).absolute()) for folder in [*filter(None, sys.path), root])]
+    command = [sys.executable, "-I", f"-Xutf8={sys.flags.utf8_mode}", "-c", _START]
+    command += [json.dumps(folders), str(_MEMORY), str(os.getpid())]
+    # Not interrupted with this process, without a window, and in no folder that could then not be removed.
+    flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(root).anchor,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,
+        creationflags=flags,
+    )
 
 
 def _error(name: str, fact: str, detail: Any) -> LatelierError:
     """Return the error that was raised in the other process."""
     if name == "MissingExtraError":
         return MissingExtraError(fact, detail)
+    if name == ReadingTimeoutError.__name__:
+        return ReadingTimeoutError(fact)
     kind: type[LatelierError] = getattr(errors, name)
     return kind(fact, advice=detail)
 
@@ -159,8 +207,9 @@ def _as_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
-def serve(memory: int) -> None:
+def serve(memory: int, parent: int) -> None:
     """Answer the calls of the process that started this one, until it ends."""
+    _end_with(parent)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     _limit_memory(memory)
@@ -212,6 +261,17 @@ def _lines(values: Iterable[Any]) -> Iterator[bytes]:
         raise
     if batch:
         yield b"[" + b",".join(batch) + b"]"
+
+
+def _end_with(parent: int) -> None:
+    """Let the system end this process with the one that started it, even if a call holds the interpreter's lock."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before
+            os._exit(1)
+
+
+_SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG
 
 
 def _limit_memory(memory: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 from fastapi import Response
@@ -63,16 +63,18 @@ class Originals(NamedTuple):
             raise NoFileError("this server shows no files of this index; who runs it may allow it: --serve-files.")
         if not isinstance(path, str) or not path or "\0" in path:
             raise NoFileError("this document has no file: its metadata has no path.")
-        parts = PurePosixPath(path).parts
-        is_hidden = any(part.startswith(".") for part in parts)
         try:
             found = (folder / path).resolve()
             is_file = found.is_relative_to(folder) and found.is_file()
         except (OSError, ValueError, RuntimeError):  # a name that no file can have, or a loop of links
             is_file = False
-        if is_hidden or not is_file:
+        if not is_file or _is_hidden(PurePosixPath(path)) or _is_hidden(found.relative_to(folder)):
             raise NoFileError("the file of this document is not there any more, or was never in the folder served.")
         return found
+
+
+def _is_hidden(path: PurePath) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def file_response(path: Path) -> Response:
