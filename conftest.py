@@ -24,8 +24,8 @@ import math
 import random
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -33,22 +33,29 @@ import pytest
 import torch
 from hypothesis import settings
 
+from latelier.errors import MissingExtraError
 from latelier.kernels import threads
 
-# GPU kernels import triton, which only torch's CUDA builds bring.
-collect_ignore_glob = [] if find_spec("triton") else ["src/latelier/scores/triton_kernels.py"]
-ADAPTED = {"haystack": "haystack", "langchain": "langchain_core", "llamaindex": "llama_index", "mteb": "mteb"}
-collect_ignore_glob += [
-    f"src/latelier/integrations/{name}*.py" for name, package in ADAPTED.items() if not find_spec(package)
-]
 # They hold no examples, and doctest would import the many conftest.py of this tree under one name.
-collect_ignore_glob.append("**/conftest.py")
+collect_ignore_glob = ["**/conftest.py"]
 
+SOURCE = Path(__file__).parent / "src"
 # Folders of tests whose subject divides its work among threads; everywhere else the batches are too small to gain.
 THREADED = {"kernels", "scores", "indexes"}
 # Examples of a shared machine are slow at times, which is no failure; a failure has to come back when run again.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the examples of modules that need an extra which is not installed, as they say when imported."""
+    if collection_path.suffix != ".py" or SOURCE not in collection_path.parents:
+        return None
+    try:
+        import_module(".".join(collection_path.relative_to(SOURCE).with_suffix("").parts))
+    except MissingExtraError:
+        return True
+    return None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

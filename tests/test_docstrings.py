@@ -1,15 +1,16 @@
 """Public functions and classes are documented: numpydoc, an example, and the parameters that there really are."""
 
+import contextlib
 import importlib
 import inspect
 import itertools
 import pkgutil
 import re
-from collections.abc import Iterable
-from importlib.util import find_spec
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 import latelier
+from latelier.errors import MissingExtraError
 from latelier.indexes.options import SearchKeywords
 from latelier.retrieve.retriever import WriteKeywords
 
@@ -21,11 +22,14 @@ def own_names(modules: Iterable[ModuleType]) -> dict[str, object]:
     return {f"{v.__module__}.{v.__qualname__}": v for v in ours if v.__module__.split(".")[0] == "latelier"}
 
 
-ALL_MODULES = [
-    importlib.import_module(found.name)
-    for found in pkgutil.walk_packages(latelier.__path__, "latelier.")
-    if "triton" not in found.name or find_spec("triton")  # GPU kernels, which cannot be imported without it
-]
+def importable_modules() -> Iterator[ModuleType]:
+    """All modules but those that need an extra which is not installed."""
+    for found in pkgutil.walk_packages(latelier.__path__, "latelier."):
+        with contextlib.suppress(MissingExtraError):
+            yield importlib.import_module(found.name)
+
+
+ALL_MODULES = list(importable_modules())
 EVERY_NAME = own_names(ALL_MODULES)
 INTERFACE = own_names(module for module in ALL_MODULES if module.__name__.removeprefix("latelier.") in latelier.__all__)
 FUNCTIONS = {name: value for name, value in INTERFACE.items() if inspect.isfunction(value)}

@@ -4,10 +4,13 @@ import ast
 import re
 import subprocess
 import sys
-from importlib.metadata import metadata, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata, packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import latelier
 
@@ -77,6 +80,68 @@ for use in {list(uses.values())!r}:
     wanted = [f"needs the extra '{each}'. Install it with: pip install \"latelier[{each}]\"" for each in uses]
     for printed, end in zip(run_python(code).splitlines(), wanted, strict=True):
         assert printed.endswith(end)
+
+
+def needed_distributions(name: str, extras: frozenset[str], found: set[str]) -> None:
+    """Add a distribution and what it needs, without extras that nobody asks for."""
+    found.add(canonicalize_name(name))
+    for line in requires(name) or []:
+        needed = Requirement(line)
+        asked = [{"extra": extra} for extra in extras or {""}]
+        if needed.marker is not None and not any(map(needed.marker.evaluate, asked)):
+            continue
+        if canonicalize_name(needed.name) not in found:
+            with suppress(PackageNotFoundError):
+                needed_distributions(needed.name, frozenset(needed.extras), found)
+
+
+def test_modules_can_be_imported_or_name_the_extra_that_they_need():
+    """As after ``pip install latelier``: no other package can be imported, whatever is installed here."""
+    needed: set[str] = set()
+    needed_distributions("latelier", frozenset(), needed)
+    others = {
+        package
+        for package, owners in packages_distributions().items()
+        if not needed.intersection(map(canonicalize_name, owners))
+    }
+    code = f"""
+import importlib, pkgutil, re, sys
+from importlib.machinery import PathFinder
+class Needed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in {others!r}:
+            return PathFinder.find_spec(name, path, target)
+    @classmethod
+    def find_distributions(cls, *context):
+        for found in PathFinder.find_distributions(*context):
+            if re.sub(r"[-_.]+", "-", found.name).lower() in {needed!r}:
+                yield found
+sys.meta_path[sys.meta_path.index(PathFinder)] = Needed
+import latelier
+from latelier.errors import MissingExtraError
+for found in pkgutil.walk_packages(latelier.__path__, "latelier."):
+    try:
+        importlib.import_module(found.name)
+    except MissingExtraError as error:
+        print(found.name, error.extra)
+    except ImportError as error:
+        print(found.name, error)
+"""
+    extras = {
+        "indexes.ivf.kernels.triton": "gpu",
+        "indexes.qdrant.filters": "qdrant",
+        "integrations.haystack": "haystack",
+        "integrations.langchain": "langchain",
+        "integrations.llamaindex": "llamaindex",
+        "integrations.mteb": "mteb",
+        "integrations.pyterrier": "pyterrier",
+        "scores.triton_kernels": "gpu",
+    }
+    printed = dict(line.split(" ", 1) for line in run_python(code).splitlines())
+    served = {name: extra for name, extra in printed.items() if name.startswith("latelier.serve.")}
+    assert {*served.values()} <= {"serve", "mcp"}
+    assert printed == served | {f"latelier.{name}": extra for name, extra in extras.items()}
 
 
 def test_errors_name_extras_that_exist():

@@ -2,6 +2,7 @@
 
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import requires
@@ -30,11 +31,13 @@ def test_workflows_may_read_only_and_end(name):
 
 def test_commands_exist():
     checks = WORKFLOWS["ci.yml"]["jobs"]["checks"]["strategy"]["matrix"]["command"]
-    calls = re.findall(r"^make (.+?) *<", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
-    local = [word for call in calls for word in call.split() if not word.startswith(("-", ".venv/"))]
+    calls = re.findall(r"\bmake (.+?) *</dev/null", (ROOT / ".ci/run").read_text(encoding="utf-8"))
+    words = [word for call in calls for word in shlex.split(call)]
+    local = [word for word in words if re.fullmatch(r"[a-z][a-z-]*", word)]
     written = re.findall(r"`make ([\w-]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert {*checks, *local, *written} <= TARGETS
     assert {*checks} <= {*local}
+    assert local[:2] == ["demo", "test"]  # README's two commands, before anything else is installed
     assert local[-1] == "test-all"  # its closing line comes last
 
 

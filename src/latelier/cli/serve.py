@@ -26,7 +26,6 @@ from latelier.cli.output import INTERRUPTED, exit_now
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.store.integrity import CATALOG
 from latelier.retrieve.folders import read_documents
-from latelier.utils.misc import needs_extra
 
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever
@@ -86,10 +85,10 @@ def serve(
       latelier serve ./my-index
       latelier serve --demo
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    with needs_extra("Serving", "serve"):
-        from latelier.serve import Access, serve
-        from latelier.serve.app import check_names
-        from latelier.serve.transport import listen
+    from latelier.serve import Access, serve
+    from latelier.serve.app import check_names
+    from latelier.serve.transport import listen
+
     access = Access(given_secret(read_token, _READ), given_secret(write_token, _WRITE), tuple(origin or ()))
     access.check_host(host)
     locations = _served_locations(folders or (), new_indexes, demo=demo, read_only=read_only)
@@ -202,9 +201,9 @@ def mcp(
     Example:
       latelier mcp ./my-index
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    with needs_extra("The Model Context Protocol", "mcp"):
-        from latelier.serve.mcp import create_mcp_server, serve_mcp, serve_stdio
-        from latelier.serve.transport import check_token, listen
+    from latelier.serve.mcp import create_mcp_server, serve_mcp, serve_stdio
+    from latelier.serve.transport import check_token, listen
+
     if http:
         token = given_secret(token, _VARIABLE)
         check_token("token", token)

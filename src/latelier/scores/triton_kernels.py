@@ -6,8 +6,8 @@ best token; the backward kernel adds the rows at those positions, as on the CPU 
 
 Dot products are in the dtype of the vectors with float32 sums. float32 vectors are multiplied as float32 (three
 products of TF32 parts), or as TF32 where `torch.set_float32_matmul_precision` allows it. Offsets are 64-bit, so the
-number of tokens is bounded by memory alone. Importing this module needs triton, which torch's CUDA builds bring:
-`cuda` imports it on first use.
+number of tokens is bounded by memory alone. `cuda` imports this module on first
+use.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
+
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Fused scoring", "gpu"):
+    import triton
+    import triton.language as tl
 
 # Vectors of up to so many numbers are read whole, and those of a program's queries stay on the chip.
 _WIDEST = 128

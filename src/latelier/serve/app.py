@@ -13,11 +13,6 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
-from fastapi.staticfiles import StaticFiles
-from starlette.middleware.cors import CORSMiddleware
-
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.retrieve import Retriever
@@ -28,6 +23,13 @@ from latelier.serve.queues import IndexMaker, Limits, Metrics, Service, check_na
 from latelier.serve.routes import router
 from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
 from latelier.utils.checks import short
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    from fastapi import FastAPI, Request, Response
+    from fastapi.responses import HTMLResponse
+    from fastapi.staticfiles import StaticFiles
+    from starlette.middleware.cors import CORSMiddleware
 
 _PAGE = Path(__file__).parent / "page"
 

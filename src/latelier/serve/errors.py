@@ -11,12 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
-from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException
-
 from latelier.errors import (
     Advice,
     CorruptedIndexError,
@@ -27,6 +21,14 @@ from latelier.errors import (
     UnknownIdError,
 )
 from latelier.utils.checks import cut
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    from fastapi import FastAPI, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import FileResponse, JSONResponse
+    from pydantic import BaseModel, ValidationError
+    from starlette.exceptions import HTTPException
 
 _LOG = logging.getLogger("latelier.serve")
 _LONGEST_MESSAGE = 2000

@@ -11,16 +11,6 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import uvicorn
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
-from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
-from mcp_types import ToolAnnotations
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
 from latelier.retrieve import Explanation, Result, Retriever, Span
@@ -28,6 +18,18 @@ from latelier.retrieve.explaining import explain_results
 from latelier.retrieve.images import refuse_named
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
+from latelier.utils.misc import needs_extra
+
+with needs_extra("The Model Context Protocol", "mcp"):
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.tools import Tool
+    from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
+    from mcp_types import ToolAnnotations
+    from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+    from starlette.datastructures import Headers
+    from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

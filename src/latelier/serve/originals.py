@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
-from fastapi import Response
-from fastapi.responses import FileResponse
-
 from latelier.errors import InvalidArgumentError
 from latelier.serve.errors import NoFileError
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    from fastapi import Response
+    from fastapi.responses import FileResponse
 
 # What a browser shows by itself, and cannot run anything.
 _SHOWN = {

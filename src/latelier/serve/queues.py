@@ -15,7 +15,6 @@ from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes import Hit
@@ -33,6 +32,10 @@ from latelier.serve.errors import (
 )
 from latelier.serve.searches import Search, search_batch
 from latelier.utils.checks import check_count, cut
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,6 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 import safetensors.numpy
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.routing import APIRoute
-from pydantic_core import to_json
-from starlette.convertors import PathConvertor, register_url_convertor
 
 from latelier.errors import (
     CorruptedIndexError,
@@ -45,6 +41,13 @@ from latelier.serve.security import Reading, Writing
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import short
 from latelier.utils.files import parse_json
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    from fastapi import APIRouter, Depends, Path, Query, Request, Response
+    from fastapi.routing import APIRoute
+    from pydantic_core import to_json
+    from starlette.convertors import PathConvertor, register_url_convertor
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.ErrorResponse}

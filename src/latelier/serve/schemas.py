@@ -5,18 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    create_model,
-    model_validator,
-)
-
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Cause, Change, FieldValues, ValueCount
 from latelier.indexes.filters import read_filter
@@ -25,6 +13,20 @@ from latelier.retrieve import Explanation, PageMap
 from latelier.retrieve.explanation import word_maps
 from latelier.retrieve.records import id_field
 from latelier.utils.checks import did_you_mean, short
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    from pydantic import (
+        AfterValidator,
+        BaseModel,
+        BeforeValidator,
+        ConfigDict,
+        Field,
+        StrictInt,
+        StrictStr,
+        create_model,
+        model_validator,
+    )
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -12,14 +12,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Request, Security
-from fastapi.security import HTTPBearer
-from starlette.datastructures import Headers
-
 from latelier.errors import InvalidArgumentError
 from latelier.serve.errors import ForbiddenError, TooLargeError, UnauthorizedError, error_body
 from latelier.serve.queues import Limits, Metrics, begin_request
 from latelier.serve.transport import check_token, sends_token
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    from fastapi import Depends, Request, Security
+    from fastapi.security import HTTPBearer
+    from starlette.datastructures import Headers
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
 # Browsers leave out the port that a scheme has by default.

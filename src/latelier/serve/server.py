@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
 from latelier.indexes.base import PathLike
 from latelier.retrieve import Retriever
 from latelier.serve.app import create_app
 from latelier.serve.queues import Limits
 from latelier.serve.security import ACCESS_LOG, Access, is_loopback
 from latelier.serve.transport import exits_on_signals, listen
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Serving", "serve"):
+    import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 # A stopping server gives its requests so much more than they may take, so that each gets its own answer.
 _STOP_MARGIN = 10

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from qdrant_client import models
-
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import filters as nodes
 from latelier.indexes.fields import RESERVED
@@ -23,6 +21,10 @@ from latelier.indexes.filter_sql import bounded, reject_field, to_sql
 from latelier.indexes.filters import Filter, Node, walk
 from latelier.indexes.qdrant.collection import as_number, field_key, is_true_text, point_id, text_elements
 from latelier.utils.checks import cut
+from latelier.utils.misc import needs_extra
+
+with needs_extra("indexes.Qdrant", "qdrant"):
+    from qdrant_client import models
 
 Condition: TypeAlias = "models.Condition | bool"
 

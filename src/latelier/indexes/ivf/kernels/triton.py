@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from latelier.indexes.ivf.layout import SIZE_BITS, CodeShape, DeviceCodes, DeviceQueries
 from latelier.scores.triton_kernels import launch, shared_memory
+from latelier.utils.misc import needs_extra
+
+with needs_extra("Fused scoring of codes", "gpu"):
+    import triton
+    import triton.language as tl
 
 # Entries of a list that are read at a time, tokens that are decoded at a time, and documents of a program.
 _ENTRIES = 256
