@@ -167,7 +167,7 @@ def maxsim_list(queries: TokenEmbeddings, documents: Sequence[torch.Tensor]) -> 
     return np.concatenate([maxsim(queries, TokenEmbeddings.from_list(block)) for block in blocks], axis=1)
 
 
-@outside_graphs  # a compiled graph cannot contain numba kernels
+@outside_graphs  # a compiled graph cannot contain kernels
 def _with_gradients(queries: TokenEmbeddings, documents: TokenEmbeddings, size: int) -> torch.Tensor:
     """Score blocks of `size` queries, each against its share of the documents: all of them if there is one block."""
     left, right = (texts.to("float32") if texts.scales is not None else texts for texts in (queries, documents))
@@ -277,10 +277,10 @@ def _add_gradients(
     dim = queries.vectors.shape[1]
 
     def add_to_queries(first: int, last: int) -> None:
-        add_query_gradients(gradients, positions, tuple(documents), queries.offsets, for_queries, first, last)
+        add_query_gradients(gradients, positions, documents, queries.offsets, for_queries, first, last)
 
     def add_to_documents(first: int, last: int) -> None:
-        add_document_gradients(gradients, positions, tuple(queries), documents.offsets, for_documents, first, last)
+        add_document_gradients(gradients, positions, queries, documents.offsets, for_documents, first, last)
 
     for_ranges(add_to_queries, queries.offsets, gradients.shape[1] * dim * _ADDITION)
     per_token = positions.size * dim // max(len(documents.vectors), 1)

@@ -21,6 +21,15 @@ import numpy as np
 from latelier.arrays import dtype_name, is_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
+from latelier.kernels.float_maxsim import (
+    BFLOAT16,
+    FLOAT16,
+    WORDS,
+    Documents,
+    multiplies_bfloat16,
+    pack_queries,
+    score_range,
+)
 from latelier.kernels.threads import for_ranges
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
@@ -68,27 +77,18 @@ def maxsim_into(
 def _score_share(
     scores: np.ndarray, queries: TokenEmbeddings, documents: AddressedDocuments, positions: np.ndarray | None
 ) -> None:
-    from latelier.kernels.conversion import BFLOAT16, FLOAT16, WORDS
-    from latelier.kernels.float_maxsim import NO_POSITIONS, Documents, Queries, pack_queries, score_range
-    from latelier.kernels.multiply import instruction_set
-
-    isa = instruction_set()
-    pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and isa.multiplies_bfloat16
+    pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and multiplies_bfloat16()
     if pairs:  # the bits of the numbers, (tokens, dim) int16
         rows = queries.vectors.detach().contiguous().view(torch_dtype("int16")).numpy()
     else:
         vectors = queries.to("float32").vectors
         rows = np.ascontiguousarray(vectors.detach().cpu().numpy() if is_tensor(vectors) else vectors)
-    packed = tuple(Queries(pack_queries(rows), queries.offsets))
+    packed = pack_queries(rows, queries.offsets)
     if pairs:
         kind = WORDS
     else:
         kind = {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
     numbers = documents.dim // 2 if pairs else documents.dim
-    if positions is None:
-        where = NO_POSITIONS
-    else:
-        where = positions
 
     def score(first: int, last: int) -> None:
         block = Documents(
@@ -98,7 +98,7 @@ def _score_share(
             numbers=numbers,
             row_bytes=documents.dim * _BYTES[documents.dtype],
         )
-        score_range(isa.argument, tuple(block), packed, scores, where, first)
+        score_range(block, packed, scores, positions, first)
 
     for_ranges(score, documents.offsets, queries.num_tokens * queries.dim)
 
@@ -164,7 +164,7 @@ class AddressedDocuments:
 
 def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """Score every query against every document: ``(queries, documents)`` float32; what is not int8 is quantised."""
-    from latelier.kernels.int8_maxsim import Documents, pack_queries, score_range
+    from latelier.kernels import int8_maxsim
     from latelier.kernels.multiply import instruction_set
 
     left = queries.to("int8")
@@ -179,12 +179,12 @@ def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndar
         for side in (left, right)
         for part in (side.vectors, side.scales)
     )
-    packed = tuple(pack_queries(query_codes, query_scales, left.offsets))
+    packed = tuple(int8_maxsim.pack_queries(query_codes, query_scales, left.offsets))
     offsets = right.offsets
 
     def score(first: int, last: int) -> None:
-        block = Documents(codes, scales, offsets[first : last + 1])
-        score_range(isa.argument, tuple(block), packed, scores, first)
+        block = int8_maxsim.Documents(codes, scales, offsets[first : last + 1])
+        int8_maxsim.score_range(isa.argument, tuple(block), packed, scores, first)
 
     for_ranges(score, offsets, query_codes.size // 4)
     return scores
