@@ -35,6 +35,7 @@ from hypothesis import settings
 
 from latelier.errors import MissingExtraError
 from latelier.kernels import threads
+from latelier.kernels.library import supported
 
 # They hold no examples, and doctest would import the many conftest.py of this tree under one name.
 collect_ignore_glob = ["**/conftest.py"]
@@ -146,6 +147,15 @@ def _no_kernels_beside() -> Iterator[None]:
     threads._ONE_SEARCH = math.inf
     yield
     threads._ONE_SEARCH = before
+
+
+@pytest.fixture(params=supported())
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Use the kernels of each instruction set that this processor has, the last one being numpy without kernels."""
+    from instructions import forced
+
+    with forced(request.param):
+        yield request.param
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,10 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
 // Loads and stores at any address.
-#define ANYWHERE(type) struct { type value; } __attribute__((packed, aligned(1), may_alias))
+#define ANYWHERE(type)                                                                                                 \
+    struct {                                                                                                           \
+        type value;                                                                                                    \
+    } __attribute__((packed, aligned(1), may_alias))
 #define LOAD(type, address) (((const ANYWHERE(type) *)(address))->value)
 #define STORE(type, address, number) (((ANYWHERE(type) *)(address))->value = (number))
 

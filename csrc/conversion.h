@@ -5,7 +5,8 @@
 
 #include "common.h"
 
-// What rows hold: float32 or pairs of bfloat16, which are multiplied as they are; half precision, which becomes float32.
+// What rows hold: float32 or pairs of bfloat16, which are multiplied as they are; half precision, which becomes
+// float32.
 enum { WORDS, FLOAT16, BFLOAT16 };
 
 typedef uint16_t shorts8 __attribute__((vector_size(16)));
@@ -15,7 +16,7 @@ typedef float floats8 __attribute__((vector_size(32)));
 INLINE words8 widen_float16(shorts8 value) {
 #if defined(__F16C__) || defined(__aarch64__)
     typedef _Float16 halves8 __attribute__((vector_size(16)));
-    return (words8)__builtin_convertvector((halves8)value, floats8);
+    return (words8) __builtin_convertvector((halves8)value, floats8);
 #else
     // Exponent and fraction, moved to where a float32 has them, are a float32 that is too small by 2**112, the
     // difference of the two exponent biases, also if the float16 is subnormal.

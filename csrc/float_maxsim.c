@@ -1,8 +1,8 @@
 // Floating-point MaxSim in one pass: no matrix of similarities is ever written.
 //
 // A matrix product as narrow as a query runs at half the processor's speed, and its result has to be read again for the
-// maxima. Here groups of sixteen query tokens fill the lanes of one or more registers, the document tokens of a tile are
-// scored at a time, and only maxima leave the registers. Sums are float32 for every dtype.
+// maxima. Here groups of sixteen query tokens fill the lanes of one or more registers, the document tokens of a tile
+// are scored at a time, and only maxima leave the registers. Sums are float32 for every dtype.
 //
 // A word of four bytes is one float32 or two bfloat16. A row's word is copied to all lanes and multiplied by the same
 // word of sixteen query tokens, so no sum goes across lanes. Half-precision rows are widened to float32, those of one
@@ -72,17 +72,17 @@ INLINE floats add_products(floats sums, const char *row, const char *query, bool
 
 // best[g][lane] = max(best[g][lane], <rows[r], query[g][lane]>) for the rows of a tile, whose first has the number
 // `first`; `where` gets the number of the row. `words` is a multiple of STEP; a group of the query has 16 * words.
-INLINE void raise_maxima(const char *rows, const char *query, int64_t words, int groups, bool pairs, Following following,
-                         int64_t first, float *best, int32_t *where) {
+INLINE void raise_maxima(const char *rows, const char *query, int64_t words, int groups, bool pairs,
+                         Following following, int64_t first, float *best, int32_t *where) {
     floats sums[TILE_ROWS][TILE_GROUPS] = {};
     for (int64_t step = 0; step < words / STEP; step++) {
         convert_step(following, step);
-UNROLL
+        UNROLL
         for (int i = 0; i < STEP; i++) {
             int64_t word = STEP * step + i;
-UNROLL
+            UNROLL
             for (int r = 0; r < TILE_ROWS; r++) {
-UNROLL
+                UNROLL
                 for (int g = 0; g < groups; g++) {
                     const char *lanes = query + 4 * LANES * (words * g + word);
                     sums[r][g] = add_products(sums[r][g], rows + 4 * (words * r + word), lanes, pairs);
@@ -90,11 +90,11 @@ UNROLL
             }
         }
     }
-UNROLL
+    UNROLL
     for (int g = 0; g < groups; g++) {
         floats highest = LOAD(floats, best + LANES * g);
         ints found = LOAD(ints, where + LANES * g);
-UNROLL
+        UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             ints higher = sums[r][g] > highest;
             highest = select_floats(higher, sums[r][g], highest);

@@ -37,7 +37,7 @@ EXPORT const char *latelier_instruction_sets(void) {
     __get_cpuid(0x80000001, &a, &b, &c, &d);
     int avx2 = v2 && avx && bit(features, 3) && bit(features, 5) && bit(features, 8) && bit(c, 5);
     int avx512 = avx2 && (saved & 0xe6) == 0xe6 && bit(features, 16) && bit(features, 17) && bit(features, 28) &&
-        bit(features, 30) && bit(features, 31);
+                 bit(features, 30) && bit(features, 31);
     int vnni = avx512 && bit(extended, 11);
     if (vnni && is_amd && bit(more, 5)) {
         return "avx512bf16 avx512vnni avx512 avx2 generic";

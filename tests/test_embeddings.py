@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, StorageError
-from latelier.kernels.multiply import supported
 from latelier.scores import colbert_scores
 
 KINDS = [("numpy", "float32"), ("numpy", "float16"), ("torch", "float32"), ("torch", "float16"), ("torch", "bfloat16")]
-KERNELS_HERE = [isa.name for isa in supported()]
 lengths_lists = st.lists(st.integers(0, 5), max_size=7)
 
 
@@ -222,9 +220,7 @@ def test_offsets_cannot_change_after_they_were_checked():
     assert pickle.loads(pickle.dumps(packed.to("int8"))) == packed.to("int8")
 
 
-@pytest.mark.parametrize("kernels", KERNELS_HERE)
-def test_scales_of_any_floating_type_are_kept_as_float32(monkeypatch, kernels):
-    monkeypatch.setenv("LATELIER_KERNELS", kernels)
+def test_scales_of_any_floating_type_are_kept_as_float32(kernel):
     packed = TokenEmbeddings.from_list(matrices([20, 3], "numpy"))
     coded = packed.to("int8")
     wanted = colbert_scores(packed[:1], coded).tolist()
@@ -237,9 +233,7 @@ def test_scales_of_any_floating_type_are_kept_as_float32(monkeypatch, kernels):
     np.testing.assert_allclose(colbert_scores(packed[:1], half), wanted, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kernels", KERNELS_HERE)
-def test_vectors_are_scored_however_they_lie_in_memory(monkeypatch, tmp_path, kernels):
-    monkeypatch.setenv("LATELIER_KERNELS", kernels)
+def test_vectors_are_scored_however_they_lie_in_memory(kernel, tmp_path):
     packed = TokenEmbeddings.from_list(matrices([20, 3], "numpy", dim=8))
     wanted = colbert_scores(packed[:1], packed).tolist()
     np.save(tmp_path / "vectors.npy", packed.vectors)

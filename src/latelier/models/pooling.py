@@ -84,7 +84,8 @@ def pool_weighted(
 def label_by_ward(rows: np.ndarray, clusters: int, weights: np.ndarray) -> np.ndarray:
     """Cluster the tokens ``(n, dim)`` of one document by Ward's method, a token of weight w counting as w tokens."""
     labels = np.empty(len(rows), dtype=np.int64)
-    cluster_documents(rows, np.array([0, len(rows)]), np.array([clusters]), weights, labels)
+    offsets, counts = (np.array(numbers, dtype="int64") for numbers in ([0, len(rows)], [clusters]))
+    cluster_documents(rows, offsets, counts, weights, labels)
     return labels
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from latelier.arrays import dtype_name, is_tensor, torch_dtype
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError
+from latelier.kernels import int8_maxsim
 from latelier.kernels.float_maxsim import (
     BFLOAT16,
     FLOAT16,
@@ -164,27 +165,23 @@ class AddressedDocuments:
 
 def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
     """Score every query against every document: ``(queries, documents)`` float32; what is not int8 is quantised."""
-    from latelier.kernels import int8_maxsim
-    from latelier.kernels.multiply import instruction_set
-
     left = queries.to("int8")
     right = documents.to("int8")
     scores = np.empty((len(left), len(right)), dtype=np.float32)
     if not left.num_tokens:
         scores[:] = np.where(right.lengths, 0, -np.inf)
         return scores
-    isa = instruction_set()
     query_codes, query_scales, codes, scales = (
         np.ascontiguousarray(part.detach() if is_tensor(part) else part)
         for side in (left, right)
         for part in (side.vectors, side.scales)
     )
-    packed = tuple(int8_maxsim.pack_queries(query_codes, query_scales, left.offsets))
+    packed = int8_maxsim.pack_queries(query_codes, query_scales, left.offsets)
     offsets = right.offsets
 
     def score(first: int, last: int) -> None:
         block = int8_maxsim.Documents(codes, scales, offsets[first : last + 1])
-        int8_maxsim.score_range(isa.argument, tuple(block), packed, scores, first)
+        int8_maxsim.score_range(block, packed, scores, first)
 
     for_ranges(score, offsets, query_codes.size // 4)
     return scores
