@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import get_args
 
 from latelier.errors import LatelierError
-from latelier.indexes.results import as_id, check_text
 from latelier.indexes.store.rows import encode_metadata
-from latelier.retrieve.folders import DocumentFormat, read_document_file
+from latelier.reading.folders import DocumentFormat, read_document_file
+from latelier.utils.values import as_id, check_text
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".log", "")
 # Of the processor's time, which a case may take; reading one takes a thousandth of it.

@@ -46,7 +46,7 @@ def test_a_second_run_reads_and_encodes_what_has_changed(notes, tiny, monkeypatc
         os.utime(path, ns=(past, past))  # touched: read again, but not encoded
     assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
     reads = []
-    monkeypatch.setattr("latelier.retrieve.folders.read_file", lambda path, *_: reads.append(path) or [])
+    monkeypatch.setattr("latelier.reading.folders.read_file", lambda path, *_: reads.append(path) or [])
     assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
     assert reads == []
     monkeypatch.undo()

@@ -17,8 +17,8 @@ from PIL import Image
 from image_models import pictures, save_image_model
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import IVF, Flat, Hit
+from latelier.reading.images import Picture
 from latelier.retrieve import Retriever
-from latelier.retrieve.images import Picture
 from latelier.scores import colbert_scores
 from latelier.serve import Access, Limits, create_app
 

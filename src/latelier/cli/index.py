@@ -41,9 +41,9 @@ from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.ivf.layout import BITS, FOLDER_BITS
 from latelier.indexes.results import stored_cut
-from latelier.retrieve.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
+from latelier.reading.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
+from latelier.reading.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
 from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages, StoredDocuments
-from latelier.retrieve.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
 from latelier.utils.checks import format_bytes, is_count, short
 from latelier.utils.files import number_or_text
 from latelier.utils.misc import needs_extra

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import typer
 
 from latelier.errors import Advice, LatelierError
-from latelier.retrieve.images import place as picture_place
+from latelier.reading.images import place as picture_place
 from latelier.retrieve.passages import NOTHING_MATCHES
 from latelier.utils.checks import cut, escape_json, is_unicode, printable
 

@@ -24,8 +24,8 @@ from latelier.cli.options import (
 )
 from latelier.cli.output import INTERRUPTED, exit_now
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.store.integrity import CATALOG
-from latelier.retrieve.folders import read_documents
+from latelier.reading.folders import read_documents
+from latelier.utils.files import CATALOG
 
 if TYPE_CHECKING:
     from latelier.retrieve import Retriever

@@ -29,7 +29,7 @@ from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
 from latelier.evaluation.collection import holds_collection
-from latelier.retrieve.rows import parquet_files, read_rows, text_record
+from latelier.reading.rows import parquet_files, read_rows, text_record
 from latelier.utils.checks import check_count, check_unicode, parse_bytes, short
 from latelier.utils.files import as_path, is_folder
 from latelier.utils.misc import needs_extra

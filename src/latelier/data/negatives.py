@@ -21,10 +21,11 @@ from torch.utils.data import BatchSampler
 from latelier.data.loading import TrainingSet
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Index
-from latelier.indexes.results import Hit, Id
+from latelier.indexes.results import Hit
 from latelier.scores import colbert_scores_pairwise
 from latelier.utils.checks import check_count, short
 from latelier.utils.misc import progress_bar
+from latelier.utils.values import Id
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder

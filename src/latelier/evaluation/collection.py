@@ -25,8 +25,8 @@ from latelier.evaluation.files import (
     irds_dataset,
     qrels_entries,
 )
-from latelier.retrieve.records import irds_record
-from latelier.retrieve.rows import file_rows, text_record
+from latelier.reading.records import irds_record
+from latelier.reading.rows import file_rows, text_record
 from latelier.utils.checks import short
 from latelier.utils.files import as_path, is_folder
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_scores, relevance_fault
-from latelier.retrieve.tables import parquet_rows
+from latelier.reading.tables import parquet_rows
 from latelier.utils.checks import describe, short
 from latelier.utils.files import as_path, is_file, is_folder, open_binary, parse_json, text_lines, write_lines
 from latelier.utils.misc import needs_extra

@@ -14,7 +14,6 @@ from latelier.indexes.results import (
     Damage,
     FieldValues,
     Hit,
-    Id,
     IndexStatistics,
     Record,
     TokenDifference,
@@ -23,6 +22,7 @@ from latelier.indexes.results import (
     WhyNotReport,
 )
 from latelier.utils.misc import lazy_names
+from latelier.utils.values import Id
 
 if TYPE_CHECKING:
     from latelier.indexes.copy import TransferReport, copy_documents

@@ -35,20 +35,19 @@ from latelier.indexes.results import (
     CheckReport,
     FieldValues,
     Hit,
-    Id,
     IndexStatistics,
     MemoryReport,
     StageLoss,
     TokenMean,
     VerifyReport,
     WhyNotReport,
-    as_id,
     as_prefixes,
 )
 from latelier.indexes.why_not import why_not_by_vectors
 from latelier.scores.maxsim import TopK, maxsim_numpy
 from latelier.utils.checks import check_count, did_you_mean, short
 from latelier.utils.misc import NotCopied, show_options
+from latelier.utils.values import Id, as_id
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -27,10 +27,11 @@ from latelier.errors import (
 )
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.ivf import IVF
-from latelier.indexes.results import CUT, INT64, WEAK, Id, dump_json, duplicate_ids
+from latelier.indexes.results import CUT, WEAK, duplicate_ids
 from latelier.utils.checks import describe, parse_bytes, short
 from latelier.utils.files import parse_json, replaced
 from latelier.utils.misc import needs_extra, progress_bar
+from latelier.utils.values import INT64, Id, dump_json
 
 # Bytes of the vectors of a batch: a transaction of an index, a row group of a file. A batch is in memory a few times.
 _BATCH_BYTES = 64 << 20

@@ -17,11 +17,12 @@ import numpy as np
 from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings, warn_of_zero_rows, without_zero_rows
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.results import Id, TokenMean, is_single_id
+from latelier.indexes.results import TokenMean
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns
 from latelier.kernels.threads import allowed_threads, for_each
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.misc import progress_bar
+from latelier.utils.values import Id, is_single_id
 
 
 def pack(

@@ -41,17 +41,14 @@ from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_quer
 from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     Hit,
-    Id,
     IndexStatistics,
     MemoryReport,
     Record,
     TokenMean,
     VerifyReport,
-    as_ids,
     as_prefixes,
     check_known,
     duplicate_ids,
-    is_single_id,
     stored_cut,
     warn_of_damage,
 )
@@ -67,6 +64,7 @@ from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count, parse_bytes
 from latelier.utils.misc import progress_bar
 from latelier.utils.ray_session import connect_to_ray, connection_of, is_forked
+from latelier.utils.values import Id, as_ids, is_single_id
 
 if TYPE_CHECKING:
     import torch

@@ -26,16 +26,13 @@ from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     FieldValues,
     Hit,
-    Id,
     IndexStatistics,
     MemoryReport,
     Record,
     TokenMean,
     VerifyReport,
-    as_ids,
     as_prefixes,
     check_known,
-    is_single_id,
     stored_cut,
     warn_of_damage,
 )
@@ -60,6 +57,7 @@ from latelier.scores.maxsim import TopK
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_choice, format_bytes, parse_bytes
 from latelier.utils.misc import progress_bar
+from latelier.utils.values import Id, as_ids, is_single_id
 
 if TYPE_CHECKING:
     import torch

@@ -19,9 +19,10 @@ from latelier.indexes.fields import fold_name
 from latelier.indexes.filters import parse_filter
 from latelier.indexes.options import Parameters, SearchOptions, effort_factor
 from latelier.indexes.packing import prepare_queries
-from latelier.indexes.results import Cause, Change, Hit, Id, TokenDifference, WhyNotReport, as_id
+from latelier.indexes.results import Cause, Change, Hit, TokenDifference, WhyNotReport
 from latelier.scores.maxsim import align
 from latelier.utils.checks import short
+from latelier.utils.values import Id, as_id
 
 _Index: TypeAlias = Any  # an `Index`, whose module imports this one
 # Name of the parameter that holds the document's id, beside those of the user.

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.fields import RESERVED, fold_name
-from latelier.indexes.results import dump_json
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.query_model import QueryModel, given_model
 from latelier.utils.misc import Closing
+from latelier.utils.values import dump_json
 
 if TYPE_CHECKING:
     from typing_extensions import Self

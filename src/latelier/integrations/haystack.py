@@ -14,7 +14,6 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes.results import INT64
 from latelier.integrations.common import (
     RerankingModel,
     SharedFolder,
@@ -35,6 +34,7 @@ from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
 from latelier.utils.misc import needs_extra
+from latelier.utils.values import INT64
 
 with needs_extra("Searching from Haystack", "haystack"):
     from haystack import Document, component, default_from_dict, default_to_dict

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+from latelier.reading.folders import read_documents
+from latelier.reading.records import Skipped, SkipReason
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.retrieve.drawing import PageMap
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
-    from latelier.retrieve.folders import read_documents
     from latelier.retrieve.passages import Passages, Result, Results
-    from latelier.retrieve.records import Skipped, SkipReason
     from latelier.retrieve.retriever import Retriever
     from latelier.retrieve.synchronisation import Synchronised
     from latelier.retrieve.thresholds import Threshold
@@ -37,8 +37,6 @@ __getattr__, __dir__ = lazy_names(
     drawing=("PageMap",),
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     passages=("Passages", "Result", "Results"),
-    folders=("read_documents",),
-    records=("SkipReason", "Skipped"),
     retriever=("Retriever",),
     synchronisation=("Synchronised",),
     thresholds=("Threshold",),

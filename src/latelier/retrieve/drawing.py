@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from latelier.errors import LatelierError
-from latelier.retrieve.images import load_image
+from latelier.reading.images import load_image
 from latelier.utils.checks import cut, printable
 from latelier.utils.misc import Markup, bar, escape, fragment, needs_extra, table
 

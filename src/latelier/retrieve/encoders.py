@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from latelier.models import ColBERT
     from latelier.models.encoding import Job
     from latelier.models.tokenization import PictureTokens
-    from latelier.retrieve.images import Picture
+    from latelier.reading.images import Picture
 
 Task: TypeAlias = Literal["query", "document"]
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 from latelier.errors import LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.store.keywords import matched_words
+from latelier.reading.files import is_code, keeps_lines
+from latelier.reading.images import place as picture_place
+from latelier.reading.records import HEADINGS
 from latelier.retrieve.explaining import explain_results
 from latelier.retrieve.explanation import Explanation, Span, densest, is_content
-from latelier.retrieve.files import is_code, keeps_lines
-from latelier.retrieve.images import place as picture_place
 from latelier.retrieve.languages import function_words
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.records import HEADINGS
 
 _LENGTH = 240  # characters
 # Of Markdown, the form in which files are stored: bold, code, heads of lines, and bars of tables.

@@ -11,15 +11,15 @@ import numpy as np
 
 from latelier.errors import LatelierError
 from latelier.indexes import Id, Index
-from latelier.indexes.results import as_ids
+from latelier.reading.images import check_size
 from latelier.retrieve.drawing import PageMap
 from latelier.retrieve.explanation import Explanation, TokenMatch, Word
-from latelier.retrieve.images import check_size
 from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.retrieve.query_model import QueryModel, checked_queries
 from latelier.retrieve.query_transform import change_queries
 from latelier.scores.maxsim import Alignment, align
 from latelier.utils.checks import is_count
+from latelier.utils.values import as_ids
 
 
 def explain_results(

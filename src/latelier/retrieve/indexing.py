@@ -26,7 +26,7 @@ from latelier.retrieve.preparation import Chunk, OnExisting, PreparedDocument, c
 from latelier.retrieve.query_model import QueryModel
 
 if TYPE_CHECKING:
-    from latelier.retrieve.images import Picture
+    from latelier.reading.images import Picture
     from latelier.retrieve.workers import EncodingWorkers
 
 

@@ -18,9 +18,10 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes import FieldValues, Hit, Id, Index
 from latelier.indexes.options import SearchOptions
-from latelier.indexes.results import WEAK, Record, as_ids, check_known
+from latelier.indexes.results import WEAK, Record, check_known
 from latelier.utils.checks import check_count, cut, describe, is_count, printable
 from latelier.utils.misc import Markup, bar, escape, fragment, table
+from latelier.utils.values import as_ids
 
 # Fewer tokens than these hold no sentence.
 LEAST_TOKENS = 16

@@ -16,7 +16,8 @@ from latelier.errors import DuplicateIdError, InvalidArgumentError
 from latelier.indexes import Id
 from latelier.indexes.results import Record
 from latelier.indexes.store.rows import encode_metadata
-from latelier.retrieve.images import Picture
+from latelier.reading.images import Picture
+from latelier.reading.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
 from latelier.retrieve.late import LateText, late_text
 from latelier.retrieve.passages import (
     LEAST_TOKENS,
@@ -28,7 +29,6 @@ from latelier.retrieve.passages import (
     encode_passage_id,
 )
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
 from latelier.utils.checks import short
 
 # What to do with a document if its id is in the index; to update, each document needs an id.

@@ -25,7 +25,6 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.indexes import Index
 from latelier.indexes.base import PathLike
-from latelier.indexes.store.integrity import CATALOG
 from latelier.models.exported_encoder import (
     DESCRIPTION_FILE,
     ExportedEncoder,
@@ -43,12 +42,12 @@ from latelier.retrieve.query_transform import change_queries
 from latelier.retrieve.remote import RemoteEncoder, is_address
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_unicode, cut, describe, is_count, short
-from latelier.utils.files import cache_folder, is_folder
+from latelier.utils.files import CATALOG, cache_folder, is_folder
 from latelier.utils.misc import warn_caller
 
 if TYPE_CHECKING:
     from latelier.models import ColBERT
-    from latelier.retrieve.images import Picture
+    from latelier.reading.images import Picture
 
 
 class DeferredModel(NamedTuple):

@@ -19,12 +19,14 @@ from latelier.indexes import IVF, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
 from latelier.indexes.ivf.layout import FOLDER_BITS
 from latelier.indexes.options import SEARCH_DEFAULTS, SearchKeywords, SearchOptions, check_texts
-from latelier.indexes.results import CUT, as_id, stored_cut
+from latelier.indexes.results import CUT, stored_cut
+from latelier.rank import in_order
+from latelier.reading.folders import DocumentFolder, read_documents
+from latelier.reading.images import Picture
+from latelier.reading.records import FileDocuments, SkipReason, parse_documents
 from latelier.retrieve.excerpts import Excerpt, excerpts
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.explanation import Explanation
-from latelier.retrieve.folders import DocumentFolder, read_documents
-from latelier.retrieve.images import Picture
 from latelier.retrieve.indexing import (
     Encoding,
     Pace,
@@ -48,13 +50,13 @@ from latelier.retrieve.query_model import (
     options_of_filled,
 )
 from latelier.retrieve.query_transform import QueryTransform
-from latelier.retrieve.records import FileDocuments, SkipReason, in_order, parse_documents
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
 from latelier.retrieve.why_not import explain_miss
 from latelier.scores.maxsim import maxsim_numpy
 from latelier.utils.checks import check_choice, check_count, check_number, did_you_mean, short
 from latelier.utils.misc import NotCopied, progress_bar, show_options, warn_caller
+from latelier.utils.values import as_id
 
 if TYPE_CHECKING:
     from PIL.Image import Image

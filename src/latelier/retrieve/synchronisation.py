@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id, Index
-from latelier.retrieve.folders import DocumentFolder
+from latelier.reading.folders import DocumentFolder
+from latelier.reading.records import FileDocuments, InputDocument, Skipped, SkipReason
 from latelier.retrieve.indexing import Pace, Rows
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id, encode_passage_id, passage_prefix
 from latelier.retrieve.preparation import whole_text
-from latelier.retrieve.records import FileDocuments, InputDocument, Skipped, SkipReason
 from latelier.utils.checks import short
 
 

@@ -17,13 +17,13 @@ from latelier.errors import LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.options import Mode, SearchKeywords, SearchOptions
 from latelier.indexes.ranking import exact_scores
-from latelier.indexes.results import as_id
 from latelier.indexes.store.keywords import query_words
 from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
 from latelier.retrieve.explaining import best_part
 from latelier.retrieve.passages import EncodedQueries, StoredDocuments
 from latelier.retrieve.query_model import QueryModel, checked_queries
 from latelier.utils.checks import check_count, short
+from latelier.utils.values import as_id
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from latelier.indexes import Id, ValueCount
+from latelier.reading.records import HEADINGS
 from latelier.retrieve import Retriever
 from latelier.retrieve.passages import StoredDocuments, decode_passage_id
-from latelier.retrieve.records import HEADINGS
 from latelier.retrieve.synchronisation import changed_last
 from latelier.serve import schemas
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
+from latelier.reading.images import refuse_named
 from latelier.retrieve import Explanation, Result, Retriever, Span
 from latelier.retrieve.explaining import explain_results
-from latelier.retrieve.images import refuse_named
 from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
 from latelier.utils.misc import needs_extra

@@ -24,11 +24,10 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes import FieldValues, Id
-from latelier.indexes.results import dump_json
+from latelier.reading.images import refuse_named
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.drawing import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.explaining import explain_documents, explain_results
-from latelier.retrieve.images import refuse_named
 from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.preparation import next_number
 from latelier.serve import schemas
@@ -42,6 +41,7 @@ from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import short
 from latelier.utils.files import parse_json
 from latelier.utils.misc import needs_extra
+from latelier.utils.values import dump_json
 
 with needs_extra("Serving", "serve"):
     from fastapi import APIRouter, Depends, Path, Query, Request, Response

@@ -9,9 +9,9 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Cause, Change, FieldValues, ValueCount
 from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SEARCH_OPTIONS, EffortName, SearchKeywords, SearchOptions
+from latelier.reading.records import id_field
 from latelier.retrieve import Explanation, PageMap
 from latelier.retrieve.explanation import word_maps
-from latelier.retrieve.records import id_field
 from latelier.utils.checks import did_you_mean, short
 from latelier.utils.misc import needs_extra
 

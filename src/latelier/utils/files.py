@@ -28,6 +28,8 @@ from latelier.utils.checks import short
 
 # In characters. A line is held in memory; a source without line ends, such as /dev/zero, would fill it.
 LONGEST_LINE = 2**24
+# The file by which the folder of an index is known.
+CATALOG = "catalog.sqlite"
 
 
 def as_path(path: object, name: str = "path") -> Path:

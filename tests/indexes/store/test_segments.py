@@ -97,7 +97,7 @@ def test_only_what_can_be_opened_again_is_written(tmp_path, kind):
 
 
 def test_a_text_beyond_the_limit_of_sqlite_is_refused_with_its_id(monkeypatch):
-    monkeypatch.setattr("latelier.indexes.store.catalog._ROW_BYTES", 3000)
+    monkeypatch.setattr("latelier.utils.values._MOST_BYTES", 3000)
     index = indexes.Flat()
     index.add("fits", np.ones((1, 4)), texts="ä" * 1400, metadata={"n": 1})
     for text, metadata in (("ä" * 1600, None), (None, {"n": "a" * 3001}), (None, {"n": ["a" * 3000]})):

@@ -41,7 +41,7 @@ from latelier.indexes.ivf.layout import BITS, GROUP, PLAIN_BITS, START_BITS, byt
 from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.ranking import exact_scores, split_positions
-from latelier.indexes.results import CheckReport, Id, StageLoss, warn_of_damage
+from latelier.indexes.results import CheckReport, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
@@ -50,6 +50,7 @@ from latelier.kernels.threads import KernelWarmUp, for_ranges, thread_count
 from latelier.scores.maxsim import TopK, maxsim_numpy
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.misc import warn_caller
+from latelier.utils.values import Id
 
 if TYPE_CHECKING:
     import torch

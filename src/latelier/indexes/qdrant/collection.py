@@ -58,13 +58,14 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.fields import fold_name, is_nameable, new_fields
-from latelier.indexes.results import INT64, Id, TokenMean, as_key, dump_json, encode_json
+from latelier.indexes.results import TokenMean
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
 from latelier.indexes.store.rows import DocumentBatch, SqlValue, StoredDocument
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.checks import describe
 from latelier.utils.misc import needs_extra
+from latelier.utils.values import INT64, Id, as_key, dump_json, encode_json
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient, models

@@ -43,17 +43,14 @@ from latelier.indexes.results import (
     Cause,
     Damage,
     Hit,
-    Id,
     IndexStatistics,
     Record,
     StageLoss,
     TokenMean,
     VerifyReport,
-    as_ids,
     as_prefixes,
     check_known,
     duplicate_ids,
-    is_single_id,
     stored_cut,
 )
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
@@ -62,6 +59,7 @@ from latelier.indexes.store.keywords import check_compaction, check_expected, ch
 from latelier.indexes.store.rows import DocumentBatch
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import progress_bar
+from latelier.utils.values import Id, as_ids, is_single_id
 
 if TYPE_CHECKING:
     from qdrant_client import models

@@ -32,10 +32,8 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
-from latelier.errors import IndexFormatError, InvalidArgumentError
-from latelier.indexes.results import as_key, encode_json
+from latelier.errors import IndexFormatError
 from latelier.indexes.store.integrity import (
-    CATALOG,
     COLUMNS,
     check_counters,
     check_row,
@@ -46,6 +44,8 @@ from latelier.indexes.store.integrity import (
     row_checksum,
 )
 from latelier.indexes.store.keywords import FTS5_TABLES, TABLE_STATEMENTS
+from latelier.utils.files import CATALOG
+from latelier.utils.values import as_key, check_row_size, encode_json
 
 FORMAT_VERSION = 1
 APPLICATION_ID = int.from_bytes(b"LATL", "big")
@@ -64,8 +64,6 @@ _TABLES = (
 )
 # Deeper ones could not be read where Python's stack is deep already.
 _SETTING_LEVELS = 400
-# SQLite's limit of a row, with a margin.
-_ROW_BYTES = 10**9 - 10**4
 # The row of ``setting`` that names the ANN data; the name is part of the format.
 _ANN_DATA = "derived"
 # How the names of settings begin that are too large to be read with each commit.
@@ -272,16 +270,6 @@ def referenced_names(connection: sqlite3.Connection) -> set[str]:
 
 
 # Rows with checksums.
-
-
-def check_row_size(what: str, values: Iterable[object]) -> None:
-    """Raise `InvalidArgumentError` if texts cannot be in one row of SQLite."""
-    texts = [value for value in values if isinstance(value, str)]
-    size = sum(map(len, texts))
-    if _ROW_BYTES // 4 < size <= _ROW_BYTES:
-        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    if size > _ROW_BYTES:
-        raise InvalidArgumentError(f"{what} has {size:,} bytes, and an index holds up to {_ROW_BYTES:,}; split it.")
 
 
 def insert_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Sequence[Any]]) -> None:

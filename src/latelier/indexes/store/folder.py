@@ -12,9 +12,9 @@ from pathlib import Path
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.store.connections import WAIT_SECONDS, translate_errors
 from latelier.indexes.store.forks import using
-from latelier.indexes.store.integrity import CATALOG, check_side_files
+from latelier.indexes.store.integrity import check_side_files
 from latelier.utils.checks import describe
-from latelier.utils.files import sync_folder
+from latelier.utils.files import CATALOG, sync_folder
 
 
 def as_folder(path: object) -> Path:

@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from latelier.errors import CorruptedIndexError
+from latelier.utils.files import CATALOG
 
-CATALOG = "catalog.sqlite"
 # The columns that a row's checksum covers. Those of `document` and `content` depend on the metadata, see `rows`.
 COLUMNS = {
     "setting": ("name", "value"),

@@ -25,10 +25,10 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import plain_str
 from latelier.indexes.store import forks
 from latelier.indexes.store.integrity import damaged
 from latelier.utils.checks import check_choice
+from latelier.utils.values import plain_str
 
 # The tokenizers of users, in FTS5's words. Accents are removed from all letters, and not only from those with one code
 # point (remove_diacritics 1, FTS5's default).

@@ -19,31 +19,25 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from latelier.errors import InvalidArgumentError
 from latelier.indexes.fields import fold_name, new_fields
-from latelier.indexes.results import (
-    INT64,
-    FieldValues,
-    Id,
-    Record,
-    TokenMean,
-    ValueCount,
-    as_id,
-    as_key,
-    check_text,
-    dump_json,
-    encode_json,
-    plain_str,
-)
-from latelier.indexes.store.catalog import SegmentRow, check_row_size, insert_rows, read_rows, write_segment
+from latelier.indexes.results import FieldValues, Record, TokenMean, ValueCount
+from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_segment
 from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
 from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
+from latelier.utils.values import (
+    INT64,
+    Id,
+    as_id,
+    check_row_size,
+    check_text,
+    dump_json,
+    encode_fields,
+    plain_str,
+)
 
 SqlValue: TypeAlias = "int | float | str | None"
 
-# Of dicts and lists, the metadata itself included. Readers in other languages and frameworks stop somewhat deeper.
-_MOST_LEVELS = 100
 _COLUMN = re.compile(r"f\d{1,3}", re.ASCII)
 # All documents without metadata share this mapping: thousands of dicts would slow down the garbage collector.
 _NO_FIELDS: Mapping[str, SqlValue] = MappingProxyType({})
@@ -66,16 +60,10 @@ def encode_metadata(metadata: object, id: Id) -> tuple[str, Mapping[str, SqlValu
 
     Booleans become 0 and 1, lists and dicts JSON text, and integers beyond 64 bits the nearest float.
     """
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise InvalidArgumentError(
-            f"document {id!r} came with {type(metadata).__name__} as its metadata; give a dict or None."
-        )
-    if not metadata:
-        return "{}", _NO_FIELDS
-    what = f"the metadata of document {id!r}"
-    plain = {as_key(key, what): value for key, value in metadata.items()}
-    check_row_size(what, plain.values())
-    return encode_json(plain, what, levels=_MOST_LEVELS), {key: _sql_value(value) for key, value in plain.items()}
+    encoded, plain = encode_fields(metadata, id)
+    if not plain:
+        return encoded, _NO_FIELDS
+    return encoded, {key: _sql_value(value) for key, value in plain.items()}
 
 
 def known_fields(connection: sqlite3.Connection) -> list[Field]:

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.results import Id, TokenMean
+from latelier.indexes.results import TokenMean
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, Files, SegmentRow
 from latelier.indexes.store.connections import Connection
@@ -47,6 +47,7 @@ from latelier.indexes.store.integrity import check_description, check_segment, d
 from latelier.indexes.store.selections import SelectionCache
 from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
 from latelier.utils.files import new_folder, sync_folder
+from latelier.utils.values import Id
 
 # Errors of the operating system that mean damage. All others (too many open files, no memory) are temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP}

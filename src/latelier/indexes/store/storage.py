@@ -27,13 +27,13 @@ from latelier.indexes.filter_sql import CALLED, bounded, matching_rows, row_cond
 from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.ranking import Ranking
-from latelier.indexes.results import Damage, FieldValues, Id, VerifyReport, check_known
+from latelier.indexes.results import Damage, FieldValues, VerifyReport, check_known
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow, UserSettings
 from latelier.indexes.store.connections import Connection, ConnectionPool, FilePool, MemoryPool
 from latelier.indexes.store.folder import check_index_folder, looking_into, make_catalog, no_index
 from latelier.indexes.store.forks import Lock
-from latelier.indexes.store.integrity import CATALOG, COLUMNS, row_checksum
+from latelier.indexes.store.integrity import COLUMNS, row_checksum
 from latelier.indexes.store.keywords import check_keywords, is_merged, keyword_damage, make_keywords, rank_by_keywords
 from latelier.indexes.store.rows import (
     content_checksums,
@@ -57,6 +57,8 @@ from latelier.indexes.store.segments import (
 )
 from latelier.indexes.store.selections import selection_key
 from latelier.indexes.store.transaction import Transaction
+from latelier.utils.files import CATALOG
+from latelier.utils.values import Id
 
 T = TypeVar("T")
 # Marks what was lost, above all generations.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.results import Id, TokenMean, check_known, duplicate_ids
+from latelier.indexes.results import TokenMean, check_known, duplicate_ids
 from latelier.indexes.store import catalog, rows
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
 from latelier.indexes.store.connections import Connection
@@ -31,6 +31,7 @@ from latelier.indexes.store.keywords import (
 )
 from latelier.indexes.store.rows import DocumentBatch
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Scratch, Segment, SegmentStore
+from latelier.utils.values import Id
 
 T = TypeVar("T")
 

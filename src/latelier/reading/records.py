@@ -1,6 +1,6 @@
 """Documents as records: of Python values and tables in memory, and what the fields of a record are.
 
-Files of records are in `latelier.retrieve.tables`, those that are one text each in `latelier.retrieve.files`.
+Files of records are in `latelier.reading.tables`, those that are one text each in `latelier.reading.files`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import EmptyTextError, InvalidArgumentError
-from latelier.indexes import Hit, Id
-from latelier.indexes.results import as_id
-from latelier.indexes.store.rows import encode_metadata
 from latelier.utils.checks import check_unicode, cut, describe, short
 from latelier.utils.misc import warn_caller
+from latelier.utils.values import Id, as_id, encode_fields
 
 
 class Part(NamedTuple):
@@ -260,7 +258,7 @@ def parse_document(item: Any, position: int | str, *, with_image: bool = True) -
     if image is None or text != "":
         _checked_text(titled, id_)
     # The index makes the same check, but after the chunk is encoded.
-    encode_metadata(document.metadata, position if id_ is None else id_)
+    encode_fields(document.metadata, position if id_ is None else id_)
     return document
 
 
@@ -354,20 +352,6 @@ def _checked_text(value: Any, id_: Any) -> str:
         raise EmptyTextError(f"{name} is empty: nothing to index.")
     check_unicode(value, name)
     return value
-
-
-def in_order(candidates: Any, order: Sequence[int], scores: Sequence[float]) -> Any:
-    """Return the candidates of a reranker best first, with their scores: ids as hits; records and rows as they were.
-
-    A column ``rank`` is counted anew from 0, as in PyTerrier.
-    """
-    if not hasattr(candidates, "iloc"):
-        pairs = [(candidates[position], score) for position, score in zip(order, scores, strict=True)]
-        return [{**each, "score": score} if isinstance(each, Mapping) else Hit(each, score) for each, score in pairs]
-    ordered = candidates.iloc[list(order)].assign(score=list(scores))
-    if "rank" in candidates:
-        ordered = ordered.assign(rank=range(len(ordered)))
-    return ordered
 
 
 # Records in which a field that need not be in each of them has to appear once: enough to tell a field that few records

@@ -14,8 +14,8 @@ from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 from test_page_images import pdf_of
 
 from latelier.errors import InvalidArgumentError
+from latelier.reading.folders import linear_regex
 from latelier.retrieve import Passages, Retriever, read_documents
-from latelier.retrieve.folders import linear_regex
 from latelier.retrieve.preparation import whole_text
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError, StorageError
-from latelier.retrieve.reading import in_worker
-from latelier.retrieve.records import (
+from latelier.reading.process import in_worker
+from latelier.reading.records import (
     ROWS_AT_ONCE,
     DocumentFields,
     FieldsTaken,

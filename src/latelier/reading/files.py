@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, NamedTuple
 from xml.etree import ElementTree
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError
-from latelier.retrieve.images import Picture, is_pdf, page_count, page_text
-from latelier.retrieve.reading import in_worker
-from latelier.retrieve.records import HEADINGS, InputDocument, Part
+from latelier.reading.images import Picture, is_pdf, page_count, page_text
+from latelier.reading.process import in_worker
+from latelier.reading.records import HEADINGS, InputDocument, Part
 from latelier.utils.checks import cut, is_unicode
 from latelier.utils.files import LONGEST_LINE, parse_json, read_bytes
 from latelier.utils.misc import needs_extra

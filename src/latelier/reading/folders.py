@@ -16,12 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes import Id
-from latelier.indexes.store.integrity import CATALOG
-from latelier.indexes.store.rows import encode_metadata
-from latelier.retrieve.files import is_readable, read_file, read_pictures, read_stream
-from latelier.retrieve.images import is_picture
-from latelier.retrieve.records import (
+from latelier.reading.files import is_readable, read_file, read_pictures, read_stream
+from latelier.reading.images import is_picture
+from latelier.reading.records import (
     DocumentFields,
     FieldsTaken,
     FileDocuments,
@@ -32,10 +29,11 @@ from latelier.retrieve.records import (
     Skipped,
     SkipReason,
 )
-from latelier.retrieve.tables import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
+from latelier.reading.tables import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
 from latelier.utils.checks import check_choice, check_unicode, cut, is_unicode, short
-from latelier.utils.files import as_path, is_file, is_folder, parse_json, read_bytes
+from latelier.utils.files import CATALOG, as_path, is_file, is_folder, parse_json, read_bytes
 from latelier.utils.misc import warn_caller
+from latelier.utils.values import Id, encode_fields
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -539,7 +537,7 @@ def _check_storable(document: InputDocument) -> None:
     check_unicode(document.title, "its title")
     if isinstance(document.id, str):
         check_unicode(document.id, "its id")
-    encode_metadata(document.metadata, document.id or 0)
+    encode_fields(document.metadata, document.id or 0)
 
 
 _LONGEST_OBJECT = 100_000  # bytes: larger ones are data, or written by programs

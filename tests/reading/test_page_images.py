@@ -11,8 +11,8 @@ from image_models import save_image_model
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import IVF, Flat
 from latelier.models import load
+from latelier.reading.images import Picture, load_image
 from latelier.retrieve import Retriever, read_documents
-from latelier.retrieve.images import Picture, load_image
 
 GRADIENT = Image.fromarray(np.linspace(0, 255, 64 * 96 * 3).reshape(64, 96, 3).astype("uint8"))
 

@@ -42,7 +42,7 @@ _WAITING = 2  # lines that nobody has taken yet
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from latelier.retrieve.reading import serve
+from latelier.reading.process import serve
 serve(int(sys.argv[2]), int(sys.argv[3]))
 """
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from latelier.errors import InvalidArgumentError, MissingExtraError, UnknownIdError
-from latelier.retrieve import reading
-from latelier.retrieve.reading import in_worker
+from latelier.reading import process as reading
+from latelier.reading.process import in_worker
 
 
 def squares(most):
@@ -127,8 +127,8 @@ def test_a_process_that_is_stopped_is_waited_for_no_longer_than_others(monkeypat
 
 PARENT = """
 import os, sys
-from test_reading import tell_and_hang
-from latelier.retrieve.reading import in_worker
+from test_process import tell_and_hang
+from latelier.reading.process import in_worker
 print(next(in_worker(tell_and_hang)), flush=True)
 os.kill(os.getpid(), 9)
 """

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError
-from latelier.retrieve.records import id_names
-from latelier.retrieve.tables import parquet_rows
+from latelier.reading.records import id_names
+from latelier.reading.tables import parquet_rows
 from latelier.utils.files import open_binary, parse_json, text_lines
 
 _Rows = Iterator[tuple[int, Any]]

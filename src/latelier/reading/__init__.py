@@ -1,0 +1,1 @@
+"""Reading: what folders, files, streams, tables and Python values hold, as documents and as rows."""
