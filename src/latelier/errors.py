@@ -70,7 +70,7 @@ _IN_PYTHON: dict[Advice, str] = {
     "raise-memory": "Give it more, or None for no limit.",
     "read-token": "Give one (and a write token, if they may write), or leave the host out to serve this machine only.",
     "same-space": "Or give same_space=True for a model that was made for the vectors of that one.",
-    "skip-faulty": 'Repair the files, or skip these lines: on_problem="warn".',
+    "skip-faulty": 'Repair the files, or skip these lines: on_problem="skip".',
     "skip-needs-ids": "skip_existing needs documents with ids: (id, text) pairs or dicts.",
     "skip-stored": "Add the documents again with skip_existing=True, which skips those that are stored and needs an id "
     "for each.",

@@ -125,9 +125,9 @@ def test_faults_of_tables_and_parquet_name_the_row(tmp_path):
     (tmp_path / "queries.tsv").write_text("7\tq\n")
     (tmp_path / "qrels.tsv").write_text("7\t0\t1\t1\n")
     for message in (
-        r"collection.tsv:2: duplicate _id '1', first on line 1",
+        r"collection.tsv:2: duplicate _id '1', first at collection.tsv:1",
         r"collection.tsv:4: text and title are empty \(_id '2'\)",
-        r"collection.tsv:5: expected a JSON object or ",
+        r"collection.tsv:5: no 'text' field; its fields are '_id'",
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             load_beir(tmp_path)
@@ -135,7 +135,7 @@ def test_faults_of_tables_and_parquet_name_the_row(tmp_path):
     (tmp_path / "corpus").mkdir()
     for shard in range(2):
         parquet.write_table(pyarrow.table({"_id": ["1"], "text": ["one"]}), tmp_path / "corpus" / f"{shard}.parquet")
-    with pytest.raises(InvalidArgumentError, match=r"1.parquet:1: duplicate _id '1', first on line 1 of 0.parquet"):
+    with pytest.raises(InvalidArgumentError, match=r"1.parquet:row 1: duplicate _id '1', first at 0.parquet:row 1"):
         load_beir(tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_qrels_without_header_and_other_splits(folder):
         ('{"name": "d9", "text": "x"}', r"corpus.jsonl:4: no '_id' field; its fields are 'name', 'text'"),
         ('{"_id": "d9", "title": "x"}', r"corpus.jsonl:4: no 'text' field; its fields are '_id', 'title'"),
         ('{"_id": "d9", "title": " ", "text": null}', r"corpus.jsonl:4: text and title are empty \(_id 'd9'\)"),
-        ('{"_id": "d2", "text": "x"}', r"corpus.jsonl:4: duplicate _id 'd2', first on line 2"),
+        ('{"_id": "d2", "text": "x"}', r"corpus.jsonl:4: duplicate _id 'd2', first at corpus.jsonl:2"),
     ],
 )
 def test_faulty_documents(folder, line, message):
@@ -171,7 +171,7 @@ def test_faulty_documents(folder, line, message):
     with pytest.raises(InvalidArgumentError, match=message):
         load_beir(folder)
     with pytest.warns(UserWarning, match=message):
-        assert list(load_beir(folder, on_problem="warn").documents) == ["d1", "d2", "d3"]
+        assert list(load_beir(folder, on_problem="skip").documents) == ["d1", "d2", "d3"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_faulty_documents(folder, line, message):
         ("q9\td1\t1", r"qrels/test.tsv:5: unknown query id 'q9'"),
         ("q1\td9\t1", r"qrels/test.tsv:5: unknown document id 'd9'"),
         ("q1\td3\t0.5", r"qrels/test.tsv:5: relevance '0.5' is not an integer"),
-        ("q1 0 d3 1", r"qrels/test.tsv:5: 1 columns; expected query, document and relevance, separated by tabs"),
+        ("q1 0 d3 1", r"qrels/test.tsv:5: 1 cell; the first line has 3 columns"),
     ],
 )
 def test_faulty_qrels(folder, line, message):
@@ -188,7 +188,7 @@ def test_faulty_qrels(folder, line, message):
     with pytest.raises(InvalidArgumentError, match=message):
         load_beir(folder)
     with pytest.warns(UserWarning, match=message):
-        assert load_beir(folder, on_problem="warn").qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
+        assert load_beir(folder, on_problem="skip").qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 1}}
 
 
 @pytest.mark.parametrize(("query", "relevance"), [("q1", "yes"), ("unknown", "0.7"), ("unknown", "")])
@@ -269,7 +269,7 @@ def test_a_query_id_in_braces_is_no_json(tmp_path):
         (read_run, rows(RUN, "value"), "file:1: no 'score' field; its fields are 'query_id', 'document_id', 'value'"),
         (read_qrels, rows({"q": {"d": 0.5}}, "relevance"), "file:1: relevance 0.5 is not an integer"),
         (read_qrels, "q\td\tscore\nq\td\tmuch\n", "file:2: relevance 'much' is not an integer"),
-        (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 columns; expected query, document and relevance, separated"),
+        (read_qrels, "q\td\t1\nq\td\n", "file:2: 2 cells; the first line has 3 columns"),
         (read_qrels, "q\td\t1\nq\td\t0\n", "file:2: document 'd' is repeated"),
     ],
 )
@@ -428,6 +428,12 @@ def test_runs_with_a_header(tmp_path, text):
     assert sorted(found["q1"], key=found["q1"].get, reverse=True) == ["d1", "d2"]
 
 
+def test_runs_and_candidates_as_parquet(tmp_path):
+    table = {"qid": ["q1", "q1"], "docno": ["d1", "d2"], "score": [1.5, 2.5]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "run.parquet")
+    assert read_run(tmp_path / "run.parquet") == {"q1": {"d1": 1.5, "d2": 2.5}}
+
+
 @pytest.mark.parametrize("name", ["answer_pids", "gold_ids"])
 def test_lists_of_relevant_documents_are_judgements(tmp_path, name):
     (tmp_path / "qas.jsonl").write_text(f'{{"qid": 0, "query": "what ripens", "{name}": [31, 32]}}')
@@ -445,7 +451,7 @@ def test_documents_that_do_not_count_for_a_query(folder, tmp_path):
     (tmp_path / "excluded").write_text("q1 d2\nq1 d3\n")
     assert read_excluded(tmp_path / "excluded") == {"q1": ["d2", "d3"]}
     (tmp_path / "excluded").write_text("q1 d2\nq1\n")
-    with pytest.raises(InvalidArgumentError, match="excluded:2: 1 columns"):
+    with pytest.raises(InvalidArgumentError, match="excluded:2: 1 cell; the first line has 2"):
         read_excluded(tmp_path / "excluded")
     with pytest.raises(InvalidArgumentError, match="query 'q1'; expected a list"):
         evaluate(run, collection.qrels, ["RR"], excluded={"q1": "d2"})
@@ -509,4 +515,4 @@ def test_data_sets_of_ir_datasets_by_name_and_as_objects(folder, monkeypatch):
     with pytest.raises(InvalidArgumentError, match=r"docs:4: text and title are empty"):
         load_beir(empty)
     with pytest.warns(UserWarning, match="docs:4"):
-        assert load_beir(empty, on_problem="warn") == expected
+        assert load_beir(empty, on_problem="skip") == expected

@@ -1,19 +1,25 @@
 """Reading documents from files of every format and from folders, and the line or file that a message names."""
 
 import datetime
+import decimal
 import gzip
 import json
 import os
 import random
 import sys
 import threading
+import uuid
+from pathlib import PurePosixPath
 
+import numpy as np
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from input_fuzzer import run_case
 from latelier.errors import InvalidArgumentError, StorageError
+from latelier.reading.records import parse_documents
 from latelier.retrieve import read_documents
 from latelier.retrieve.preparation import whole_text
 
@@ -45,6 +51,8 @@ def read_folder(folder, **options):
         ("d.json", '{\n "text": "x"\n}\n{\n "text": "y"\n}\n', [(None, "x", {}), (None, "y", {})]),
         ("e.json", '{"took": 1, "hits": {"hits": [{"_id": "1", "_source": {"text": "x"}}]}}', [("1", "x", {})]),
         ("f.json", '{"a": {"text": "x"}, "b": {"text": null}}', [("a", "x", {})]),
+        ("scifact.jsonl", '{"doc_id": 7, "title": "T", "text": ["One.", "Two."]}', [(7, "T One.\nTwo.", {})]),
+        ("solr.json", '{"add": {"doc": {"id": "1", "text": ["x"], "n": 2}}}', [("1", "x", {"n": 2})]),
         ("qdrant.jsonl", '{"id": 1, "payload": {"text": "x"}, "vector": [1]}\n', [(1, "x", {})]),
         ("b.csv", 'sep=;\nid;text\n1;"x, ""y"""\n', [("1", 'x, "y"', {})]),
         ("c.csv", 'id,text\n1,"He said \\"x\\" twice"\n', [("1", 'He said "x" twice', {})]),
@@ -113,7 +121,7 @@ def test_a_csv_is_read_as_the_whole_file_is_written(tmp_path):
         ("a.jsonl", '{"text": "x"}\n' + "[" * 100_000, r"a.jsonl:2: malformed JSON: .* nested too deeply"),
         ("a.jsonl", '{"text": "a \\ud800"}', r"a.jsonl:1: the text is not valid Unicode"),
         ("a.csv", "id,body\n1,x\n", r"a.csv:1: it has no field 'text'; the fields are: id, body"),
-        ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: more cells"),
+        ("a.csv", "id,text\n1,x,y\n", r"a.csv:2: 3 cells; the first line has 2 columns"),
         ("a.csv", 'id,text\n1,"unclosed\n2,foo\n', r"a.csv:2: malformed CSV"),
         ("a.csv", ",id,text\n0,1,x\n", r"a.csv:2: column 1 has no name"),
         ("a.csv", "text,n,n\nx,1,2\n", r"a.csv:1: the header has the column 'n' 2 times"),
@@ -211,7 +219,9 @@ def test_named_fields(tmp_path, suffix):
             next(iter(read_documents(path, **names)))
 
 
-@pytest.mark.parametrize("name", ["id", "_id", "docid", "docno", "doc_id", "pid", "DocNo", "ID"])
+@pytest.mark.parametrize(
+    "name", ["id", "_id", "docid", "docno", "doc_id", "pid", "document_id", "corpus-id", "DocNo", "ID"]
+)
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_ids_have_the_names_of_the_field(tmp_path, name, suffix):
     path = tmp_path / f"a.{suffix}"
@@ -484,3 +494,50 @@ def test_the_title_of_a_markdown_file_is_its_first_heading(tmp_path, text, title
     (tmp_path / "a.md").write_bytes(text.encode())
     [document] = read_documents(tmp_path / "a.md")
     assert (document.id, document.title) == ("a.md", title)
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+        (np.array([1.5, np.nan]), [1.5, None]),
+        (np.datetime64("2020-01-01"), "2020-01-01"),
+        (np.datetime64("2020-01-01T10:00:00.123456789"), "2020-01-01T10:00:00.123456"),
+        (np.array(["2020-01-01", "NaT"], "datetime64[ns]"), ["2020-01-01T00:00:00", None]),
+        (np.timedelta64(1500, "ms"), 1.5),
+        (datetime.date(2020, 1, 1), "2020-01-01"),
+        (datetime.datetime(2020, 1, 1, 10, tzinfo=datetime.timezone.utc), "2020-01-01T10:00:00+00:00"),
+        (datetime.time(10, 30), "10:30:00"),
+        (datetime.timedelta(minutes=2), 120.0),
+        (decimal.Decimal("1.50"), 1.5),
+        (decimal.Decimal("12345678901234567890"), 12345678901234567890),
+        (decimal.Decimal("NaN"), None),
+        (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (PurePosixPath("a/b"), "a/b"),
+        (float("nan"), None),
+        (float("inf"), None),
+        (("a", np.int8(1)), ["a", 1]),
+        ({"at": datetime.date(2020, 1, 1)}, {"at": "2020-01-01"}),
+        (b"text", "text"),
+        (pd.NaT, None),
+        (pd.Timestamp("2020-01-01"), "2020-01-01T00:00:00"),
+        (pd.NA, None),
+    ],
+    ids=repr,
+)
+def test_values_of_metadata_are_stored_as_what_they_mean(value, stored):
+    [document] = parse_documents([{"id": "a", "text": "Pears", "v": value}])
+    assert document.metadata == {"v": stored}
+    assert type(document.metadata["v"]) is type(stored)
+    frame = pd.DataFrame({"id": ["a"], "text": ["Pears"], "v": pd.Series([value], dtype=object)})
+    [document] = parse_documents(frame)
+    assert document.metadata.get("v") == stored
+
+
+@pytest.mark.parametrize("value", [{"a"}, object(), 1j, b"caf\xe9"])
+def test_values_of_metadata_without_a_meaning_are_refused(value):
+    with pytest.raises(InvalidArgumentError, match="the metadata of document 'a' cannot be stored as JSON: it holds"):
+        list(parse_documents([{"id": "a", "text": "Pears", "v": value}]))

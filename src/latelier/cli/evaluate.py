@@ -110,9 +110,7 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the run: JSON Lines to a .jsonl[.gz] file, else TREC.")
     ] = None,
-    on_problem: Annotated[
-        OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
-    ] = "error",
+    on_problem: Annotated[OnProblem, typer.Option(help="Faulty lines of the collection: stop, or skip them.")] = "stop",
     ignore_identical_ids: IdenticalIdsOption = None,
     exclude: ExcludeOption = None,
     device: DeviceOption = None,

@@ -175,7 +175,7 @@ _ADVICE: dict[Advice, str] = {
     "read-token": "Give one with --read-token (and --write-token, if they may write), or leave --host out to serve "
     "this machine only.",
     "same-space": "Or give --same-space for a model that was made for the vectors of that one.",
-    "skip-faulty": "Repair the files, or skip these lines: --on-problem warn.",
+    "skip-faulty": "Repair the files, or skip these lines: --on-problem skip.",
     "skip-needs-ids": "--id names their field.",
     "skip-stored": "Run it again, which leaves those that are stored as they are.",
     "update": "latelier index replaces documents.",

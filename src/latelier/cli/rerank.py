@@ -47,9 +47,7 @@ def rerank(
     split: Annotated[
         str, typer.Option(help="For files of queries by split, such as queries.dev.tsv: test, dev, ...")
     ] = "test",
-    on_problem: Annotated[
-        OnProblem, typer.Option(help="Faulty lines of the collection: error, or warn and skip them.")
-    ] = "error",
+    on_problem: Annotated[OnProblem, typer.Option(help="Faulty lines of the collection: stop, or skip them.")] = "stop",
     device: DeviceOption = None,
     trust_remote_code: TrustOption = False,
 ) -> None:

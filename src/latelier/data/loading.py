@@ -29,7 +29,18 @@ from latelier.arrays import is_array
 from latelier.errors import InvalidArgumentError
 from latelier.evaluation import load_beir
 from latelier.evaluation.collection import holds_collection
-from latelier.reading.rows import parquet_files, read_rows, text_record
+from latelier.reading.documents import TEXT_FORMATS, text_record, texts_header
+from latelier.reading.rows import (
+    NAMES,
+    Header,
+    HeaderOf,
+    Source,
+    checked_rows,
+    names_of,
+    parquet_files,
+    read_rows,
+    value_of,
+)
 from latelier.utils.checks import check_count, check_unicode, parse_bytes, short
 from latelier.utils.files import as_path, is_folder
 from latelier.utils.misc import needs_extra
@@ -38,15 +49,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-_QUERY = ("query", "anchor", "question")
-_QUERY_ID = ("query_id", "qid")
-_POSITIVE = ("positive", "pos", "document", "answer", "positive_passages")
-_NEGATIVE = ("negative", "negatives", "neg", "negative_passages")
-_SCORES = ("scores", "score", "labels", "label")  # the names that the trainer takes
+_SCORES = NAMES["scores"]
 _SCORES_OF_PARTS = ("pos_scores", "neg_scores")
-_OPTIONAL = (*_NEGATIVE, "scores", "labels", *_SCORES_OF_PARTS)  # "scope" and "store" would be near "score"
+_OPTIONAL = (*NAMES["negative"], "scores", "labels", *_SCORES_OF_PARTS)  # "scope" and "store" would be near "score"
 _NUMBERED = re.compile(r"document_(\d{1,9})")
-_POSITIVES = re.compile(rf"({'|'.join(_POSITIVE)}|positives)_?\d{{0,9}}")
+_POSITIVES = re.compile(rf"({'|'.join(names_of('positive'))}|positives)_?\d{{0,9}}")
 _NEAR = 0.8  # similarity in difflib: "negativ" is near "negative" (0.93), "sources" not near "scores" (0.77)
 _FORMATS = (
     "{query, positive, negative, ...}, {query, pos, neg, ...}, {query, documents, scores}, {query, document_1, "
@@ -87,10 +94,8 @@ def read_row(
         scores = _scores(row, _score_field(row) or "scores", ids, where)
         examples = [Example(where, row.get("query_id"), ids, scores)]
     else:
-        names: tuple[str, ...] = _QUERY
-        if queries is not None:
-            names = (*_QUERY_ID, *_QUERY)
-        examples = _examples(row, where, names)
+        roles = ["query_id"] * (queries is not None)
+        examples = _examples(row, where, *roles, "query")
         has_ids = all(_is_number(value) for each in examples for value in (each.query, *each.documents))
     if queries is not None and documents is not None:
         return [_with_texts(example, queries, documents) for example in examples]
@@ -121,9 +126,9 @@ def _is_number(value: Any) -> bool:
     return _is_real(value) or (isinstance(value, str) and value.isdecimal())
 
 
-def _examples(row: dict[Any, Any], where: str, query_names: Sequence[str]) -> list[Example]:
-    query = _first(row, query_names)
-    positive = _first(row, _POSITIVE)
+def _examples(row: dict[Any, Any], where: str, *query_roles: str) -> list[Example]:
+    query = value_of(row, *query_roles)
+    positive = value_of(row, "positive")
     if row.get("documents") is not None:
         texts = _list(row["documents"], where, "documents")
     else:
@@ -157,7 +162,7 @@ def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
             raise InvalidArgumentError(f"{where} is {short(row)}; expected {kind}_id and text.")
         row = _plain(row)
         id_ = row.get("_id")
-        text = _first(row, ("text", kind))
+        text = row.get("text", row.get(kind))
         if id_ is None or text is None:
             raise InvalidArgumentError(
                 f"{where} has the fields {', '.join(map(str, row))}; expected {kind}_id and text."
@@ -178,10 +183,6 @@ def _plain(row: Mapping[Any, Any]) -> dict[Any, Any]:
         name: value.tolist() if is_array(value) or isinstance(value, np.generic) else value
         for name, value in row.items()
     }
-
-
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def _check_names(row: Mapping[str, Any], where: str) -> None:
@@ -212,7 +213,7 @@ def _alternatives(names: tuple[str, ...]) -> tuple[list[str], ...]:
     else:
         parts = []
     return (
-        [name for name in names if name in _QUERY],
+        [name for name in names if name in NAMES["query"]],
         [*lists, *positives, *parts],
         # beside scores, labels say which documents are relevant
         [name for name in names if name in _SCORES[:2]] or [name for name in names if name in _SCORES],
@@ -227,7 +228,7 @@ def _near_name(name: str) -> str | None:
     plain = re.sub(r"[\W_]*\d*$", "", name.lower())
     near = difflib.get_close_matches(plain, _OPTIONAL, 1, _NEAR)
     last_word = re.split(r"[\W_]+", plain)[-1]
-    near = near or difflib.get_close_matches(last_word, _NEGATIVE, 1, _NEAR)
+    near = near or difflib.get_close_matches(last_word, NAMES["negative"], 1, _NEAR)
     near = near or [whole for whole in ("negatives", "negative") if plain.startswith(whole)]
     if near:
         return near[0]
@@ -563,15 +564,15 @@ def load_training_set(
         files = parquet_files(folder, split)
         if not files or holds_collection(folder):
             return _from_beir(folder, split)
-        rows = read_rows(files, _QUERY)
+        rows = _read(files, _example_header)
     else:
-        rows = _numbered(source, "row", (*_QUERY, *_QUERY_ID))
+        rows = _numbered(source, "row", _example_header)
     query_texts = None
     if queries is not None:
-        query_texts = texts_by_id(_numbered(queries, "queries", ("text", "query")), "query")
+        query_texts = texts_by_id(_numbered(queries, "queries", texts_header), "query")
     document_texts = None
     if documents is not None:
-        document_texts = texts_by_id(_numbered(documents, "documents", ("text", "contents", "document")), "document")
+        document_texts = texts_by_id(_numbered(documents, "documents", texts_header), "document")
     read = (example for where, row in rows for example in read_row(row, where, query_texts, document_texts))
     examples = _uniform(read, candidates)
     kept: list[Example] = []
@@ -710,12 +711,25 @@ class _Values(Sequence[Any]):
                 yield from map(list, zip(*(batch[name] for name in self._names), strict=True))
 
 
-def _numbered(source: Any, name: str, header: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield rows, each with its name in error messages; `header`: see `read_rows`."""
+def _example_header(cells: list[str]) -> Header:
+    """Return the names of the columns of examples; without those of a query, rows are lists: query, positive, ..."""
+    if {cell.lower() for cell in cells} & {*names_of("query", "query_id")}:
+        return Header(cells)
+    return Header((), is_row=True)
+
+
+def _read(paths: Iterable[Path], header_of: HeaderOf) -> Iterator[tuple[str, Any]]:
+    for path in paths:
+        yield from checked_rows(read_rows(Source(path, path.name), TEXT_FORMATS, header_of))
+
+
+def _numbered(source: Any, name: str, header_of: HeaderOf) -> Iterator[tuple[str, Any]]:
+    """Yield rows, each with its name in error messages."""
     if isinstance(source, Mapping):
-        yield from ((f"{name}[{key!r}]", (key, value)) for key, value in source.items())
+        for key, value in source.items():
+            yield f"{name}[{key!r}]", {"_id": key, "text": value}
     elif isinstance(source, (str, os.PathLike)):
-        yield from read_rows([as_path(source, name)], header)
+        yield from _read([as_path(source, name)], header_of)
     else:
         yield from ((f"{name} {i}" if name == "row" else f"{name}[{i}]", row) for i, row in enumerate(source))
 

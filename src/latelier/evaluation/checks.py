@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Container, Iterable, Mapping
 from itertools import islice
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 from latelier.errors import InvalidArgumentError
+from latelier.reading.rows import OnProblem
 from latelier.utils.checks import check_choice, describe, short
 from latelier.utils.misc import warn_caller
 
@@ -22,8 +23,6 @@ Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 
 Excluded: TypeAlias = Mapping[str, Collection[str]]
 """Query id to the ids of documents that do not count for it."""
-
-OnProblem = Literal["error", "warn"]
 
 _LISTED = 10
 
@@ -37,11 +36,11 @@ class Problems:
         self.total = 0
         self._first: list[str] = []
 
-    def add(self, file: str, line: int, what: str) -> None:
+    def add(self, place: str, what: str) -> None:
         """Record one faulty line."""
         self.total += 1
         if len(self._first) < _LISTED:
-            self._first.append(f"  {file}:{line}: {what}")
+            self._first.append(f"  {place}: {what.removesuffix('.')}")
 
     def settle(self, source: str) -> None:
         """Raise or warn if any line was recorded; the message begins with ``source``."""
@@ -50,7 +49,7 @@ class Problems:
         hidden = self.total - len(self._first)
         places = "\n".join([*self._first, *([f"  and {hidden:,} more"] if hidden else [])])
         found = f"{source} has {self.total:,} problem{'s' if self.total > 1 else ''}"
-        if self.on_problem == "warn":
+        if self.on_problem == "skip":
             warn_caller(f"{found}; these lines are skipped:\n{places}")
             return
         raise InvalidArgumentError(f"{found}:\n{places}\n", advice="skip-faulty")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from latelier.errors import InvalidArgumentError, StorageError
+from latelier.errors import InvalidArgumentError
 from latelier.evaluation.checks import (
-    OnProblem,
     Problems,
     check_evaluated,
     check_excluded,
@@ -19,14 +18,16 @@ from latelier.evaluation.checks import (
 from latelier.evaluation.files import (
     DOCUMENT_FILES,
     QUERY_FILES,
+    Judgement,
     excluded_ids,
     find_files,
     find_split,
     irds_dataset,
-    qrels_entries,
+    judgements,
 )
+from latelier.reading.documents import TEXT_FORMATS, text_record, texts_header
 from latelier.reading.records import irds_record
-from latelier.reading.rows import file_rows, text_record
+from latelier.reading.rows import Fault, OnProblem, Row, Source, read_rows
 from latelier.utils.checks import short
 from latelier.utils.files import as_path, is_folder
 
@@ -117,7 +118,7 @@ def _squeezed(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def load_beir(folder: str | Path | Any, split: str = "test", *, on_problem: OnProblem = "error") -> Collection:
+def load_beir(folder: str | Path | Any, split: str = "test", *, on_problem: OnProblem = "stop") -> Collection:
     r"""Read the documents, the queries and the qrels of a split of a collection.
 
     Parameters
@@ -133,8 +134,8 @@ def load_beir(folder: str | Path | Any, split: str = "test", *, on_problem: OnPr
         ``queries`` holds the queries with a qrel in this split.
     on_problem
         What to do with faulty lines: empty texts, unknown ids in the qrels, duplicates, malformed JSON, missing
-        fields, a relevance that is not an integer or beyond a million. ``"error"`` raises an error that lists them;
-        ``"warn"`` skips them (of duplicates, the first is kept) and issues one warning.
+        fields, a relevance that is not an integer or beyond a million. ``"stop"`` raises an error that lists them;
+        ``"skip"`` leaves them out (of duplicates, the first is kept) and issues one warning.
 
     Returns
     -------
@@ -183,15 +184,12 @@ def load_beir(folder: str | Path | Any, split: str = "test", *, on_problem: OnPr
     return Collection(documents, judged, qrels, {id_: ids for id_, ids in excluded.items() if id_ in qrels})
 
 
-_Numbered: TypeAlias = Iterator[tuple[str, int, Any]]  # the source of a row, its number there, and the row
-
-
 class _Rows(NamedTuple):
-    """The rows of a collection before they are checked; a qrel is a tuple, or what is wrong with it."""
+    """The rows of a collection before they are checked: records of texts, and judgements."""
 
-    documents: _Numbered
-    queries: _Numbered
-    qrels: _Numbered
+    documents: Iterator[Row | Fault]
+    queries: Iterator[Row | Fault]
+    qrels: Iterator[Judgement | Fault]
 
 
 def _folder_rows(folder: Path, split: str) -> _Rows:
@@ -201,37 +199,32 @@ def _folder_rows(folder: Path, split: str) -> _Rows:
     return _Rows(_file_rows(corpus), _file_rows(queries), _file_qrels(qrels))
 
 
-def _file_rows(paths: list[Path]) -> _Numbered:
+def _file_rows(paths: list[Path]) -> Iterator[Row | Fault]:
     for path in paths:
-        try:
-            for number, row in file_rows(path, ("text", "contents")):
-                yield path.name, number, row
-        except StorageError as error:
-            raise InvalidArgumentError(str(error)) from error
+        yield from read_rows(Source(path, path.name), TEXT_FORMATS, texts_header)
 
 
-def _file_qrels(paths: list[Path]) -> _Numbered:
+def _file_qrels(paths: list[Path]) -> Iterator[Judgement | Fault]:
     for path in paths:
         name = path.name
         if path.parent.name == "qrels":
-            name = str(path.relative_to(path.parent.parent))
-        for number, entry in qrels_entries(path):
-            yield name, number, entry
+            name = path.relative_to(path.parent.parent).as_posix()
+        yield from judgements(path, name)
 
 
-def _irds_documents(dataset: Any) -> _Numbered:
+def _irds_documents(dataset: Any) -> Iterator[Row | Fault]:
     for number, document in enumerate(dataset.docs_iter(), start=1):
-        yield "docs", number, irds_record(document)
+        yield Row(f"docs:{number}", irds_record(document))
 
 
-def _irds_queries(dataset: Any) -> _Numbered:
+def _irds_queries(dataset: Any) -> Iterator[Row | Fault]:
     for number, query in enumerate(dataset.queries_iter(), start=1):
-        yield "queries", number, {"_id": query.query_id, "text": query.default_text()}
+        yield Row(f"queries:{number}", {"_id": query.query_id, "text": query.default_text()})
 
 
-def _irds_qrels(dataset: Any) -> _Numbered:
+def _irds_qrels(dataset: Any) -> Iterator[Judgement | Fault]:
     for number, qrel in enumerate(dataset.qrels_iter(), start=1):
-        yield "qrels", number, (qrel.query_id, qrel.doc_id, qrel.relevance)
+        yield Judgement(f"qrels:{number}", qrel.query_id, qrel.doc_id, qrel.relevance)
 
 
 def read_texts(
@@ -279,26 +272,25 @@ def _find(folder: Path, names: tuple[str, ...], split: str) -> list[Path]:
     )
 
 
-def _records(rows: _Numbered, fields: tuple[str, ...], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(
+    rows: Iterator[Row | Fault], fields: tuple[str, ...], problems: Problems
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the id and the record of each valid row."""
-    seen: dict[str, tuple[str, int]] = {}
-    for source, number, row in rows:
-        if isinstance(row, InvalidArgumentError):
-            problems.add(source, number, str(row).removesuffix("."))
+    seen: dict[str, str] = {}
+    for row in rows:
+        if isinstance(row, Fault):
+            problems.add(row.place, row.reason)
             continue
-        record = text_record(row)
+        record = text_record(row.values)
         fault = _fault(record, fields)
         if fault is None:
             id_ = str(record["_id"])
             if id_ not in seen:
-                seen[id_] = (source, number)
+                seen[id_] = row.place
                 yield id_, record
                 continue
-            first_source, first = seen[id_]
-            fault = f"duplicate _id {id_!r}, first on line {first}"
-            if first_source != source:
-                fault = f"{fault} of {first_source}"
-        problems.add(source, number, fault)
+            fault = f"duplicate _id {id_!r}, first at {seen[id_]}"
+        problems.add(row.place, fault)
 
 
 def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
@@ -319,20 +311,21 @@ def _fault(record: Any, fields: tuple[str, ...]) -> str | None:
 
 
 def _qrels(
-    rows: _Numbered, documents: dict[str, dict[str, str]], queries: dict[str, str], problems: Problems
+    rows: Iterator[Judgement | Fault],
+    documents: dict[str, dict[str, str]],
+    queries: dict[str, str],
+    problems: Problems,
 ) -> dict[str, dict[str, int]]:
     qrels: dict[str, dict[str, int]] = {}
-    for name, number, entry in rows:
-        if isinstance(entry, str):
-            problems.add(name, number, entry)
-            continue
-        query, document, relevance = entry
-        if query not in queries:
-            problems.add(name, number, f"unknown query id {query!r}")
-        elif document not in documents:
-            problems.add(name, number, f"unknown document id {document!r}")
-        elif document in qrels.get(query, ()):
-            problems.add(name, number, f"duplicate qrel of document {document!r} for query {query!r}")
+    for row in rows:
+        if isinstance(row, Fault):
+            problems.add(row.place, row.reason)
+        elif row.query not in queries:
+            problems.add(row.place, f"unknown query id {row.query!r}")
+        elif row.document not in documents:
+            problems.add(row.place, f"unknown document id {row.document!r}")
+        elif row.document in qrels.get(row.query, ()):
+            problems.add(row.place, f"duplicate qrel of document {row.document!r} for query {row.query!r}")
         else:
-            qrels.setdefault(query, {})[document] = relevance
+            qrels.setdefault(row.query, {})[row.document] = row.relevance
     return qrels

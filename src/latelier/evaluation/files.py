@@ -6,22 +6,31 @@ name neither the file nor the line of a fault, and need its extra; so these are 
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from glob import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from latelier.errors import InvalidArgumentError, StorageError
 from latelier.evaluation.checks import Qrels, Run, check_evaluated, check_relevance, check_scores, relevance_fault
-from latelier.reading.tables import parquet_rows
+from latelier.reading.rows import (
+    NAMES,
+    Fault,
+    Header,
+    HeaderOf,
+    RowFormat,
+    Rows,
+    Source,
+    checked_rows,
+    names_of,
+    read_rows,
+    value_of,
+)
 from latelier.utils.checks import describe, short
-from latelier.utils.files import as_path, is_file, is_folder, open_binary, parse_json, text_lines, write_lines
+from latelier.utils.files import as_path, is_file, is_folder, write_lines
 from latelier.utils.misc import needs_extra
 
 # The files of a collection's folder, in the order in which they are looked for: of BEIR and MTEB, LoTTE and MS MARCO,
@@ -162,14 +171,7 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     >>> read_run(path)
     {'q1': {'d2': 1.25}}
     """
-    path = as_path(path)
-    run: dict[str, dict[str, float]] = {}
-    for number, query, document, value in _run_entries(path):
-        score = _to_float(value)
-        if score is None:
-            raise InvalidArgumentError(f"{path}:{number}: the score is {describe(value)}; expected a number.")
-        add_entry(run, query, document, score, f"{path}:{number}")
-    return run
+    return _run(_rows(as_path(path), _run_header))
 
 
 class Candidates(NamedTuple):
@@ -182,28 +184,22 @@ class Candidates(NamedTuple):
 
 def read_candidates(path: str | Path) -> Candidates:
     """Read a run, or lines of query id, document id, query and text, as MS MARCO's top1000.dev, best first."""
-    path = as_path(path)
-    first, lines = _lines(path)
-    cells = first.split("\t")
-    if len(cells) != 4 or _to_float(cells[2]) is not None or _is_json(first):
-        return Candidates(read_run(path), {}, {})
+    rows = _rows(as_path(path), _candidates_header)
+    if rows.columns != list(_CANDIDATE):
+        return Candidates(_run(rows), {}, {})
     run: dict[str, dict[str, float]] = {}
     queries: dict[str, str] = {}
     documents: dict[str, str] = {}
-    for number, line in lines:
-        cells = line.split("\t")
-        if len(cells) != 4 or not all(cell.strip() for cell in cells):
+    for place, values in checked_rows(rows):
+        query, document, query_text, text = (values[name] for name in _CANDIDATE)
+        if not all(cell.strip() for cell in values.values()):
             raise InvalidArgumentError(
-                f"{path}:{number}: {len(cells)} columns, or an empty one; expected the ids of query and document, and "
-                "their texts."
+                f"{place}: a column is empty; expected the ids of query and document, and their texts."
             )
-        query, document, query_text, text = cells
         for kind, texts, id_, own in (("query", queries, query, query_text), ("document", documents, document, text)):
             if texts.setdefault(id_, own) != own:
-                raise InvalidArgumentError(
-                    f"{path}:{number}: the {kind} {id_!r} has another text than in a line before it."
-                )
-        add_entry(run, query, document, -float(len(run.get(query, ()))), f"{path}:{number}")
+                raise InvalidArgumentError(f"{place}: the {kind} {id_!r} has another text than in a line before it.")
+        add_entry(run, query, document, -float(len(run.get(query, ()))), place)
     return Candidates(run, queries, documents)
 
 
@@ -251,21 +247,16 @@ def read_qrels(path: str | Path, split: str = "test") -> dict[str, dict[str, int
     if is_folder(path):
         paths = find_split(path, split)
     for file in paths:
-        for number, entry in qrels_entries(file):
-            if isinstance(entry, str):
-                raise InvalidArgumentError(f"{file}:{number}: {entry}.")
-            query, document, relevance = entry
-            add_entry(qrels, query, document, relevance, f"{file}:{number}")
+        for entry in judgements(file, str(file)):
+            if isinstance(entry, Fault):
+                raise InvalidArgumentError(f"{entry.place}: {entry.reason.removesuffix('.')}.")
+            add_entry(qrels, entry.query, entry.document, entry.relevance, entry.place)
     return qrels
 
 
-# Fields of a query with the ids of documents that do not count for it, in BRIGHT and MM-BRIGHT.
-_EXCLUDED = ("excluded_ids", "negative_ids")
-
-
 def excluded_ids(record: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the documents that do not count for a query."""
-    lists = [record[name] for name in _EXCLUDED if isinstance(record.get(name), list)]
+    """Return the ids of the documents that do not count for a query, which BRIGHT and MM-BRIGHT have in its record."""
+    lists = [record[name] for name in NAMES["excluded"] if isinstance(record.get(name), list)]
     return [str(id_) for ids in lists for id_ in ids]
 
 
@@ -300,185 +291,153 @@ def read_excluded(path: str | Path) -> dict[str, list[str]]:
     excluded: dict[str, list[str]] = {}
     if is_folder(path):
         files = [path / name for name in ("queries.jsonl", "queries.jsonl.gz") if is_file(path / name)]
-        for number, line in (numbered for file in files[:1] for numbered in numbered_lines(file)):
-            if not any(name in line for name in _EXCLUDED):
-                continue
-            record = parse_json(line)
-            if isinstance(record, dict) and (ids := excluded_ids(record)):
-                excluded[_id(record, ("_id", *_QUERY_OF_TEXTS), f"{files[0]}:{number}")] = ids
+        for file in files[:1]:
+            for place, values in checked_rows(_rows(file, _run_header)):
+                if isinstance(values, dict) and (ids := excluded_ids(values)):
+                    excluded[_id(values, place, "id", "query_id")] = ids
         return excluded
-    for number, line in _lines(path)[1]:
-        ids = line.split("\t")
-        if len(ids) == 1:
-            ids = line.split()
-        if len(ids) != 2 or not all(ids):
-            raise InvalidArgumentError(f"{path}:{number}: {len(ids)} columns; expected a query id and a document id.")
-        excluded.setdefault(ids[0], []).append(ids[1])
+    for _, values in checked_rows(read_rows(Source(path, str(path), has_comments=True), ("columns",), _pair_header)):
+        excluded.setdefault(values["query"], []).append(values["document"])
     return excluded
 
 
-_QUERY = ("query_id", "query-id", "qid", "q_id", "query", "topic", "q")
-_DOCUMENT = (
-    "document_id",
-    "document-id",
-    "corpus_id",
-    "corpus-id",
-    "docid",
-    "doc_id",
-    "doc-id",
-    "docno",
-    "pid",
-    "id",
-    "document",
-    "doc",
-    "d",
-)
-_RELEVANT = ("answer_pids", "gold_ids")  # lists of the relevant documents of a query: LoTTE, BRIGHT
-_QUERY_OF_TEXTS = ("qid", "query_id", "query-id", "id", "_id")  # where the query is a text
-_RELEVANCE = ("relevance", "score", "rel", "label", "grade")
-_RUN_FORMS = (
-    "query, Q0, document, rank, score and name (TREC), or separated by tabs query, document, rank, score (ColBERT) or "
-    "query, document, rank (MS MARCO)"
-)
+_FORMATS: tuple[RowFormat, ...] = ("parquet", "columns", "jsonl", "csv", "columns")
 
 
-def qrels_entries(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | str]]:
-    """Yield line number, and query id, document id and relevance, or what is wrong with the line."""
-    entries: Iterator[tuple[int, str, str | None, Any]]
-    if path.suffix == ".parquet":
-        entries = _parquet_entries(path)
-    else:
-        first, lines = _lines(path)
-        if _is_json(first):
-            entries = _json_entries(lines, str(path), _RELEVANCE)
-        else:
-            entries = _column_entries(first, lines)
-    for number, query, document, value in entries:
-        relevance = _to_float(value)
-        if document is None:
-            yield number, str(value)
-        elif relevance is None:
-            yield number, f"relevance {short(value)} is not an integer"
-        elif fault := relevance_fault(relevance):
-            yield number, f"relevance {short(value)} {fault}"
-        else:
-            yield number, (query, document, int(relevance))
+def _rows(path: Path, header_of: HeaderOf, name: str = "") -> Rows:
+    return read_rows(Source(path, name or str(path), has_comments=True), _FORMATS, header_of)
 
 
-def _parquet_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield number, query, document and relevance of rows, which without a column of it is 1."""
-    for number, row in parquet_rows(path):
-        if isinstance(row, InvalidArgumentError):
-            raise InvalidArgumentError(f"{path}:{number}: {row}") from row
-        place = f"{path}:{number}"
-        relevance = 1
-        if {*_RELEVANCE} & {*row}:
-            relevance = _field(row, _RELEVANCE, place)
-        yield number, _id(row, _QUERY, place), _id(row, _DOCUMENT, place), relevance
+_QUERY = ("query_id", "judged_query")
+_DOCUMENT = ("document_id", "judged_document")
+# Columns of lines without a header.
+_CANDIDATE = ("query id", "document id", "query", "text")
+_RUNS = {
+    3: ("query_id", "document_id", "rank"),
+    4: ("query_id", "document_id", "rank", "score"),
+    6: ("query_id", "Q0", "document_id", "rank", "score", "name"),
+}
+_JUDGED = {3: ("query_id", "document_id", "relevance"), 4: ("query_id", "0", "document_id", "relevance")}
 
 
-def _column_entries(
-    first: str, lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[int, str, str, Any] | tuple[int, str, None, str]]:
-    """Yield number, query, document and relevance of lines of columns; with None as document, a fault."""
-    columns = first.rstrip("\n").split("\t")
-    by_tabs = len(columns) in (3, 4)
-    columns = columns if by_tabs else first.split()
-    places = (0, 1, 2) if len(columns) == 3 else (0, 2, 3)
-    count = len(columns)
-    is_header = len(columns) == count and count > 2 and _to_float(columns[places[2]]) is None
-    if is_header:
-        names = [column.strip().lower() for column in columns]
-        found = [[i for i, name in enumerate(names) if name in known] for known in (_QUERY, _DOCUMENT, _RELEVANCE)]
-        is_header = [len(each) for each in found] == [1, 1, 1]
-        if is_header:
-            places = (found[0][0], found[1][0], found[2][0])
-    form = "query, document and relevance, separated by tabs, or query, 0, document and relevance"
-    for row, (number, line) in enumerate(lines):
-        cells = line.split("\t") if by_tabs else line.split()
-        if is_header and not row:
+def _run_header(cells: list[str]) -> Header:
+    """Return the columns of a run, by their names or by their number."""
+    names = [cell.lower() for cell in cells]
+    query = next((name for name in names_of("query_id", "id", "judged_query") if name in names), None)
+    document = next((name for name in names_of(*_DOCUMENT) if name in names), None)
+    if None not in (query, document) and query != document and {"score", "rank"} & {*names}:
+        return Header(names)
+    if len(cells) not in _RUNS:
+        raise InvalidArgumentError(
+            f"{len(cells)} columns; expected query, Q0, document, rank, score and name (TREC), or query, document, "
+            "rank, score (ColBERT) or query, document, rank (MS MARCO), or a first line that names query_id, "
+            "document_id and score."
+        )
+    return Header(_RUNS[len(cells)], is_row=True)
+
+
+def _candidates_header(cells: list[str]) -> Header:
+    if len(cells) == 4 and _to_float(cells[2]) is None and "0" != cells[1] != "Q0":
+        return Header(_CANDIDATE, is_row=True)
+    return _run_header(cells)
+
+
+def _judged_header(cells: list[str]) -> Header:
+    """Return the columns of judgements, by their names or by their number."""
+    names = [cell.lower() for cell in cells]
+    columns = _JUDGED.get(len(cells))
+    if len(names) > 2 and (columns is None or _to_float(cells[columns.index("relevance")]) is None):
+        found = [[name for name in names if name in names_of(*each)] for each in (_QUERY, _DOCUMENT, ("relevance",))]
+        if [len(each) for each in found] == [1, 1, 1]:
+            return Header(names)
+    if columns is None:
+        raise InvalidArgumentError(
+            f"{len(cells)} columns; expected query, document and relevance, separated by tabs, or query, 0, document "
+            "and relevance."
+        )
+    return Header(columns, is_row=True)
+
+
+def _pair_header(cells: list[str]) -> Header:
+    if len(cells) != 2:
+        raise InvalidArgumentError(f"{len(cells)} columns; expected a query id and a document id.")
+    return Header(("query", "document"), is_row=True)
+
+
+class Judgement(NamedTuple):
+    """How relevant a document is for a query, and where that stands."""
+
+    place: str
+    query: str
+    document: str
+    relevance: int
+
+
+def judgements(path: Path, name: str) -> Iterator[Judgement | Fault]:
+    """Yield the judgements of a file, which messages call `name`."""
+    rows = _rows(path, _judged_header, name)
+    has_relevance = rows.columns is None or bool({*rows.columns} & {*NAMES["relevance"]})
+    is_empty = True
+    for row in rows:
+        is_empty = False
+        if isinstance(row, Fault):
+            yield row
             continue
-        if len(cells) != count or count not in (3, 4) or (count == 3 and not by_tabs):
-            yield number, "", None, f"{len(cells)} columns; expected {form}"
-        elif not (cells[places[0]] and cells[places[1]]):
-            yield number, "", None, "an id is empty"
-        else:
-            yield number, cells[places[0]], cells[places[1]], cells[places[2]]
+        values = row.values
+        if not has_relevance:  # a table of those that are relevant
+            values = {**values, "relevance": 1}
+        try:
+            for query, document, value in _entries(values, row.place, "relevance"):
+                yield _judgement(row.place, query, document, value)
+        except InvalidArgumentError as error:
+            yield Fault(row.place, error.fact.removeprefix(f"{row.place}: "))
+    if is_empty:
+        raise InvalidArgumentError(f"{name} is empty.")
 
 
-def _run_entries(path: Path) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield line number, query id, document id and score of the lines of a run."""
-    first, lines = _lines(path)
-    if _is_json(first):
-        yield from _json_entries(lines, str(path), ("score",))
-        return
-    columns = _named_columns(first)
-    if columns is not None:
-        yield from _named_entries(path, columns, lines)
-        return
-    tabs = first.count("\t")
-    ranks: dict[str, int] = {}
-    for number, line in lines:
-        if tabs in (2, 3):
-            cells = line.split("\t")
+def _judgement(place: str, query: str, document: str, value: Any) -> Judgement | Fault:
+    relevance = _to_float(value)
+    if relevance is None:
+        return Fault(place, f"relevance {short(value)} is not an integer")
+    if fault := relevance_fault(relevance):
+        return Fault(place, f"relevance {short(value)} {fault}")
+    return Judgement(place, query, document, int(relevance))
+
+
+def _run(rows: Rows) -> dict[str, dict[str, float]]:
+    """Return the run of some rows."""
+    run: dict[str, dict[str, float]] = {}
+    for place, values in checked_rows(rows):
+        if rows.columns is None:
+            entries = [*_entries(values, place, "score")]
         else:
-            cells = line.split()
-        if len(cells) != (tabs + 1 if tabs in (2, 3) else 6):
-            raise InvalidArgumentError(f"{path}:{number}: {len(cells)} columns; expected {_RUN_FORMS}.")
-        if len(cells) == 6:
-            yield number, cells[0], cells[2], cells[4]
-            continue
-        query, document, rank = cells[:3]
-        ranks[query] = ranks.get(query, 0) + 1
-        if rank.strip() != str(ranks[query]):
+            query = _id(values, place, "query_id", "id", "judged_query")
+            document = _id(values, place, *_DOCUMENT)
+            entries = [(query, document, _score(values, rows, len(run.get(query, ())) + 1, place))]
+        for query, document, value in entries:
+            score = _to_float(value)
+            if score is None:
+                raise InvalidArgumentError(f"{place}: the score is {describe(value)}; expected a number.")
+            add_entry(run, query, document, score, place)
+    return run
+
+
+def _score(values: dict[str, Any], rows: Rows, rank: int, place: str) -> Any:
+    """Return the score of a row of a run, in whose place it may have a rank; without a header, ranks are in order."""
+    columns = rows.columns or []
+    if not rows.has_header and len(columns) < 6:
+        if str(values["rank"]).strip() != str(rank):
             raise InvalidArgumentError(
-                f"{path}:{number}: the third of {len(cells)} columns is {rank!r}; expected the rank, "
-                f"{ranks[query]}, as in runs of ColBERT and MS MARCO, where each query's documents are in order."
+                f"{place}: the third of {len(columns)} columns is {values['rank']!r}; expected the rank, {rank}, as in "
+                "runs of ColBERT and MS MARCO, where each query's documents are in order."
             )
-        yield number, query, document, cells[3] if tabs == 3 else 1 / ranks[query]
-
-
-class _RunColumns(NamedTuple):
-    """The places of the columns of a run with a header."""
-
-    delimiter: str
-    width: int
-    query: int
-    document: int
-    score: int | None
-    rank: int | None
-
-
-def _named_columns(header: str) -> _RunColumns | None:
-    """Return the columns of a run if its first line names them; beside ``docno``, ``docid`` is a number."""
-    for delimiter in (",", "\t"):
-        names = [name.strip().strip('"').lower() for name in header.split(delimiter)]
-        places = {name: place for place, name in reversed([*enumerate(names)])}
-        query = next((places[name] for name in (*_QUERY_OF_TEXTS, *_QUERY) if name in places), None)
-        document = next((places[name] for name in ("docno", *_DOCUMENT) if name in places), None)
-        score = places.get("score")
-        rank = places.get("rank")
-        if query is not None and document is not None and query != document and (score, rank) != (None, None):
-            return _RunColumns(delimiter, len(names), query, document, score, rank)
-    return None
-
-
-def _named_entries(
-    path: Path, columns: _RunColumns, lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield number, query, document and score, or the negative rank, of rows with a header."""
-    next(lines)
-    for number, line in lines:
-        cells = next(csv.reader([line], delimiter=columns.delimiter))
-        if len(cells) != columns.width:
-            raise InvalidArgumentError(f"{path}:{number}: {len(cells)} columns; the header has {columns.width}.")
-        if columns.score is not None:
-            value: Any = cells[columns.score]
-        else:
-            value = _to_float(cells[columns.rank or 0])
-            if value is not None:
-                value = -value
-        yield number, cells[columns.query], cells[columns.document], value
+        return values.get("score", 1 / rank)
+    if "score" in columns:
+        return values.get("score")
+    value = _to_float(values.get("rank"))
+    if value is not None:
+        value = -value
+    return value
 
 
 def _to_float(value: Any) -> float | None:
@@ -495,57 +454,29 @@ def _to_float(value: Any) -> float | None:
     return number
 
 
-def _lines(path: Path) -> tuple[str, Iterator[tuple[int, str]]]:
-    """Return the first line that is neither blank nor a comment, and all of these lines with their numbers."""
-    lines = ((number, line) for number, line in numbered_lines(path) if not line.lstrip().startswith("#"))
-    first = next(lines, None)
-    if first is None:
-        raise InvalidArgumentError(f"{path} is empty.")
-    return first[1].lstrip(), chain([first], lines)
+def _entries(values: Any, place: str, role: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield query id, document id and value of a row, which may hold all documents of a query or all queries.
 
-
-def _is_json(first: str) -> bool:
-    """Whether a first line is JSON, rather than a line of the other formats whose query id begins with a brace."""
-    return first.startswith("{") and first.count("\t") != 2 and first.split(maxsplit=2)[1:2] not in (["0"], ["Q0"])
-
-
-def _json_entries(
-    lines: Iterator[tuple[int, str]], source: str, values: tuple[str, ...]
-) -> Iterator[tuple[int, str, str, float]]:
-    """Yield line number, query id, document id and the value of the first of the fields `values` that is there.
-
-    The lines are an object each, or all of them are one object: query id to document id to value.
+    The value is that of a `role`: a score or a relevance.
     """
-    number, line = next(lines)
-    with suppress(InvalidArgumentError):
-        parse_json(line)
-        lines = chain([(number, line)], lines)
-        line = ""
-    if line:  # an object of several lines
-        lines = iter([(number, "\n".join([line, *(text for _, text in lines)]))])
-    for number, line in lines:
-        place = f"{source}:{number}"
-        try:
-            record = parse_json(line)
-        except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"{place}: {error}") from error
-        if not isinstance(record, dict):
-            raise InvalidArgumentError(f"{place}: expected a JSON object, received {type(record).__name__}.")
-        if record and all(isinstance(row, dict) for row in record.values()):
-            table = _of_mteb(record, place)
-            yield from ((number, query, id_, value) for query, row in table.items() for id_, value in row.items())
-            continue
-        relevant = next((record[name] for name in _RELEVANT if isinstance(record.get(name), list)), None)
-        if relevant is not None and values == _RELEVANCE:
-            query = _id(record, _QUERY_OF_TEXTS, place)
-            yield from ((number, query, str(id_), 1) for id_ in relevant)
-            continue
-        query = _id(record, _QUERY, place)
-        results = record.get("results", [record])
-        if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
-            raise InvalidArgumentError(f"{place}: results is {describe(results)}; expected a list of JSON objects.")
-        for result in results:
-            yield number, query, _id(result, _DOCUMENT, place), _field(result, values, place)
+    if not isinstance(values, dict):
+        raise InvalidArgumentError(f"{place}: expected a JSON object, received {type(values).__name__}.")
+    if values and all(isinstance(each, dict) for each in values.values()):
+        for query, judged in _of_mteb(values, place).items():
+            for document, value in judged.items():
+                yield query, document, value
+        return
+    relevant = value_of(values, "relevant")
+    if isinstance(relevant, list) and role == "relevance":
+        query = _id(values, place, "query_id", "id")
+        yield from ((query, str(document), 1) for document in relevant)
+        return
+    query = _id(values, place, *_QUERY)
+    results = values.get("results", [values])
+    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
+        raise InvalidArgumentError(f"{place}: results is {describe(results)}; expected a list of JSON objects.")
+    for result in results:
+        yield query, _id(result, place, *_DOCUMENT), _field(result, place, role)
 
 
 def _of_mteb(record: dict[str, Any], place: str) -> dict[str, Any]:
@@ -566,19 +497,20 @@ def _of_mteb(record: dict[str, Any], place: str) -> dict[str, Any]:
     return next(iter(parts.values()))
 
 
-def _id(record: dict[str, Any], names: tuple[str, ...], place: str) -> str:
-    id_ = _field(record, names, place)
+def _id(record: dict[str, Any], place: str, *roles: str) -> str:
+    id_ = _field(record, place, *roles)
     if isinstance(id_, bool) or not isinstance(id_, (str, int)) or id_ == "":
         raise InvalidArgumentError(f"{place}: the id is {describe(id_)}; expected a string that is not empty.")
     return str(id_)
 
 
-def _field(record: dict[str, Any], names: tuple[str, ...], place: str) -> Any:
+def _field(record: dict[str, Any], place: str, *roles: str) -> Any:
+    names = names_of(*roles)
     for name in names:
         if name in record:
             return record[name]
     present = ", ".join(map(short, list(record)[:10])) or "none"
-    raise InvalidArgumentError(f"{place}: no {names[0]!r} field; its fields are {present}.")
+    raise InvalidArgumentError(f"{place}: no {roles[0]!r} field; its fields are {present}.")
 
 
 def write_run(run: Run, path: str | Path, name: str = "latelier") -> None:
@@ -710,14 +642,3 @@ def check_trec_ids(what: str, ids: Iterable[str]) -> None:
                 f"{what} {id_!r} cannot be written to a TREC file, as white space separates its columns and # "
                 "begins a comment; give a str without them, or write JSON Lines: to a file whose name ends in .jsonl."
             )
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line number (from 1) and the text of every line that is not blank; ``.gz`` is decompressed."""
-    try:
-        lines = text_lines(open_binary(path), str(path), compressed=path.suffix == ".gz")
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, line.rstrip("\r\n")
-    except StorageError as error:
-        raise InvalidArgumentError(str(error)) from error

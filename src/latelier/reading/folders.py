@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError, StorageError
+from latelier.reading.documents import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
 from latelier.reading.files import is_readable, read_file, read_pictures, read_stream
 from latelier.reading.images import is_picture
 from latelier.reading.records import (
@@ -23,13 +24,12 @@ from latelier.reading.records import (
     FieldsTaken,
     FileDocuments,
     InputDocument,
-    OnProblem,
     Pages,
     Reading,
     Skipped,
     SkipReason,
 )
-from latelier.reading.tables import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
+from latelier.reading.rows import OnProblem
 from latelier.utils.checks import check_choice, check_unicode, cut, is_unicode, short
 from latelier.utils.files import CATALOG, as_path, is_file, is_folder, parse_json, read_bytes
 from latelier.utils.misc import warn_caller
@@ -71,7 +71,7 @@ def read_documents(
         skipped; a warning at the end, and the attribute `skipped`, name them.
     format
         ``"jsonl"``: a record per line, with ``text``, optionally ``id`` and ``title``, and metadata under any other
-        key; also one JSON array or object, and the dumps of Elasticsearch and Qdrant. ``"csv"``, ``"tsv"``,
+        key; also one JSON array or object, and the dumps of Elasticsearch, Solr and Qdrant. ``"csv"``, ``"tsv"``,
         ``"parquet"``: columns of these names; in a TSV, a quote is a letter unless cells are quoted as in CSV, and
         without a header, the columns are id, text and title, as in MS MARCO's ``collection.tsv``, or numbers: ``id=1,
         text="3"``. ``"trec"``: TREC's SGML. ``"txt"``: a text per line. ``"whole"``: the file is one text, its name the
@@ -79,9 +79,9 @@ def read_documents(
         ``"auto"``: by the file's extension; if that is unknown, by the first line.
     id, text, title, metadata
         Names of the fields of JSONL, CSV and Parquet files to take instead: of the id (default: ``id`` or ``_id``, else
-        ``docid``, ``docno``, ``doc_id`` or ``pid``, in whatever case), of the text (several are joined by line ends),
-        of the title, and of the metadata. Without `metadata`, all other fields are metadata. A field
-        inside of another one is ``meta.year``.
+        ``docno``, ``docid``, ``doc_id``, ``pid``, ``document_id`` or ``corpus_id``, in whatever case), of the text
+        (several, and lists of texts, are joined by line ends), of the title, and of the metadata. Without `metadata`,
+        all other fields are metadata. A field inside of another one is ``meta.year``.
     glob
         Patterns of the files of a folder, such as ``"*.rst"``; default: all of known formats. A pattern with a slash
         is compared with the path relative to the folder, where ``*`` also matches slashes, and ``**/`` folders of any
@@ -335,7 +335,7 @@ class DocumentFolder(FileDocuments):
             is_empty = False
         if is_empty:
             raise EmptyTextError("it is empty.")
-        kind = RECORD_FORMATS.get(_suffix(path.name), "txt")
+        kind: str = RECORD_FORMATS.get(_suffix(path.name), "txt")
         if _suffix(path.name) == ".txt" and self._format == "auto":
             kind = _format_of_text(path, kind)
         records: Any = self._format if self._format not in ("auto", "whole") else kind

@@ -1,14 +1,11 @@
 """Documents as records: of Python values and tables in memory, and what the fields of a record are.
 
-Files of records are in `latelier.reading.tables`, those that are one text each in `latelier.reading.files`.
+Files of records are in `latelier.reading.documents`, those that are one text each in `latelier.reading.files`.
 """
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import itertools
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import EmptyTextError, InvalidArgumentError
+from latelier.reading.rows import NAMES, Fault, OnProblem, Row, rows_of_table
 from latelier.utils.checks import check_unicode, cut, describe, short
 from latelier.utils.misc import warn_caller
-from latelier.utils.values import Id, as_id, encode_fields
+from latelier.utils.values import Id, as_id, encode_fields, plain_value
 
 
 class Part(NamedTuple):
@@ -192,25 +190,14 @@ def _table_rows(documents: Any) -> Any:
     elif hasattr(documents, "to_batches") or (
         hasattr(documents, "__arrow_c_stream__") and (hasattr(documents, "schema") or hasattr(documents, "columns"))
     ):
-        rows = (row for batch in _batches(documents) for row in rows_of(batch))
+        rows = rows_of_table(documents)
     else:
         return documents
     return (
         dict.fromkeys({"text"} & {*map(str, row)})
-        | {str(name): json_value(value) for name, value in row.items() if not _is_missing(value)}
+        | {str(name): plain_value(value) for name, value in row.items() if not _is_missing(value)}
         for row in rows
     )
-
-
-def _batches(table: Any) -> Iterator[Any]:
-    """Yield the record batches of what pyarrow reads, a few rows each."""
-    import pyarrow
-
-    if hasattr(table, "to_batches"):
-        found = table.to_batches()
-    else:
-        found = pyarrow.RecordBatchReader.from_stream(table)
-    return (batch.slice(start, ROWS_AT_ONCE) for batch in found for start in range(0, batch.num_rows, ROWS_AT_ONCE))
 
 
 def _is_missing(value: Any) -> bool:
@@ -246,33 +233,34 @@ def parse_document(item: Any, position: int | str, *, with_image: bool = True) -
         id_ = None
     else:
         id_ = as_id(record[own])
-    text = record.pop("text")
-    title = record.pop("title", None)
+    text = joined_text(record.pop("text"))
+    title = joined_text(record.pop("title", None))
     if title is not None and not isinstance(title, str):
         raise InvalidArgumentError(f"it has a title of type {type(title).__name__}; expected str.")
     rest = {name: value for name, value in record.items() if name not in (own, "id", "_id")}
-    document = InputDocument(id_, text, _merged_metadata(rest), title or "", image=image)
+    # The index makes the same check, but after the chunk is encoded.
+    metadata = encode_fields(_merged_metadata(rest), position if id_ is None else id_)[1]
+    document = InputDocument(id_, text, metadata, title or "", image=image)
     titled = text
     if title and isinstance(text, str):
         titled = f"{title} {text}"
     if image is None or text != "":
         _checked_text(titled, id_)
-    # The index makes the same check, but after the chunk is encoded.
-    encode_fields(document.metadata, position if id_ is None else id_)
     return document
 
 
-# Names of ids, whatever their case: those of all kinds of records, and those of test collections. A record with one of
-# each is a chunk, and the second is the document that it is of.
-_OWN_IDS = ("id", "_id")
-_IDS_OF_THE_FIELD = ("docid", "docno", "doc_id", "pid")
+def joined_text(value: Any) -> Any:
+    """Return a text that is given as a list of its sentences or paragraphs, each on a line; others as they are."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(each, str) for each in value):
+        return "\n".join(value)
+    return value
 
 
 def id_names(names: Iterable[Any]) -> list[str]:
     """Return those of the fields of a record, or of the columns of a table, that are its id."""
     lowered = {name: name.lower() for name in names if isinstance(name, str)}
-    own = [name for name, lower in lowered.items() if lower in _OWN_IDS]
-    return own or [name for name, lower in lowered.items() if lower in _IDS_OF_THE_FIELD]
+    own = [name for name, lower in lowered.items() if lower in NAMES["id"]]
+    return own or [name for name, lower in lowered.items() if lower in NAMES["document_id"]]
 
 
 def id_field(record: Mapping[str, Any]) -> str | None:
@@ -313,10 +301,13 @@ def _as_record(item: Any) -> dict[str, Any]:
 
 
 def plain_record(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with its text at the top, also as Elasticsearch, Qdrant and Anserini write it."""
+    """Return a record with its text at the top, also as Elasticsearch, Qdrant, Solr and Anserini write it."""
     record = dict(item)
     if "text" in record:
         return record
+    added = record.get("add")
+    if isinstance(added, Mapping) and isinstance(added.get("doc"), Mapping):
+        return dict(added["doc"])
     for outer in ("_source", "payload"):
         inner = record.get(outer)
         if isinstance(inner, Mapping) and (outer == "_source" or "text" in inner):
@@ -394,6 +385,11 @@ class DocumentFields(NamedTuple):
         return self != DocumentFields()
 
     @property
+    def single_names(self) -> list[str]:
+        """All fields that are named."""
+        return [name for name in (self.id, *self.text, self.title, *(self.metadata or ())) if name is not None]
+
+    @property
     def text_names(self) -> tuple[str, ...]:
         """The fields of the text."""
         return self.text or ("text",)
@@ -420,7 +416,7 @@ class DocumentFields(NamedTuple):
         title = self.title or "title"
         texts = [title] * bool(item.get(title))
         if not self.text and "text" not in item:
-            texts += [name for name in ("contents", "_source", "payload") if name in item][:1]
+            texts += [name for name in ("contents", "_source", "payload", "add") if name in item][:1]
         else:
             texts += self.text_names
         id = self.id or id_field(item)
@@ -460,17 +456,13 @@ class DocumentFields(NamedTuple):
             selected["metadata"] = {name if name in item else name.split(".")[-1]: record[name] for name in names}
         return selected
 
-    def checked_records(self, records: Iterable[tuple[int, Any]], source: str) -> Iterator[tuple[int, Any]]:
-        """Yield numbered records, after a check that each named field is in one of the first hundred."""
-        remaining = iter(records)
+    def checked_records(self, rows: Iterable[Row | Fault], source: str) -> Iterator[Row | Fault]:
+        """Yield records, after a check that each named field is in one of the first hundred."""
+        remaining = iter(rows)
         first = list(itertools.islice(remaining, _FIRST_RECORDS))
         if first:
-            keys = [
-                key
-                for _, item in first
-                if isinstance(item, Mapping)
-                for key in {**plain_record(item), **flat_record(item)}
-            ]
+            records = [row.values for row in first if isinstance(row, Row) and isinstance(row.values, Mapping)]
+            keys = [key for record in records for key in {**plain_record(record), **flat_record(record)}]
             self.check_names(keys, f"{source}: its first records have")
         return itertools.chain(first, remaining)
 
@@ -494,6 +486,7 @@ def _names(option: str, value: Any) -> tuple[str, ...]:
 
 def _joined(parts: Mapping[str, Any]) -> Any:
     """Return the texts of several fields on lines of their own; None and empty ones are left out."""
+    parts = {name: joined_text(value) for name, value in parts.items()}
     if len(parts) == 1:
         if (only := next(iter(parts.values()))) is None:
             return ""
@@ -508,7 +501,6 @@ def _listed(record: Mapping[str, Any]) -> str:
     return cut(", ".join(map(short, record)) or "none", 200)
 
 
-OnProblem: TypeAlias = Literal["stop", "skip"]
 Pages: TypeAlias = Literal["texts", "images"]
 
 
@@ -527,50 +519,3 @@ class Reading(NamedTuple):
             raise InvalidArgumentError(
                 f"received names of fields for {source}, which is one text; fields are those of jsonl, csv and parquet."
             )
-
-
-# Rows converted to Python objects at once; a row group is read page by page.
-ROWS_AT_ONCE = 1024
-
-
-def rows_of(batch: Any) -> list[dict[str, Any]]:
-    """Return the rows of a record batch as Python objects."""
-    import pyarrow
-
-    columns = []
-    for column in batch.columns:
-        kind = column.type
-        if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":  # datetime has microseconds: rounded down
-            column = column.cast(pyarrow.timestamp("us", kind.tz), safe=False)
-        columns.append(column.to_pylist())
-    return [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def json_value(value: Any) -> Any:
-    """Return a value of a table as JSON has it: times as ISO 8601, decimals as numbers, NaN as None, bytes as UTF-8."""
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return None
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if hasattr(value, "tolist"):  # an array or a number of numpy
-        return json_value(value.tolist())
-    if isinstance(value, dict):
-        return {str(key): json_value(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_value(each) for each in value]
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    if isinstance(value, decimal.Decimal):
-        if value.is_finite() and value == value.to_integral_value():
-            return int(value)
-        return json_value(float(value))
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError("it holds bytes that are not UTF-8 text.") from error
-    return str(value)  # a UUID, an interval

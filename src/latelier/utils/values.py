@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
+import math
+import uuid
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,9 +103,78 @@ def encode_fields(metadata: object, id: Id) -> tuple[str, dict[str, Any]]:
     if not metadata:
         return "{}", {}
     what = f"the metadata of document {id!r}"
-    plain = {as_key(key, what): value for key, value in metadata.items()}
+    try:
+        plain = {as_key(key, what): plain_value(value) for key, value in metadata.items()}
+    except RecursionError as error:
+        raise InvalidArgumentError(f"{what} is nested too deeply.") from error
+    except InvalidArgumentError as error:
+        if error.fact.startswith(what):
+            raise
+        raise InvalidArgumentError(f"{what} cannot be stored as JSON: {error.fact}") from error
     check_row_size(what, plain.values())
     return encode_json(plain, what, levels=_MOST_LEVELS), plain
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON has it, if there is one that means the same.
+
+    Numbers and arrays of numpy are those of Python, times ISO 8601, durations seconds, decimals numbers, paths and
+    UUIDs texts, bytes UTF-8; NaN, infinity and what pandas has for a missing value are None.
+    """
+    if type(value) in _PLAIN or (isinstance(value, (str, int)) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain_value(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(each) for each in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return plain_value(_python(value))
+    if isinstance(value, (float, decimal.Decimal)):
+        return _plain_number(value)
+    if type(value).__name__ in _MISSING:
+        return None
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    return _plain_text(value)
+
+
+def _plain_number(value: float | decimal.Decimal) -> int | float | None:
+    if not math.isfinite(value):
+        return None
+    if isinstance(value, decimal.Decimal) and value == value.to_integral_value():
+        return int(value)
+    return float(value)
+
+
+def _plain_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError("it holds bytes that are not UTF-8 text.") from error
+    if isinstance(value, (uuid.UUID, PurePath)) or type(value).__module__.partition(".")[0] in _TABLES:
+        return str(value)
+    raise InvalidArgumentError(f"it holds a value of type {type(value).__name__}; give texts, numbers, lists or dicts.")
+
+
+_PLAIN = frozenset({str, int, bool, type(None)})
+_MISSING = frozenset({"NAType", "NaTType"})
+_TABLES = frozenset({"pandas", "pyarrow", "polars", "duckdb"})  # their intervals and periods
+
+
+def _python(value: Any) -> Any:
+    """Return numbers of numpy as those of Python, which has microseconds: times are rounded down."""
+    if value.dtype.kind not in "mM":
+        return value.tolist()
+    if value.ndim:
+        return [_python(each) for each in value]
+    if np.isnat(value):
+        return None
+    if np.datetime_data(value.dtype)[0] in ("ns", "ps", "fs", "as"):
+        value = value.astype(f"{value.dtype.kind}8[us]")
+    return value.tolist()
 
 
 def check_row_size(what: str, values: Iterable[object]) -> None:
