@@ -96,25 +96,32 @@ def compile_kernels(tag: str, path: Path) -> None:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(compile_unit, units, objects))
+        path.parent.mkdir(parents=True, exist_ok=True)
         built = path.with_name(f"{path.name}.new")
         run("-shared", "-s", *objects, "-o", built)
         built.replace(path)  # at once: processes may have loaded the file that it replaces
 
 
 class KernelHook(BuildHookInterface[Any]):
-    """Compiles the library into src and adds it to wheels, whose tag is then that of the platform."""
+    """Compiles the library into src, or adds it to a wheel, whose tag is then that of the platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Run before hatchling collects the files; `version` is "standard" or "editable"."""
-        tag = os.environ.get("LATELIER_PLATFORM") or own_platform()
         if version == "editable":
-            tag = own_platform()
-        path = KERNELS / library_name(tag)
+            compile_own()
+            return
+        tag = os.environ.get("LATELIER_PLATFORM") or own_platform()
+        path = ROOT / "build" / tag / library_name(tag)
         compile_kernels(tag, path)
         build_data["tag"] = f"py3-none-{tag}"
         build_data["pure_python"] = False
-        build_data["artifacts"].append(str(path.relative_to(ROOT).as_posix()))
+        build_data["force_include"][str(path)] = f"latelier/kernels/{path.name}"
+
+
+def compile_own() -> None:
+    """Compile the library of this machine into src, where an editable install and a checkout find it."""
+    compile_kernels(own_platform(), KERNELS / library_name(own_platform()))
 
 
 if __name__ == "__main__":
-    compile_kernels(own_platform(), KERNELS / library_name(own_platform()))
+    compile_own()

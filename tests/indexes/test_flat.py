@@ -1,8 +1,5 @@
 """Flat: blocks of any size give the hits of a double loop; the first searches of a process, by numpy, find the same."""
 
-import os
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
@@ -11,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import check_hits, expected_hits, matrices
 
+from instructions import forced
 from latelier import indexes
 
 
@@ -45,7 +43,7 @@ def test_searching_takes_bounded_memory(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_numpy_finds_what_the_kernels_find(dtype, monkeypatch):
+def test_numpy_finds_what_the_kernels_find(dtype):
     """In two segments, with removed documents and with a filter."""
     rng = np.random.default_rng(0)
     matrices = [rng.standard_normal((n, 48), dtype="float32") for n in rng.integers(1, 12, 700)]
@@ -56,37 +54,9 @@ def test_numpy_finds_what_the_kernels_find(dtype, monkeypatch):
         index.remove(list(range(0, 700, 7)))
         for arguments in ({}, {"filter": "even = ?", "parameters": (1,)}, {"k": 1000}):
             expected = index.search(queries, **arguments)
-            with monkeypatch.context() as patch:
-                patch.setattr(indexes.Flat, "_warm_up", type(indexes.Flat._warm_up)(most_work=1 << 60))
+            with forced("numpy"):
                 found = index.search(queries, **arguments)
                 assert index.search([], **arguments) == []
             for mine, theirs in zip(found, expected, strict=True):
                 assert [hit.id for hit in mine] == [hit.id for hit in theirs]
                 np.testing.assert_allclose([hit.score for hit in mine], [hit.score for hit in theirs], atol=1e-4)
-
-
-FORKED = """
-import os, sys, time
-import numpy as np
-from latelier import indexes
-index = indexes.Flat()
-index.add(["a"], [np.eye(4)])
-index.search(np.eye(4))
-time.sleep(2.1)
-index.search(np.eye(4))
-time.sleep(float(sys.argv[1]))
-child = os.fork()
-assert index.search(np.eye(4))[0][0].id == "a"
-sys.exit(os.waitpid(child, 0)[1] if child else 0)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("seconds", [0.05, 0.5])
-def test_a_process_forked_while_kernels_compile_searches(tmp_path, seconds):
-    """The thread that compiles holds locks of numba, of imports and, at moments, of logging."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", FORKED, str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -44,7 +44,7 @@ from latelier.indexes.results import (
     as_prefixes,
 )
 from latelier.indexes.why_not import why_not_by_vectors
-from latelier.scores.maxsim import TopK, maxsim_numpy
+from latelier.scores.maxsim import TopK, maxsim
 from latelier.utils.checks import check_count, did_you_mean, short
 from latelier.utils.misc import NotCopied, show_options
 from latelier.utils.values import Id, as_id
@@ -320,7 +320,7 @@ class Index(NotCopied, ABC):
                     wanted.setdefault(i, []).append((number, place))
             for i, pairs in wanted.items():
                 query = queries[i : i + 1]
-                scores = maxsim_numpy(query, documents[[number for number, _ in pairs]])[0]
+                scores = maxsim(query, documents[[number for number, _ in pairs]])[0]
                 for (_, place), score in zip(pairs, scores.tolist(), strict=True):
                     means[i][place] = score / query.num_tokens
         return means

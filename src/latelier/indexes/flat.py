@@ -6,7 +6,6 @@ enough for tens of thousands of documents.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -19,8 +18,7 @@ from latelier.indexes.ranking import BlockSize, score_blocks
 from latelier.indexes.results import MemoryReport
 from latelier.indexes.store.segments import AROUND, Part, Snapshot, TokenArray, release_memory
 from latelier.indexes.stored_index import StoredIndex
-from latelier.kernels.threads import KernelWarmUp
-from latelier.scores.maxsim import TopK, maxsim, maxsim_numpy
+from latelier.scores.maxsim import TopK, maxsim
 from latelier.utils.batching import lengths_to_offsets
 
 if TYPE_CHECKING:
@@ -80,8 +78,6 @@ class Flat(StoredIndex):
     kind = "flat"
     _choices: ClassVar = {"dtype": ("float32", "float16")}
     _document_bytes = 48  # its row id and its offsets in the segment, and its position in a snapshot
-    # About a second of multiplications by numpy, which is as fast as the kernels for large matrices.
-    _warm_up: ClassVar = KernelWarmUp(most_work=1 << 33)
     # Limits the memory of a search.
     _block: ClassVar = BlockSize(tokens=1 << 15, scores=1 << 22)
 
@@ -115,10 +111,6 @@ class Flat(StoredIndex):
         """See `StoredIndex._encode`."""
         return {"vectors": embeddings.vectors}
 
-    def _search_by_kernels(self) -> None:
-        """See `StoredIndex._search_by_kernels`."""
-        self._warm_up.is_over(sys.maxsize, lambda: None)
-
     def _layout(self, dim: int, names: Collection[str]) -> dict[str, TokenArray]:
         return {"vectors": TokenArray(np.dtype(self.dtype), (dim,))}
 
@@ -128,22 +120,18 @@ class Flat(StoredIndex):
     def _search(
         self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
     ) -> None:
-        tokens = sum(part.tokens for part in parts)
-        by_kernels = self._warm_up.is_over(tokens * queries.num_tokens * queries.dim, _load_kernels)
-        score = maxsim if by_kernels else maxsim_numpy
         if self._max_memory is None:
             plan = None
         else:
             plan = self._planned(snapshot)
-        # Without kernels, the process may not search again.
-        releases = not by_kernels or (plan is not None and len(plan.read) > 0)
+        releases = plan is not None and len(plan.read) > 0
         for part in parts:
             if plan is None:
                 block = self._block
             else:
                 block = _block_within(plan, part, queries)
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
-            for positions, scores in score_blocks(vectors, part.positions, queries, score, block):
+            for positions, scores in score_blocks(vectors, part.positions, queries, maxsim, block):
                 best.add(scores, part.segment.row_ids[positions])
                 if releases:
                     release_memory(part.segment.arrays["vectors"])
@@ -157,9 +145,3 @@ def _block_within(plan: MemoryReport, part: Part, queries: TokenEmbeddings) -> B
     if plan.read and len(part.positions) < len(part.segment):
         scores = min(scores, len(queries) * max(1, share // AROUND))
     return BlockSize(min(size.tokens, share // (4 * queries.dim)), scores)
-
-
-def _load_kernels() -> None:
-    """Compile the kernels of a search, or load them from disk, by one small search."""
-    one = TokenEmbeddings(np.ones((1, 1), dtype="float32"), [0, 1])
-    maxsim(one, one)

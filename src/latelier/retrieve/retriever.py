@@ -53,7 +53,7 @@ from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
 from latelier.retrieve.why_not import explain_miss
-from latelier.scores.maxsim import maxsim_numpy
+from latelier.scores.maxsim import maxsim
 from latelier.utils.checks import check_choice, check_count, check_number, did_you_mean, short
 from latelier.utils.misc import NotCopied, progress_bar, show_options, warn_caller
 from latelier.utils.values import as_id
@@ -923,7 +923,7 @@ def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | Non
         return Ranked()
     # By an exported encoder, if there is one: the model and torch would be loaded for a minute.
     embeddings = model.encoder.encode(documents, "document")
-    scores = maxsim_numpy(vectors, embeddings)[0]
+    scores = maxsim(vectors, embeddings)[0]
     ranked = Ranked(Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k])
     ranked.cut = [i for i, tokens in enumerate(model.unread(documents, "document")) if tokens]
     return ranked
