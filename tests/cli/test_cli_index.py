@@ -77,8 +77,8 @@ def test_a_folder_without_a_document_is_an_error_and_makes_no_index(run, notes, 
     assert "looked for files *.rst, *.org in it and its sub-folders" in result.stderr
     for path in notes.rglob("*.*"):
         path.unlink()
-    (notes / "a.xyz").write_text("text")
-    with pytest.warns(UserWarning, match="a.xyz: no known kind of text"):
+    (notes / "a.xyz").write_bytes(b"x\0")
+    with pytest.warns(UserWarning, match="a.xyz: a binary file has no text"):
         result = run(*command)
     assert (result.exit_code, "and all 1 found were skipped." in result.stderr) == (1, True)
     assert not (tmp_path / "index").exists()
@@ -350,7 +350,7 @@ def test_what_is_skipped_is_told_once_and_an_object_is_read_whole(run, tmp_path,
     (folder / "card.json").write_text('{"name": "penguins", "licence": "MIT"}')
     (folder / "old.tar.gz").write_bytes(b"\x1f\x8b")
     (folder / "tool.exe").write_bytes(b"MZ\0\0")
-    (folder / "notes.xyz").write_text("A text.")
+    (folder / "notes.xyz").write_bytes("Größe".encode("latin-1"))
 
     def skipped():
         with pytest.warns(UserWarning, match="skipped") as caught:
@@ -361,7 +361,7 @@ def test_what_is_skipped_is_told_once_and_an_object_is_read_whole(run, tmp_path,
     first = skipped()
     assert "old.tar.gz: an archive; unpack it" in first
     assert "tool.exe: a binary file has no text" in first
-    assert "notes.xyz: no known kind of text; --glob '*.xyz'" in first
+    assert "notes.xyz: no text in UTF-8; --encoding names that of a text" in first
     assert skipped().endswith("skipped 3 files of " + str(folder) + ", as before")
     (folder / "new.zip").write_bytes(b"PK")
     third = skipped()

@@ -88,3 +88,19 @@ def test_printed_results_are_the_table_of_a_notebook(files):
 )
 def test_the_language_of_a_text(text, language):
     assert language_of(text) == language
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Warehouse,Storage temperature,Supplier\n" + "".join(f"Town {i},{i} C,Firm {i}\n" for i in range(60)),
+        "double f(int n, double *s, double *d) { double c = 0; for (int i = 0; i < n; i++) { c += s[i] * d[i]; } }\n",
+        "C 12.01 N 14.00 S 32.06 D 2.01\n" * 10,
+        "speed 3 m/s, 4 m/s; force 2 N; 3 N m; 7 d; 8 C\n" * 5,
+        "ATG C D E N S T L K M R Q\n" * 8,
+        "N d2 N c3 d4 d5 c4 dxc4\n" * 10,
+        "la,la,la,de,de\n" * 40,
+    ],
+)
+def test_tables_code_and_units_are_in_no_language(text):
+    assert language_of(text) is None

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias,
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError, StorageError
 from latelier.reading.documents import RECORD_FORMATS, format_by_contents, looks_like_a_table, read_records
-from latelier.reading.files import is_readable, read_file, read_pictures, read_stream
+from latelier.reading.files import (
+    has_reader,
+    is_generated,
+    read_file,
+    read_pictures,
+    read_stream,
+    why_no_text,
+    why_not_read,
+)
 from latelier.reading.images import is_picture
 from latelier.reading.records import (
     DocumentFields,
@@ -182,7 +190,9 @@ def read_document_file(
         texts = read_file(path, path.name, reading.encoding)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error}") from error
-    return FileDocuments(iter(texts), [], path, are_texts=True)
+    unread = [each for text in texts for each in text.unread]
+    skipped = [Skipped(path.name, not_read(unread), SkipReason.UNREAD)] if unread else []
+    return FileDocuments(iter(texts), skipped, path, are_texts=True)
 
 
 def _suffix(name: str) -> str:
@@ -201,7 +211,7 @@ def _format_of_text(path: Path, chosen: str) -> str:
                 "reads them as a table, 'txt' as texts without this warning."
             )
         return chosen
-    if is_readable(path) or (found is None and not _is_empty_or_unknown(path)):
+    if has_reader(path) or (found is None and not _is_empty_or_unknown(path)):
         return "whole"
     return chosen
 
@@ -221,9 +231,6 @@ _FOLDERS = re.compile(r"(?:^|(?<=/))(?:\*\*/)+")
 _IGNORING = (".gitignore", ".latelierignore")
 _IGNORED = frozenset({"node_modules", "__pycache__", "__MACOSX", "_sources"})  # the last: Sphinx's, beside its HTML
 _OTHERS = frozenset({CATALOG, "pyvenv.cfg"})  # what an index and a virtual environment hold
-# of people, lines have fewer characters in the mean
-_SCRIPTS = (".js", ".mjs", ".cjs")
-_MOST_IN_LINES = 400
 
 
 class DocumentFolder(FileDocuments):
@@ -302,6 +309,7 @@ class DocumentFolder(FileDocuments):
         ids: set[Id | None] = set()
         twice: list[Id] = []
         faults: list[str] = []
+        unread: list[str] = []
         try:
             for document in self._documents_of(path, self.name(path)):
                 try:
@@ -313,6 +321,7 @@ class DocumentFolder(FileDocuments):
                     twice.append(document.id)
                     continue
                 ids.add(document.id)
+                unread += document.unread
                 yield document
         except EmptyTextError as error:
             self.skip(path, str(error), SkipReason.EMPTY)
@@ -324,6 +333,8 @@ class DocumentFolder(FileDocuments):
         if faults:
             several = f"{len(faults):,} of its documents: " if ids or len(faults) > 1 else ""
             self.skip(path, f"{several}{faults[0]}", SkipReason.RECORDS if ids else SkipReason.UNREADABLE)
+        if unread:
+            self.skip(path, not_read(unread), SkipReason.UNREAD)
         if twice:
             again = short(twice[0]) + (f" and {len(twice) - 1:,} more" if len(twice) > 1 else "")
             self.skip(path, f"of ids that are given twice, {again}, the first document is stored", SkipReason.ID)
@@ -343,8 +354,7 @@ class DocumentFolder(FileDocuments):
             yield from read_pictures(path, name, partial(_skip_page, self.skipped, name))
         elif self._format == "whole" or records == "txt" or not self._has_text(path, records):
             documents = read_file(path, name, self._reading.encoding)
-            text = documents[0].text
-            if not self.glob and _suffix(name) in _SCRIPTS and len(text) > _MOST_IN_LINES * (text.count("\n") + 1):
+            if not self.glob and is_generated(name, documents[0].text):
                 self.skip(path, "it is minified or generated; --glob reads it all the same", SkipReason.EXCLUDED)
             else:
                 yield from documents
@@ -401,8 +411,12 @@ class DocumentFolder(FileDocuments):
             more = f"\n  and files of {len(lines) - _MOST_NAMED:,} more kinds or reasons"
         else:
             more = ""
-        plural = "" if len(self.skipped) == 1 else "s"
-        lead = f"skipped {len(self.skipped):,} file{plural} of {self.folder}"
+        in_part = sum(each.reason is SkipReason.UNREAD for each in self.skipped)
+        left_out = len(self.skipped) - in_part
+        plural = "" if left_out == 1 else "s"
+        lead = f"skipped {left_out:,} file{plural} of {self.folder}"
+        if in_part:
+            lead += f", read {in_part:,} in part"
         if len(lines) == 1 and known:
             warn_caller(f"{lead}, as before")
         elif lines:
@@ -494,18 +508,17 @@ class DocumentFolder(FileDocuments):
             return "not a regular file"
         if self._reading.pages == "images":
             return "" if is_picture(path.name) else "neither a PDF nor a picture"
-        if self._patterns or is_readable(path) or _suffix(path.name) in RECORD_FORMATS:
+        reason = why_not_read(path.name)
+        is_known = has_reader(path) or _suffix(path.name) in RECORD_FORMATS
+        if self._patterns or (is_known and not reason):
             return ""
+        reason = reason or why_no_text(path, self._reading.encoding)
         media = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
-        if media in ("image", "audio", "video", "font"):
-            if is_picture(path.name):
-                return "a picture: --pages images reads it, with a model of page images"
+        if media == "image" and is_picture(path.name):
+            return "a picture: --pages images reads it, with a model of page images"
+        if media == "image" or (reason and media in ("audio", "video", "font")):
             return f"{media} has no text"
-        if _is_archive(path.name):
-            return "an archive; unpack it"
-        if _is_binary(path):
-            return "a binary file has no text"
-        return f"no known kind of text; --glob '*{path.suffix or path.name}' reads it as text"
+        return reason
 
     def _rules_in(self, folder: _ListedFolder) -> Iterator[_Rules]:
         """Yield the rules of the ignore files in a folder; what cannot be applied of them is told."""
@@ -525,6 +538,15 @@ class DocumentFolder(FileDocuments):
 
 
 _LONGEST_MESSAGE = 200  # characters of the reason why a file is skipped
+_MOST_UNREAD = 5  # named of one file
+
+
+def not_read(unread: Sequence[str]) -> str:
+    """Return what a file holds besides what was read of it, in one line."""
+    named = ", ".join(unread[:_MOST_UNREAD])
+    if len(unread) > _MOST_UNREAD:
+        named += f" and {len(unread) - _MOST_UNREAD:,} more"
+    return f"{named} not read"
 
 
 def _skip_page(skipped: list[Skipped], name: str, message: str) -> None:
@@ -554,25 +576,6 @@ def _is_whole_object(path: Path, reading: Reading) -> bool:
         return isinstance(value, dict) and next(iter(records), None) is None
     except (LatelierError, ValueError):  # it is no JSON, or cannot be read, which is told when it is read
         return False
-
-
-_ARCHIVES = frozenset(
-    [".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".jar", ".whl", ".iso", ".dmg"]
-)
-
-
-def _is_archive(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in _ARCHIVES
-
-
-def _is_binary(path: Path) -> bool:
-    """Whether a file begins with a null byte among others, which texts in UTF-8 have not."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(4096)
-    except OSError:
-        return False
-    return b"\0" in begin and not begin.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
 class _ListedFolder(NamedTuple):

@@ -21,18 +21,25 @@ from latelier.utils.values import Id, as_id, encode_fields, plain_value
 
 
 class Part(NamedTuple):
-    """A part of a text from `start` on: the headings above it, its page, and whether a passage has to begin there."""
+    """A part of a text from `start` on: the headings above it, its page, and whether a passage has to begin there.
+
+    `header`: what is put before each passage that begins in it besides, such as the names of the columns of a table;
+    `time`: when it is said, in subtitles.
+    """
 
     start: int
     headings: str = ""
     page: int | None = None
     is_apart: bool = False
+    header: str = ""
+    time: str = ""
 
 
 class InputDocument(NamedTuple):
     """One document to store; what stands before the first of its `parts`, such as front matter, is not indexed.
 
-    `image` is a picture as it was given, and a `Picture` once it is known that the model reads pictures.
+    `image` is a picture as it was given, and a `Picture` once it is known that the model reads pictures. `unread` names
+    what its file holds and no document of it does, such as "2 comments".
     """
 
     id: Id | None
@@ -41,15 +48,18 @@ class InputDocument(NamedTuple):
     title: str = ""
     parts: tuple[Part, ...] = ()
     image: Any = None
+    unread: tuple[str, ...] = ()
 
     def values(self) -> list[Any]:
         """Return all but the picture in JSON's types, see `of_values`."""
-        return [self.id, self.text, self.metadata, self.title, self.parts]
+        return [self.id, self.text, self.metadata, self.title, self.parts, self.unread]
 
     @classmethod
-    def of_values(cls, id: Id | None, text: str, metadata: dict[str, Any], title: str, parts: Any) -> InputDocument:
+    def of_values(
+        cls, id: Id | None, text: str, metadata: dict[str, Any], title: str, parts: Any, unread: list[str]
+    ) -> InputDocument:
         """Return the document of its `values`."""
-        return cls(id, text, metadata, title, tuple(Part(*part) for part in parts))
+        return cls(id, text, metadata, title, tuple(Part(*part) for part in parts), unread=tuple(unread))
 
 
 # Between the title of a document and the headings above a passage.
@@ -66,6 +76,7 @@ class SkipReason(str, Enum):
     """
 
     EMPTY = "empty"  # it was read, and holds no text
+    UNREAD = "unread"  # it was read, but for what the message names
     RECORDS = "records"  # it was read; some or all of its records, mails or pages cannot be stored
     UNREADABLE = "unreadable"  # it could not be listed or read
     EXCLUDED = "excluded"  # its kind, a link, an ignore file or a pattern leaves it out
@@ -150,6 +161,9 @@ class FileDocuments:
         yield from self._documents
         if self.skipped and self.path:
             first = self.skipped[0]
+            if self.are_texts:
+                warn_caller(f"{first.path}: {first.message}")
+                return
             plural = "" if len(self.skipped) == 1 else "s"
             warn_caller(f"left out {len(self.skipped):,} record{plural}; the first is {first.path}: {first.message}")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from latelier.errors import LatelierError
 from latelier.indexes import Id, Index
 from latelier.indexes.store.keywords import matched_words
-from latelier.reading.files import is_code, keeps_lines
+from latelier.reading.files import is_code, is_subtitle, keeps_lines
 from latelier.reading.images import place as picture_place
 from latelier.reading.records import HEADINGS
 from latelier.retrieve.explaining import explain_results
@@ -132,8 +132,11 @@ def _place(stored: StoredDocuments, result: Result, at: int) -> str:
     page = result.metadata.get("page")
     if isinstance(page, int):
         return f"page {page}"
+    time = result.metadata.get("time")
+    if isinstance(time, str) and is_subtitle(str(result.id)):
+        return f"at {time}"
     title = (result.text or "")[: _title_length(result)].strip()
-    headings = title.partition(HEADINGS)[2]
+    headings = title.partition("\n")[0].partition(HEADINGS)[2]
     if headings:
         return headings
     line = _line(stored, result, at)

@@ -47,17 +47,22 @@ FUNCTION_WORDS: dict[str, frozenset[str]] = {
 }
 _WORD = re.compile(r"[^\W\d_]+")
 _LONGEST = 5000  # characters of a text that are looked at
-# Least function words, and least share of the words of a text: code and tables have fewer.
+# Least number of different function words, and least share of the words of a text: code and tables have fewer. Single
+# letters do not count, which are units, variables and columns.
 _FEWEST = 4
-_LEAST = 0.15
+_LEAST = 0.25
 
 
 def language_of(text: str) -> str | None:
     """Return the language of `FUNCTION_WORDS` that a text seems to be in; None if that is not clear."""
     words = Counter(_WORD.findall(text[:_LONGEST].lower()))
-    found = {name: sum(words[word] for word in known) for name, known in FUNCTION_WORDS.items()}
+    counted = {
+        name: [word for word in known if len(word) > 1 and word in words] for name, known in FUNCTION_WORDS.items()
+    }
+    found = {name: sum(words[word] for word in counted[name]) for name in counted}
     best, second = sorted(found, key=lambda name: -found[name])[:2]
-    is_clear = found[best] >= max(_FEWEST, _LEAST * words.total()) and found[best] > 1.3 * found[second]
+    is_text = len(counted[best]) >= _FEWEST and found[best] >= _LEAST * words.total()
+    is_clear = is_text and found[best] > 1.3 * found[second]
     if is_clear:
         return best
     return None

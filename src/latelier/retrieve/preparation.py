@@ -211,7 +211,7 @@ def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[Pr
         )
     parts = [document.parts or (Part(0),) for _, document in chunk]
     if passages.late:
-        parts = [tuple(Part(part.start, page=part.page) for part in each) for each in parts]
+        parts = [tuple(part._replace(headings="", header="", is_apart=False) for part in each) for each in parts]
     titles = _shown_titles(chunk, parts, room // 2, model)
     places = _places(chunk, parts, titles, room, passages.overlap or 0, model)
     prepared = []
@@ -222,7 +222,7 @@ def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[Pr
         texts = []
         for (start, end), part in zip(ranges, own, strict=True):
             texts.append(with_title(titles[_title(document, part)].text, document.text[start:end]))
-        metadata = [document.metadata | ({"page": part.page} if part.page else {}) for part in own]
+        metadata = [document.metadata | _place(part) for part in own]
         inputs: list[str | Picture] = [*texts]
         late = None
         if passages.late:
@@ -233,6 +233,15 @@ def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[Pr
             inputs = [*late.inputs]
         prepared.append(PreparedDocument(id, document, ids, texts, metadata, inputs, late))
     return prepared
+
+
+def _place(part: Part) -> dict[str, Any]:
+    """Return where a part is in its file, as metadata of the passages in it."""
+    if part.page:
+        return {"page": part.page}
+    if part.time:
+        return {"time": part.time}
+    return {}
 
 
 class _ShownTitle(NamedTuple):
@@ -269,9 +278,11 @@ def _places(
     texts = []
     rooms = []
     for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
-        starts = [part.start for i, part in enumerate(each) if part.is_apart or not i]
-        own_room = room - max(titles[_title(document, part)].tokens for part in each)
-        for start, end in zip(starts, [*starts[1:], len(document.text)], strict=True):
+        starts = [i for i, part in enumerate(each) if part.is_apart or not i]
+        for first, last in zip(starts, [*starts[1:], len(each)], strict=True):
+            own_room = room - max(titles[_title(document, part)].tokens for part in each[first:last])
+            start = each[first].start
+            end = each[last].start if last < len(each) else len(document.text)
             text = document.text[start:end]
             if text.strip() or len(starts) == 1:
                 spans.append((number, start))
@@ -284,22 +295,25 @@ def _places(
 
 
 def _title(document: InputDocument, part: Part) -> str:
-    """Return what is put before a passage: the title of its document and the headings above it."""
-    return HEADINGS.join(filter(None, (document.title, part.headings)))
+    """Return what is put before a passage: the title of its document, the headings above it, and its header."""
+    headings = HEADINGS.join(filter(None, (document.title, part.headings)))
+    return f"{headings}\n{part.header}" if part.header else headings
 
 
 def whole_text(document: InputDocument) -> str:
     """Return the text of a document that is not cut, after its title."""
-    begin = 0
-    if document.parts:
-        begin = document.parts[0].start
-    return with_title(document.title, document.text[begin:])
+    if not document.parts:
+        return with_title(document.title, document.text)
+    first = document.parts[0]
+    return with_title(_title(document, first._replace(headings="")), document.text[first.start :])
 
 
 def with_title(title: str, part: str) -> str:
     """Return a text, or a part of it, after its title; one that begins with it as a heading stays as it is."""
     if not title or (HEADINGS not in title and _begins_with(part, title)):
         return part
+    if "\n" in title:
+        return f"{title}\n{part}".strip()
     return f"{title} {part}".strip()
 
 

@@ -115,7 +115,7 @@ _SETTING = "files"
 _SKIPPED = "skipped"
 _MOST_TOLD = 1000
 # Files that were left out for another reason than these were not read whole.
-_READ_WHOLE = frozenset({SkipReason.EMPTY, SkipReason.RECORDS, SkipReason.ID})
+_READ_WHOLE = frozenset({SkipReason.EMPTY, SkipReason.UNREAD, SkipReason.RECORDS, SkipReason.ID})
 # Passages that are stored under new ids in one commit.
 _RENAMED_AT_ONCE = 512
 
