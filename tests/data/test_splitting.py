@@ -107,5 +107,8 @@ def test_few_rows_leave_no_validation_and_numbers_are_checked():
     data = TrainingSet(["a", "b"], [["x"], ["y"]])
     assert [len(part) for part in split_validation(data)] == [2, 0]
     assert [len(part) for part in split_validation(TrainingSet([], []))] == [0, 0]
+    assert [len(part) for part in split_validation(data, share=0.5)] == [1, 1]
     with pytest.raises(InvalidArgumentError, match="queries=-1"):
         split_validation(data, -1)
+    with pytest.raises(InvalidArgumentError, match=r"share=1\.5"):
+        split_validation(data, share=1.5)

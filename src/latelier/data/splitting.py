@@ -16,10 +16,9 @@ from collections.abc import Hashable, Iterable, Iterator
 import numpy as np
 
 from latelier.data.loading import TrainingSet
-from latelier.utils.checks import check_count
+from latelier.utils.checks import check_count, check_number
 
-_ONE_IN = 10  # at most one question in ten is used for validation,
-_AT_MOST_ONE_IN = 4  # or one in four, if a single component is larger than a tenth of the questions
+_LARGEST = 0.25  # share of the questions that a single component may have, if all are larger than the validation
 # Fewer validation questions than half of those wanted are too few, unless they are at least so many.
 _ENOUGH = 20
 _NEAR = 0.75  # weighted Jaccard similarity of the words of questions that are near copies
@@ -46,7 +45,9 @@ def count_shared_positives(training: TrainingSet, validation: TrainingSet) -> tu
     return len(measured & trained), len(measured)
 
 
-def split_validation(data: TrainingSet, queries: int = 200, seed: int = 0) -> tuple[TrainingSet, TrainingSet]:
+def split_validation(
+    data: TrainingSet, queries: int = 200, seed: int = 0, *, share: float = 0.1
+) -> tuple[TrainingSet, TrainingSet]:
     """Split off questions for validation, whose passages and near copies are not in the training rows.
 
     Rows are connected if they have the same positive, up to normal form, case and white space; or the same question,
@@ -62,9 +63,11 @@ def split_validation(data: TrainingSet, queries: int = 200, seed: int = 0) -> tu
     data
         The rows. The positive is the first document, or the one with the highest score.
     queries
-        Maximum number of questions for validation; at most a tenth of all, or a quarter if no component is smaller.
+        Maximum number of questions for validation.
     seed
         Seed of the choice.
+    share
+        Maximum share of all questions; one component of up to a quarter is taken if all are larger than that.
 
     Returns
     -------
@@ -86,12 +89,14 @@ def split_validation(data: TrainingSet, queries: int = 200, seed: int = 0) -> tu
     """
     queries = check_count("queries", queries, 0)
     seed = check_count("seed", seed, 0)
-    by_question, by_passage = _components(data)
+    share = check_number("share", share, zero=True, most=1)
+    by_question, by_passage = components_of(data)
     asked = list(data.queries)
-    wanted = min(queries, len(set(asked)) // _ONE_IN)
+    different = len(set(asked))
+    wanted = min(queries, int(different * share + 1e-9))
     chosen = _choose(by_passage, asked, wanted, seed)
-    if not chosen:
-        chosen = _choose(by_passage, asked, min(queries, len(set(asked)) // _AT_MOST_ONE_IN), seed, components=1)
+    if wanted and not chosen:
+        chosen = _choose(by_passage, asked, min(queries, int(different * _LARGEST)), seed, components=1)
     held = len({question for question, component in zip(asked, by_passage, strict=True) if component in chosen})
     components = by_passage
     if held < min(wanted / 2, _ENOUGH):
@@ -117,7 +122,7 @@ def _choose(labels: list[int], asked: list[str], most: int, seed: int, component
     return chosen
 
 
-def _components(data: TrainingSet) -> tuple[list[int], list[int]]:
+def components_of(data: TrainingSet) -> tuple[list[int], list[int]]:
     """Return the component of each row: by questions alone, and by questions and positives."""
     numbers: dict[str, int] = {}
     places = [numbers.setdefault(_question_key(question), len(numbers)) for question in data.queries]

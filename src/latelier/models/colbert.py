@@ -50,7 +50,7 @@ from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.pylate_layout import LayoutName, save_for_pylate
 from latelier.models.settings import BEHIND_FIRST, check_settings, complete_settings
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens
+from latelier.models.tokenization import check_features, check_preprocessing, flat_candidates, scored_tokens
 from latelier.models.weights import (
     check_files,
     check_listed,
@@ -531,7 +531,12 @@ class ColBERT(MultiVectorEncoder):
         return vectors, mask
 
     def scores(
-        self, queries: Sequence[str], documents: Sequence[str], batch_size: int = 2, tqdm_bar: bool = True
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        batch_size: int = 2,
+        tqdm_bar: bool = True,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Score query ``i`` against document ``i``, with gradients.
 
@@ -541,19 +546,25 @@ class ColBERT(MultiVectorEncoder):
             As many texts each.
         batch_size, tqdm_bar
             Pairs per batch, and whether to show a progress bar on standard error.
+        **kwargs
+            For queries and documents: ``truncation`` and ``add_special_tokens``, as in `encode`; ``max_length`` and
+            ``processing_kwargs``, as in `preprocess`.
 
         Returns
         -------
         torch.Tensor
             ``(n,)`` float32.
         """
+        known = ("truncation", "add_special_tokens", "max_length", "processing_kwargs")
+        arguments.check("scores", kwargs, known, self.scores)
+        kwargs.pop("add_special_tokens", None)
         queries, documents = check_text_pairs(queries, documents)
         check_count("batch_size", batch_size)
         batches = []
         for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not tqdm_bar):
             pairs = slice(start, start + batch_size)
-            left, left_mask = self._token_vectors(self.preprocess(queries[pairs], task="query"))
-            right, right_mask = self._token_vectors(self.preprocess(documents[pairs], task="document"))
+            left, left_mask = self._token_vectors(self.tokenize(queries[pairs], task="query", **kwargs))
+            right, right_mask = self._token_vectors(self.tokenize(documents[pairs], task="document", **kwargs))
             batches.append(colbert_scores_pairwise(left, right, left_mask, right_mask, backend="torch"))
         if batches:
             return torch.cat(batches)
@@ -616,7 +627,8 @@ class ColBERT(MultiVectorEncoder):
         Parameters
         ----------
         inputs
-            The texts, in a flat list.
+            The texts, in a flat list. Documents may be lists, the candidates of each query, of as many texts each: a
+            trainer's column of lists. They are put one after the other, as losses take them.
         prompt
             What to put before each; None: the model's prompt for the task, ``""``: nothing.
         **kwargs
@@ -627,8 +639,9 @@ class ColBERT(MultiVectorEncoder):
         dict
             The features, and ``task`` if it was given.
         """
-        check_preprocessing(self, inputs, kwargs)
+        check_preprocessing(self, kwargs)
         task = kwargs.get("task")
+        inputs = flat_candidates(inputs, task)
         if isinstance(inputs, (list, tuple)):
             inputs = [_stripped(each) for each in inputs]
             if "image" in self.modalities:  # where sentence-transformers opens a text that is an address or a path

@@ -24,7 +24,6 @@ from latelier.data import (
     split_validation,
 )
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.evaluation.comparison import bootstrap_interval
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT, load
@@ -47,7 +46,7 @@ _MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's num
 _LEAST_STEPS = 100
 _MOST_PASSES = 20
 _MAX_SEED = 2**32 - 1  # the largest seed of numpy
-_LEAST_QUERIES = 10  # with fewer, the bootstrap interval is far too small
+_LEAST_QUERIES = 10  # with fewer, or of fewer positives, the bootstrap interval is far too small
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,8 @@ class TrainingReport:
     before, after
         Measure (``"success@1"``, ``"ndcg@10"``) to value on the validation queries; empty without them.
     interval
-        95% bootstrap interval of the mean change of ``"ndcg@10"``; with 0 in it, the change may be chance. None without
-        validation queries.
+        95% bootstrap interval of the mean change of ``"ndcg@10"``, over groups of queries that share positives; with 0
+        in it, the change may be chance. None without validation queries.
     positives, shared_positives
         Number of different positives of the validation queries, and how many of them are positives of rows that were
         trained on. With any, the change is not that of new documents.
@@ -179,7 +178,7 @@ class TrainingReport:
     my-model: trained on 1,800 rows, 57 steps.
       ndcg@10      0.800 before, 0.900 after, on 200 queries
       none of their 180 positives was trained on
-      a change beyond chance: 95% interval of ndcg@10 [+0.070, +0.130]
+      a gain beyond chance: 95% interval of ndcg@10 [+0.070, +0.130]
     """
 
     model: Path
@@ -211,14 +210,18 @@ class TrainingReport:
             return ""
         low, high = self.interval
         shown = f"95% interval of ndcg@10 [{low:+.3f}, {high:+.3f}]"
-        if self.validation_queries < _LEAST_QUERIES:
-            return f"too few validation queries to tell a change from chance: {shown}"
+        if min(self.validation_queries, self.positives) < _LEAST_QUERIES:
+            return f"too few validation queries, or positives of them, to tell a change from chance: {shown}"
         if low > 0 or high < 0:
+            if low > 0:
+                kind = "gain"
+            else:
+                kind = "loss"
             if self.shared_positives:
                 where = f", with {self.shared_positives:,} of {self.positives:,} positives known from training"
             else:
                 where = ""
-            return f"a change beyond chance{where}: {shown}"
+            return f"a {kind} beyond chance{where}: {shown}"
         return (
             f"no change beyond chance: {shown}. Try more rows or epochs, a higher learning rate (1e-4), hard negatives "
             "(neighbours=7); or validate on more queries, which shows smaller changes."
@@ -489,7 +492,7 @@ def train(
         len(evaluator.queries),
         before,
         after,
-        bootstrap_interval(evaluator.per_query - first),
+        evaluator.interval(first),
         evaluator.positives,
         evaluator.shared_positives,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 
 from latelier.data import TrainingSet
-from latelier.data.splitting import count_shared_positives, positives, text_key
+from latelier.data.splitting import components_of, count_shared_positives, positives, text_key
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.utils.checks import short
@@ -19,6 +19,7 @@ from latelier.utils.checks import short
 # Documents to search: enough to make the search hard, few enough to encode them at each validation.
 _CORPUS = 2000
 _SAMPLE = 100_000
+_RESAMPLES = 10_000
 _NAME = "validation"
 # Name in reports to key of the evaluator's result.
 _MEASURES = {"success@1": f"{_NAME}_maxsim_accuracy@1", "ndcg@10": f"{_NAME}_maxsim_ndcg@10"}
@@ -36,12 +37,23 @@ def sampled(data: TrainingSet, seed: int) -> TrainingSet:
 class Validation(MultiVectorInformationRetrievalEvaluator):
     """How well the positives of validation rows are found; keeps the nDCG@10 of each query in its last call.
 
-    `positives` are the different ones, of which `shared_positives` are positives of the training rows too.
+    `positives` are the different ones, of which `shared_positives` are positives of the training rows too;
+    `components`: the connected component of each query, as queries with one passage are not independent.
     """
 
     per_query: np.ndarray
+    components: np.ndarray
     positives: int
     shared_positives: int
+
+    def interval(self, before: np.ndarray) -> tuple[float, float]:
+        """Return the 95% bootstrap interval of the mean change of the nDCG@10, resampling components of queries."""
+        _, places = np.unique(self.components, return_inverse=True)
+        sums = np.bincount(places, self.per_query - before)
+        counts = np.bincount(places)
+        drawn = np.random.default_rng(0).integers(0, len(sums), (_RESAMPLES, len(sums)))
+        low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.025, 0.975])
+        return float(low), float(high)
 
     def compute_metrics(self, queries_result_list: list[Any]) -> Any:
         """Compute the measures of all queries."""
@@ -91,6 +103,8 @@ def make_validation(validation: TrainingSet, training: TrainingSet, data: Traini
         write_csv=False,
     )
     made.shared_positives, made.positives = count_shared_positives(training, validation)
+    labels = dict(zip(validation.queries, components_of(validation)[1], strict=True))
+    made.components = np.array([labels[query] for query in queries])
     return made
 
 
