@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latelier.data import TrainingSet, split_validation
+from latelier.data import TrainingSet, load_training_set, split_validation
 from latelier.errors import InvalidArgumentError
 
 
@@ -77,6 +77,21 @@ def test_near_copies_of_a_question_stay_together(one, other):
     data = TrainingSet(questions, [[f"Passage {i}."] for i in range(len(questions))])
     together = [{one, other} <= set(part.queries) for seed in range(40) for part in split_validation(data, seed=seed)]
     assert sum(together) == 40
+
+
+def test_passages_of_one_document_stay_together():
+    rows = [
+        {"query": f"question {i} on {part}", "positive": f"Passage {i}, {part}.", "document_id": i}
+        for i in range(30)
+        for part in "ab"
+    ]
+    passages = [[{"title": f"Paper {row['document_id']}", "text": row["positive"]}] for row in rows]
+    titled = [{"query": row["query"], "positive_passages": own} for row, own in zip(rows, passages, strict=True)]
+    for data in (load_training_set(rows), load_training_set(titled), load_training_set(rows, max_memory=100)):
+        assert "group" not in data.to_dataset().column_names
+        training, validation = split_validation(data)
+        assert len(validation) == 6
+        assert not set(training.groups) & set(validation.groups)
 
 
 def test_questions_of_one_template_are_no_copies():

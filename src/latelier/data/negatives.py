@@ -352,7 +352,7 @@ def teacher_scores(
         )
     width = examples.width
     scores = [flat[start : start + width] for start in range(0, len(flat), max(width, 1))]
-    return TrainingSet(examples.queries, examples.documents, scores, examples.rows)
+    return TrainingSet(examples.queries, examples.documents, scores, examples.rows, examples.groups)
 
 
 def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:

@@ -50,9 +50,10 @@ def split_validation(
 ) -> tuple[TrainingSet, TrainingSet]:
     """Split off questions for validation, whose passages and near copies are not in the training rows.
 
-    Rows are connected if they have the same positive, up to normal form, case and white space; or the same question,
-    up to case, marks and white space; or questions that are near copies: at least three quarters of their words are the
-    same, weighted by ``log(questions / questions with the word)``. All rows of a connected component go to one side.
+    Rows are connected if they have the same positive, up to normal form, case and white space; positives that are
+    passages of one document (`TrainingSet.groups`); the same question, up to case, marks and white space; or questions
+    that are near copies: at least three quarters of their words are the same, weighted by
+    ``log(questions / questions with the word)``. All rows of a connected component go to one side.
 
     Components that are too large for the validation are training rows. If the others hold too few questions, because
     most questions share passages, rows are split by questions alone, and `train` reports how many positives are on both
@@ -133,6 +134,9 @@ def components_of(data: TrainingSet) -> tuple[list[int], list[int]]:
     first: dict[Hashable, int] = {}
     for place, passage in zip(places, positives(data), strict=True):
         sets.join(place, first.setdefault(text_key(passage), place))
+    for place, group in zip(places, data.groups or (), strict=False):
+        if group is not None:
+            sets.join(place, first.setdefault(("group", group), place))
     return by_question, [sets.find(place) for place in places]
 
 
