@@ -60,7 +60,7 @@ _IN_PYTHON: dict[Advice, str] = {
     'backend="torch".',
     "filter-timeout": "Simplify it, or give it more time: filter_timeout=60, or None for no limit.",
     "give-model": "Give the model: Retriever(model, path).",
-    "known-ids": "ids() lists the ids of the index (1 is not '1').",
+    "known-ids": "retriever.documents, or index.ids(), lists those that are there (1 is not '1').",
     "make-index": "Create one with Retriever(index=folder) or indexes.Flat(folder).",
     "name-fields": "Name others with id, text, title and metadata.",
     "name-index": "Give it another name.",
@@ -93,7 +93,7 @@ class LatelierError(Exception):
     --------
     >>> error = LatelierError("no document has the id 7.", advice="known-ids")
     >>> print(error)
-    no document has the id 7. ids() lists the ids of the index (1 is not '1').
+    no document has the id 7. retriever.documents, or index.ids(), lists those that are there (1 is not '1').
     >>> error.worded({"known-ids": "Search shows the ids."})
     'no document has the id 7. Search shows the ids.'
     """

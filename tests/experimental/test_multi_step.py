@@ -78,7 +78,7 @@ def test_documents_stored_as_passages_are_found_once_by_their_own_ids(retriever,
     passages = Retriever(retriever.model)
     kept = [record for record in docstrings if record["module"] in ("bisect", "heapq")]
     passages.add(kept, passages=24)
-    assert len(passages.index) > len(passages)
+    assert passages.index.statistics().passages > len(passages)
     multi_step = predicting(peak(5), passages)
     for steps, merge in ((0, "last"), (3, "last"), (3, "best_score")):
         results = multi_step.search(QUERIES, 5, steps, min_gain=None, merge=merge)

@@ -6,13 +6,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from index_helpers import check_hits, contents, expected_hits, keeps_vectors, matrices
 
-from latelier import indexes
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError, UnknownIdError
+from latelier.errors import InvalidArgumentError
 from latelier.indexes import Hit, Record
 from latelier.utils import misc
 
@@ -281,59 +278,6 @@ def test_progress_is_shown_on_stderr_only_when_asked(index, capsys, monkeypatch)
     out, err = capsys.readouterr()
     assert out == ""
     assert "2 of 2 documents so far." in err
-
-
-ALIKE = ["a#1", "a#2", "a", "b#1", 1, 12, "1", "A#1", "a\U0010ffff#1", "a\ud7ff", "a\ue000", "é#1"]
-
-
-@pytest.fixture
-def alike(index):
-    index.add(ALIKE, matrices(range(1, len(ALIKE) + 1)))
-    return index
-
-
-def begin_with(ids, prefix):
-    return [id for id in ids if isinstance(id, str) and id.startswith(prefix)]
-
-
-def test_ids_with_a_prefix(alike):
-    for prefix in ("a", "a#", "a#1", "1", "é", "A", "a\U0010ffff", "\U0010ffff", "a\ud7ff", "x", "["):
-        assert alike.ids(prefix) == begin_with(ALIKE, prefix), prefix
-
-
-def test_removed_together(alike):
-    alike.remove(prefixes=["a#", "x", "a#1"])
-    assert alike.ids() == [id for id in ALIKE if id not in ("a#1", "a#2")]
-    alike.remove([1, "b#1"], prefixes=["b"])
-    assert alike.ids() == [id for id in ALIKE if id not in ("a#1", "a#2", 1, "b#1")]
-    with pytest.raises(UnknownIdError, match="'absent'"):
-        alike.remove("absent", prefixes=["a"])
-    assert "a" in alike
-    alike.remove(prefixes=[])
-    alike.remove(prefixes=["A", "a", "é", "1"])
-    assert alike.ids() == [12]
-
-
-def test_replaced_in_one_commit(alike):
-    alike.update(["a#2", "a#3"], matrices([2, 3]), texts=["new", "newer"], remove_prefixes=["a#"])
-    assert alike.ids() == [id for id in ALIKE if id not in ("a#1", "a#2")] + ["a#2", "a#3"]
-    assert [record.text for record in alike.get(["a#2", "a#3"])] == ["new", "newer"]
-    alike.update([], [], remove_prefixes=["a#"])
-    assert alike.ids("a#") == []
-    with pytest.raises(InvalidArgumentError, match="embeddings ended after 1 documents"):
-        alike.update(["b#2", "b#3"], iter(matrices([1])), remove_prefixes=["b#"])
-    assert alike.ids("b#") == ["b#1"]
-    vectors = matrices([3])
-    alike.update(["b#2"], vectors, remove_prefixes=["b#"])
-    assert alike.search(vectors, k=1)[0][0].id == "b#2"
-
-
-@given(st.lists(st.text(st.sampled_from("ab\ud7ff\ue000\U0010ffff"), min_size=1, max_size=3), unique=True, max_size=12),
-       st.text(st.sampled_from("ab\ud7ff\ue000\U0010ffff"), min_size=1, max_size=2))  # fmt: skip
-def test_prefixes_of_any_characters(ids, prefix):
-    with indexes.Flat() as index:
-        index.add(ids, [np.ones((1, 2))] * len(ids))
-        assert index.ids(prefix) == begin_with(ids, prefix)
 
 
 def test_a_hit_is_a_tuple_with_named_fields():

@@ -1,7 +1,5 @@
 """One model and one small collection, shared: loading MiniLM takes longer than all that is done with it."""
 
-import json
-
 import pytest
 
 from latelier.models import load
@@ -40,34 +38,3 @@ def retriever(model):
 def shared_retriever(model):
     """The same for tests that leave it as it is: encoding the records takes longer than what they do."""
     return fill(model)
-
-
-class Stored:
-    """The documents of a retriever by the ids that the user gave them, put together from passages by their offsets."""
-
-    def __init__(self, retriever):
-        self.index, self._parts = retriever.index, {}
-        for id in self.index.ids():
-            is_passage = isinstance(id, str) and id.startswith("[") and "documents" in self.index.settings
-            self._parts.setdefault(json.loads(id)[0] if is_passage else id, []).append(id)
-
-    def ids(self):
-        return list(self._parts)
-
-    def parts(self, id):
-        return self._parts.get(id, [])
-
-    def text(self, id):
-        records = self.index.get(self.parts(id))
-        if not isinstance(records[0].id, str) or not records[0].id.startswith("["):
-            return records[0].text
-        whole = ""
-        for record in records:
-            start = json.loads(record.id)[2]
-            whole = whole[:start].ljust(start) + record.text
-        return whole
-
-
-@pytest.fixture(scope="session")
-def stored():
-    return Stored

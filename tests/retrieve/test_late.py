@@ -17,8 +17,12 @@ def long_text(seed, words):
 def unchanged(retriever, texts, passages, **options):
     """Passages of an index, each with its vectors."""
     retriever.add([{"id": id, **fields} for id, fields in texts.items()], passages=passages, **options)
-    index = retriever.index
-    return {record.id: (record.text, index.get_embeddings([record.id])[0]) for record in index.get(index.ids())}
+    found = {}
+    for id in retriever.documents:
+        record = retriever.documents[id]
+        for passage, rows in zip(record.passages, retriever.index.get_embeddings([id]), strict=True):
+            found[id, passage.start] = (passage.text_in(record.text), rows)
+    return found
 
 
 def test_a_text_that_fits_is_one_window_and_its_passages_are_rows_of_it(minilm):
@@ -89,7 +93,9 @@ def test_files_keep_their_pages_and_the_index_its_form(tmp_path, minilm):
     )
     retriever = Retriever(minilm, index=tmp_path / "index")
     retriever.synchronise(read_documents(tmp_path / "fruit.md", format="whole"), passages=Passages(late=True))
-    assert all("title:" not in record.text for record in retriever.index.get(retriever.index.ids()))
+    [record] = retriever.documents.get(retriever.documents)
+    assert record.text.startswith("---\ntitle:")  # it is kept, and not searched
+    assert all("title:" not in passage.text_in(record.text) for passage in record.passages)
     with pytest.raises(InvalidArgumentError, match="late passages of 116 tokens"):
         retriever.add([("b", "More.")], passages=116)
     retriever.add([("b", "More.")], passages=Passages(late=True))

@@ -8,17 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latelier.errors import UnknownIdError
+from latelier.errors import InvalidArgumentError, UnknownIdError
+from latelier.indexes import ValueCount
 from latelier.models.exported_encoder import token_starts, tokenizer_offsets
 from latelier.retrieve import Passages, Retriever
-from latelier.retrieve.passages import (
-    PassageId,
-    StoredDocuments,
-    cut_texts,
-    decode_passage_id,
-    encode_passage_id,
-    passage_prefix,
-)
+from latelier.retrieve.passages import cut_texts
 
 TEXTS = st.text(st.sampled_from("ab.!? \n\r\té中。\u2019\u200b\x00😀"), max_size=300)
 
@@ -36,7 +30,7 @@ def word_starts(texts):
 
 
 def check(text, parts, room, overlap, starts):
-    begins, ends = [part.start for part in parts], [part.end for part in parts]
+    begins, ends = [start for start, _ in parts], [end for _, end in parts]
     assert sorted(set(begins)) == begins
     assert sorted(set(ends)) == ends
     rebuilt = [" "] * len(text)
@@ -48,7 +42,7 @@ def check(text, parts, room, overlap, starts):
         " " if r == " " and t.isspace() else t for r, t in zip(rebuilt, text, strict=True)
     )
     for before, after in itertools.pairwise(parts):
-        assert len(starts([text[after.start : before.end]])[0]) <= overlap + 1
+        assert len(starts([text[after[0] : before[1]]])[0]) <= overlap + 1
 
 
 @given(TEXTS, st.integers(1, 20), st.integers(0, 8))
@@ -99,42 +93,32 @@ def test_a_text_longer_than_a_piece_has_the_tokens_of_the_whole(starts):
     check(text, parts, 100, 12, lambda texts: starts(texts))
 
 
-HOSTILE = ["a", 'a",', "a#1", '["a",0,0,1]', "[", '"', "\\", "é\x00\n", 7, -7, 70, "7", 2**62]
-
-
-@pytest.mark.parametrize("id", HOSTILE)
-def test_ids_of_passages(id):
-    passage = PassageId(id, 3, 10, 20)
-    encoded = encode_passage_id(passage)
-    decoded = decode_passage_id(encoded)
-    assert decoded == passage
-    assert type(decoded.document) is type(id)
-    assert [other for other in HOSTILE if encoded.startswith(passage_prefix(other))] == [id]
-
-
-OTHERS = [1, "a", "[", "[" * 100_000, '["a"]', '["a",0,0]', '["a",0,2,1]', '["a",-1,0,1]', '["a",0,0,1.0]']
-OTHERS += ["[true,0,0,1]", '["",0,0,1]', '["a", 0,0,1]', '["a",0,0,' + "9" * 5000 + "]"]
-
-
-@pytest.mark.parametrize("id", OTHERS)
-def test_other_ids_are_not_those_of_passages(id):
-    assert decode_passage_id(id) is None
-
-
 @pytest.mark.parametrize("overlap", [0, 8])
-def test_documents_are_read_whole_whatever_they_were_cut_into(small, overlap):
+def test_documents_are_read_as_they_were_given_whatever_they_were_cut_into(small, overlap):
     words = " ".join(f"figs dry on the roof while pear {i} ripens." for i in range(20))
-    texts = {"a": words, "gaps": "First part.\n\n  " * 40 + "End.", 1: "Short.", "#": "# Figs\n" + words}
+    texts = {"a": words, "gaps": " First part.\n\n  " * 40 + "End. ", 1: "Short.", "#": "# Figs\n" + words}
     retriever = Retriever(small)
     records = [{"id": id, "text": text, "title": "Figs", "n": id} for id, text in texts.items()]
     retriever.add(records, passages=Passages(24, overlap))
-    documents = StoredDocuments(retriever.index)
-    assert len(documents.parts("a")) > 2
-    for id, text in texts.items():
-        (record,) = documents.get(id)
-        expected = text if id == "#" else f"Figs {text}"
-        assert (record.id, record.metadata, record.text.split()) == (id, {"n": id}, expected.split())
-        assert len(record.text) == len(expected)
+    documents = retriever.documents
+    assert len(documents["a"].passages) > 2
+    assert [documents[id][:3] for id in documents] == [(id, text, {"n": id}) for id, text in texts.items()]
+    assert {each.title for each in documents["a"].passages} == {"Figs"}
+    assert documents["#"].passages[0].title == ""  # the text begins with it
     assert [record.id for record in documents.get([1, "a", 1])] == [1, "a", 1]
-    with pytest.raises(UnknownIdError, match="'none'"):
+    with pytest.raises(UnknownIdError, match=r"'none'.*retriever\.documents"):
         documents.get(["a", "none"])
+
+
+def test_documents_are_a_collection_by_id(small):
+    retriever = Retriever(small)
+    retriever.add([{"id": "a", "text": "figs " * 60, "lang": "en"}, {"id": 1, "text": "Short."}], passages=24)
+    documents = retriever.documents
+    assert (len(documents), list(documents), documents.ids()) == (2, ["a", 1], ["a", 1])
+    assert [id in documents for id in ("a", 1, "1", None, 1.5)] == [True, True, False, False, False]
+    assert documents.values("lang").values == [ValueCount("en", 1)]
+    assert documents.values("lang", filter="id = 1").values == []
+    with pytest.raises(InvalidArgumentError, match=r"'land'.* lang"):
+        documents.values("land")
+    retriever.remove("a")
+    assert list(documents) == [1]

@@ -73,39 +73,38 @@ class Overtaken(indexes.Flat):
 
     others = ()
 
-    def add(self, ids, *columns):
+    def add(self, ids, *columns, **options):
         others, self.others = self.others, ()
         for write in others:
             write()
-        super().add(ids, *columns)
+        super().add(ids, *columns, **options)
 
 
 @pytest.mark.parametrize("passages", [None, 16])
-def test_numbers_that_others_have_taken_meanwhile_are_replaced(small, stored, passages):
+def test_numbers_that_others_have_taken_meanwhile_are_replaced(small, passages):
     index = Overtaken()
     retriever, other = Retriever(small, index), Retriever(small, index)
     longer = "It begins like this" + " and goes on" * 20
     retriever.add(["zero"], passages=passages)
     index.others = [lambda: other.add([longer, "two"]), lambda: other.add([(7, "seven")])]
     retriever.add(["one", (9, longer), "last"])
-    documents = stored(retriever)
-    found = {id: documents.text(id) for id in documents.ids()}
+    found = {id: retriever.documents[id].text for id in retriever.documents}
     # After 7, and after 9, which is in the same commit.
     assert found == {0: "zero", 1: longer, 2: "two", 7: "seven", 10: "one", 9: longer, 11: "last"}
     assert len(retriever.search("one", k=20)) == 7
 
 
 @pytest.mark.parametrize(("passages", "skip_existing"), [(None, False), (16, True)])
-def test_ids_that_others_have_taken_meanwhile_are_an_error(small, stored, passages, skip_existing):
+def test_ids_that_others_have_taken_meanwhile_are_an_error(small, passages, skip_existing):
     index = Overtaken()
     retriever, other = Retriever(small, index), Retriever(small, index)
     retriever.add([("a", "first")], passages=passages)
     index.others = [lambda: other.add([("b", "theirs")])]
     with pytest.raises(DuplicateIdError, match=r"in the index already.* with skip_existing=True"):
         retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=skip_existing)
-    assert [stored(retriever).text(id) for id in ("a", "b")] == ["first", "theirs"]
+    assert [retriever.documents[id].text for id in ("a", "b")] == ["first", "theirs"]
     retriever.add([("b", "mine and longer"), ("c", "third")], skip_existing=True)
-    assert stored(retriever).ids() == ["a", "b", "c"]
+    assert retriever.documents.ids() == ["a", "b", "c"]
 
 
 def test_chunks_before_an_invalid_document_are_kept_and_nothing_of_its_own(small):
@@ -339,6 +338,8 @@ def test_texts_that_are_longer_than_the_model_reads_are_told(model):
         retriever.add([("long", "pear " * 400)])
     assert retriever.index.statistics().cut == 1
     assert retriever.run({"q": "pear"}).settings["documents_cut"] == 0.5
+    retriever.add([("longer", "pear " * 500), ("short too", "pear")], passages=False)
+    assert retriever.index.statistics().cut == 2  # of both calls
     assert [found.unread for found in retriever.search(["pear", "pear " * 600])] == [0, 90]
     assert retriever.rerank("pear", ["pear " * 349, "pear"]).cut == [0]
 

@@ -229,6 +229,10 @@ def test_what_a_pattern_a_link_or_an_ignore_file_leaves_out_is_kept(notes, tiny,
     assert report.skipped[0].message == "a link to a folder; its document is kept"
 
 
+def begin_with(prefix, retriever):
+    return [id for id in retriever.documents if str(id).startswith(prefix)]
+
+
 def test_files_with_other_names_keep_their_vectors(notes, tiny, monkeypatch):
     (notes / "sub").mkdir()
     records = [{"id": "x", "text": "pears"}, {"id": "y", "text": "plums"}]
@@ -240,10 +244,10 @@ def test_files_with_other_names_keep_their_vectors(notes, tiny, monkeypatch):
         (notes / "sub").rename(notes / "other")
         (notes / "long.md").rename(notes / "other" / "longer.md")
         (notes / "moon.md").rename(notes / "moon.txt")  # read in another way
-        before = retriever.index.get_embeddings(retriever.index.ids("sub/"))
+        before = retriever.index.get_embeddings(begin_with("sub/", retriever))
         report = retriever.synchronise(notes)
         assert (report.new, report.renamed, report.removed, report.unchanged) == (1, 3, 1, 2)
-        after = retriever.index.get_embeddings(retriever.index.ids("other/records"))
+        after = retriever.index.get_embeddings(begin_with("other/records", retriever))
         if passages is False:
             np.testing.assert_array_equal(before.vectors, after.vectors)
         [found] = retriever.search("pears", k=1, mode="keywords")

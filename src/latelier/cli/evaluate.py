@@ -29,7 +29,6 @@ from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import LatelierError
 from latelier.evaluation.checks import OnProblem, check_same_documents
 from latelier.evaluation.files import check_run_file
-from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.files import parse_json
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def _check_documents(index: Index | None, collection: Collection, output: Path |
     if index is None:
         ids = list(collection.documents)
     else:
-        ids = [str(id) for id in StoredDocuments(index).ids()]
+        ids = [str(id) for id in index.ids()]
     check_same_documents({"": dict.fromkeys(ids, 0.0)}, collection.qrels, "the index")
     if output is not None:
         check_run_file(output, collection.queries, ids)

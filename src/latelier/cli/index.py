@@ -43,7 +43,7 @@ from latelier.indexes.ivf.layout import BITS, FOLDER_BITS
 from latelier.indexes.results import stored_cut
 from latelier.reading.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
 from latelier.reading.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
-from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages, StoredDocuments
+from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages
 from latelier.utils.checks import format_bytes, is_count, short
 from latelier.utils.files import number_or_text
 from latelier.utils.misc import needs_extra
@@ -380,7 +380,7 @@ def _tell_languages(retriever: Retriever) -> None:
     stored = ModelIdentity.stored_in(retriever.index)
     if stored is None or stored.name != DEFAULT_MODEL:
         return
-    documents = StoredDocuments(retriever.index)
+    documents = retriever.documents
     ids = documents.ids()
     looked_at = ids[:: -(-len(ids) // _LOOKED_AT)]
     found = Counter(language_of(record.text or "") for record in documents.get(looked_at))
@@ -549,11 +549,10 @@ def remove(
     if not documents and not prefix:
         raise typer.BadParameter("missing: name documents, or give --prefix.", param_hint="ID")
     with open_index(index, read_only=False) as opened:
-        stored = StoredDocuments(opened)
         ids = [document_id(opened, text) for text in documents or ()]
-        ids += [id for id in stored.ids() if prefix and str(id).startswith(tuple(prefix)) and id not in ids]
-        stored.remove(ids)
-        counts = {"index": index, "removed": len(ids), "documents": len(stored)}
+        ids += [id for id in opened.ids() if prefix and str(id).startswith(tuple(prefix)) and id not in ids]
+        opened.remove(ids)
+        counts = {"index": index, "removed": len(ids), "documents": len(opened)}
     if json_output:
         print_json(counts)
     else:

@@ -24,7 +24,6 @@ from latelier.cli.output import (
     results_json,
 )
 from latelier.errors import CorruptedIndexError, IndexFormatError
-from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.checks import format_bytes
 
 if TYPE_CHECKING:
@@ -108,11 +107,8 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 def _counts(index: Index) -> dict[str, int]:
     """Return the number of documents, and of passages if there are any."""
-    try:
-        stored = StoredDocuments(index)
-    except IndexFormatError:
-        return {"documents": len(index)}
-    return {"documents": len(stored)} | ({"passages": len(index)} if stored.has_passages else {})
+    passages = index.statistics().passages
+    return {"documents": len(index)} | ({"passages": passages} if passages else {})
 
 
 def _advise(name: str) -> str:
@@ -198,10 +194,12 @@ def warmup(json_output: JsonOption = False) -> None:
     import time
 
     from latelier.embeddings import TokenEmbeddings
+    from latelier.indexes.ivf.index import compile_kernels
     from latelier.kernels.multiply import instruction_set
     from latelier.scores import colbert_scores
 
     begin = time.perf_counter()
+    compile_kernels()
     one = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
     for side in (one, one.to("int8")):
         colbert_scores(one, side)

@@ -14,7 +14,6 @@ import typer
 
 from latelier.errors import InvalidArgumentError, UnknownIdError
 from latelier.indexes.options import SEARCH_OPTIONS, SearchOption, SearchOptions
-from latelier.retrieve.passages import StoredDocuments
 from latelier.utils.checks import is_count, short
 from latelier.utils.files import number_or_text, parse_json
 
@@ -177,12 +176,11 @@ def _value(text: str) -> int | float | str:
 
 def document_id(index: Index, text: str) -> Id:
     """Return the id that a text spells: an integer if the index has it, else the text; an error names near ids."""
-    stored = StoredDocuments(index)
     number = number_or_text(text)
-    if isinstance(number, int) and number in stored:
+    if isinstance(number, int) and number in index:
         return number
-    if text not in stored:
-        near = _near_ids(list(map(str, stored.ids())), text)
+    if text not in index:
+        near = _near_ids(list(map(str, index.ids())), text)
         if near:
             raise UnknownIdError(f"no document has the id {short(text)}; did you mean {near}?")
     return text

@@ -23,7 +23,7 @@ import typer
 
 from latelier.errors import Advice, LatelierError
 from latelier.reading.images import place as picture_place
-from latelier.retrieve.passages import NOTHING_MATCHES
+from latelier.retrieve.results import NOTHING_MATCHES
 from latelier.utils.checks import cut, escape_json, is_unicode, printable
 
 if TYPE_CHECKING:

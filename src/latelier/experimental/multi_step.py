@@ -12,8 +12,8 @@ from latelier.experimental.query_dynamics import QueryDynamics
 from latelier.indexes import Hit, Id
 from latelier.indexes.options import SearchOptions
 from latelier.retrieve import Retriever
-from latelier.retrieve.passages import EncodedQueries, StoredDocuments
 from latelier.retrieve.query_model import checked_queries
+from latelier.retrieve.results import EncodedQueries, find
 from latelier.utils.checks import check_choice, check_count
 
 Merge: TypeAlias = Literal["last", "best_score", "reciprocal_rank"]
@@ -226,16 +226,15 @@ class MultiStepRetriever:
         queries: Any = self.retriever.model.encode_query(texts, packed=True)
         state = self.dynamics.eval().begin(queries)
         hits: list[list[list[Hit]]] = [[] for _ in texts]  # of each search for each query
-        parts: list[dict[Id, Id]] = [{} for _ in texts]  # of each document found: what was found of it last
+        ranges: list[dict[Id, Any]] = [{} for _ in texts]  # of each document found: that of what was found of it last
         steps: list[list[Step]] = [[] for _ in texts]
         active = list(range(len(texts)))  # the queries in `state`
         with index.snapshot():
-            stored = StoredDocuments(index)
             for step in range(max_steps + 1):
                 asked = EncodedQueries([], state.queries())
-                for row, found in zip(active, stored.find(asked, k, SearchOptions()), strict=True):
-                    parts[row] |= {stored.document(hit.id): hit.id for hit in found}
-                    hits[row].append([Hit(stored.document(hit.id), hit.score) for hit in found])
+                for row, found in zip(active, find(index, asked, k, SearchOptions()), strict=True):
+                    ranges[row] |= {hit.id: (hit.start, hit.end) for hit, _ in found}
+                    hits[row].append([hit for hit, _ in found])
                 unread = [_best_unread(merge_hits(hits[row], k, merge), steps[row]) for row in active]
                 reading = [i for i, id_ in enumerate(unread) if id_ is not None]
                 if step == max_steps or not reading:
@@ -243,8 +242,8 @@ class MultiStepRetriever:
                 ids: list[Any] = [unread[i] for i in reading]
                 active = [active[i] for i in reading]
                 before = state.select(reading)
-                read = [parts[row][id_] for row, id_ in zip(active, ids, strict=True)]
-                state = self.dynamics(before, index.get_embeddings(read))
+                read = [ranges[row][id_] for row, id_ in zip(active, ids, strict=True)]
+                state = self.dynamics(before, index.get_embeddings(ids, read))
                 gains = (state.value_prefix - before.value_prefix).tolist()
                 for row, id_, gain in zip(active, ids, gains, strict=True):
                     steps[row].append(Step(id_, gain, gain > least))

@@ -3,8 +3,10 @@
 Indexes in this library's own storage derive from `latelier.indexes.stored_index.StoredIndex`, which implements all
 but a few hooks. Adapters to other engines derive from `Index` itself. One suite in `tests/indexes` tests them all.
 
-The user chooses the ids; they never change and keep their type: 1 and "1" are two documents. Each call that writes is
-one transaction: other threads and processes see all of its changes or none, and an error leaves the index unchanged.
+The user chooses the ids; they never change and keep their type: 1 and "1" are two documents. A document is stored
+whole, or in passages: ranges of its text with a matrix each. Ids, hits and counts are those of documents all the same,
+and a hit has the best passage of its document. Each call that writes is one transaction: other threads and processes
+see all of its changes or none, and an error leaves the index unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ from latelier.indexes.results import (
     TokenMean,
     VerifyReport,
     WhyNotReport,
-    as_prefixes,
 )
 from latelier.indexes.why_not import why_not_by_vectors
 from latelier.scores.maxsim import TopK, maxsim
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 """A path, as a str or as an object such as `pathlib.Path`."""
+Ranges: TypeAlias = "Sequence[tuple[int | None, int | None] | None]"
+"""Of each of some documents, the range of one of its passages; None for all of it, as a `Hit` has it."""
 
 
 class Index(NotCopied, ABC):
@@ -94,6 +97,7 @@ class Index(NotCopied, ABC):
         texts: str | Iterable[str | None] | None = None,
         metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
         *,
+        ranges: Iterable[Any] | None = None,
         show_progress: bool = False,
     ) -> None:
         """Add documents; after an error, none has been added.
@@ -103,12 +107,16 @@ class Index(NotCopied, ABC):
         ids
             One id per document, a non-empty ``str`` or a 64-bit ``int``. To add one document, give its id itself.
         embeddings
-            One ``(tokens, dim)`` matrix per document: `TokenEmbeddings`, a list of numpy or torch matrices of any
-            floating dtype, or any iterable of matrices or of `TokenEmbeddings`. Iterables are read batch by batch,
-            together with the other arguments, so memory stays bounded. To add one document, give its matrix itself.
+            One ``(tokens, dim)`` matrix per document, or for each of its ranges, in order: `TokenEmbeddings`, a list of
+            numpy or torch matrices of any floating dtype, or any iterable of matrices or of `TokenEmbeddings`.
+            Iterables are read batch by batch, together with the other arguments, so memory stays bounded. To add one
+            document, give its matrix itself.
         texts, metadata
             One per document: a text or ``None``; a dict of JSON values or ``None``. `get` returns both. Filters can
             name the keys of the metadata.
+        ranges
+            One per document: the places of its passages in its text, in characters, as a list of ``(start, end)`` or
+            of `Passage`; ``None`` for a whole document. Default: all documents are whole.
         show_progress
             Show a progress bar on stderr.
 
@@ -119,10 +127,20 @@ class Index(NotCopied, ABC):
         EmbeddingsError
             If a document has no token, holds NaN or infinity, or differs in dim from the other documents.
         InvalidArgumentError
-            If the arguments differ in length, or an id, a text or metadata cannot be stored.
+            If the arguments differ in length, or an id, a text, metadata or ranges cannot be stored.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from latelier import indexes
+        >>> index = indexes.Flat()
+        >>> index.add("a", [np.eye(2), 2 * np.eye(2)], "Figs. Pears.", ranges=[(0, 5), (6, 12)])
+        >>> [[hit]] = index.search(np.array([[1.0, 0.0]]))
+        >>> hit, index.get("a").text[hit.start : hit.end], len(index)
+        (Hit(id='a', score=2.0, start=6, end=12), 'Pears.', 1)
         """
-        given = GivenDocuments(ids, embeddings, texts, metadata)
-        self._write(given, replace=False, prefixes=[], show_progress=show_progress)
+        given = GivenDocuments(ids, embeddings, texts, metadata, ranges)
+        self._write(given, replace=False, show_progress=show_progress)
 
     def update(
         self,
@@ -131,7 +149,7 @@ class Index(NotCopied, ABC):
         texts: str | Iterable[str | None] | None = None,
         metadata: Mapping[str, Any] | Iterable[Mapping[str, Any] | None] | None = None,
         *,
-        remove_prefixes: Iterable[str] = (),
+        ranges: Iterable[Any] | None = None,
         show_progress: bool = False,
     ) -> None:
         """Replace whole documents, and insert those that are new; after an error, nothing has changed.
@@ -141,35 +159,29 @@ class Index(NotCopied, ABC):
 
         Parameters
         ----------
-        ids, embeddings, texts, metadata, show_progress
+        ids, embeddings, texts, metadata, ranges, show_progress
             As for `add`.
-        remove_prefixes
-            In the same commit, remove all documents that were in the index before and whose ids are strings that begin
-            with one of these: the former parts of a text that is stored in several, under ids such as ``"a#1"``.
 
         Raises
         ------
         DuplicateIdError
             If an id is given twice in this call.
         """
-        prefixes = as_prefixes(remove_prefixes)
-        given = GivenDocuments(ids, embeddings, texts, metadata)
-        self._write(given, replace=True, prefixes=prefixes, show_progress=show_progress)
+        given = GivenDocuments(ids, embeddings, texts, metadata, ranges)
+        self._write(given, replace=True, show_progress=show_progress)
 
     @abstractmethod
-    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
+    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
         """Store documents; see `add` and, for the others, `update`."""
 
     @abstractmethod
-    def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
+    def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents; after an error, none has been removed.
 
         Parameters
         ----------
         ids
             One id or several; an id may be given more than once.
-        prefixes
-            Remove also all documents whose ids are strings that begin with one of these, if there are any.
 
         Raises
         ------
@@ -306,17 +318,18 @@ class Index(NotCopied, ABC):
     def mean_scores(self, queries: TokenEmbeddings, hits: Sequence[Sequence[Hit]]) -> list[list[float]]:
         """Return MaxSim by number of query vectors for the hits of each query, by their stored vectors."""
         means: list[list[float]] = [[0.0] * len(row) for row in hits]
-        places: dict[Id, list[tuple[int, int]]] = {}
+        places: dict[Hit, list[tuple[int, int]]] = {}
         for i, row in enumerate(hits):
             for place, hit in enumerate(row):
-                places.setdefault(hit.id, []).append((i, place))
-        ids = list(places)
-        for first in range(0, len(ids), _CHUNK):  # each document is read once
-            chunk = ids[first : first + _CHUNK]
-            documents = self.get_embeddings(chunk).to("float32")
+                places.setdefault(hit.scored(0.0), []).append((i, place))
+        found = list(places)
+        for first in range(0, len(found), _CHUNK):  # each document is read once
+            chunk = found[first : first + _CHUNK]
+            ranges = [(hit.start, hit.end) for hit in chunk]
+            documents = self.get_embeddings([hit.id for hit in chunk], ranges).to("float32")
             wanted: dict[int, list[tuple[int, int]]] = {}
-            for number, id in enumerate(chunk):
-                for i, place in places[id]:
+            for number, same in enumerate(chunk):
+                for i, place in places[same]:
                     wanted.setdefault(i, []).append((number, place))
             for i, pairs in wanted.items():
                 query = queries[i : i + 1]
@@ -346,34 +359,33 @@ class Index(NotCopied, ABC):
         """
 
     @abstractmethod
-    def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
+    def get_embeddings(self, ids: Id | Iterable[Id], ranges: Ranges | None = None) -> TokenEmbeddings:
         """Return the stored vectors of documents.
 
         Parameters
         ----------
         ids
             One id or several.
+        ranges
+            Of each, the range of the one passage that is wanted, such as ``(hit.start, hit.end)``; None, or
+            ``(None, None)``, for all of its passages. Default: all.
 
         Returns
         -------
         TokenEmbeddings
-            One matrix per id, in the same order.
+            One matrix per document, or for each of its passages, in the same order: what `add` takes.
 
         Raises
         ------
+        InvalidArgumentError
+            If a document has no passage with this range.
         UnknownIdError
             If an id is not in the index.
         """
 
     @abstractmethod
-    def ids(self, prefix: str | None = None) -> list[Id]:
-        """Return all ids in the order of insertion, or those that are strings and begin with a prefix.
-
-        Parameters
-        ----------
-        prefix
-            Prefix of the ids, not empty; None: all ids.
-        """
+    def ids(self) -> list[Id]:
+        """Return all ids in the order of insertion."""
 
     @property
     @abstractmethod
@@ -461,7 +473,6 @@ class Index(NotCopied, ABC):
         *,
         field: str | None = None,
         prefix: str = "",
-        are_passages: bool = False,
         filter: str | Sequence[str] | None = None,
         parameters: Parameters = (),
     ) -> list[FieldValues]:
@@ -473,9 +484,6 @@ class Index(NotCopied, ABC):
             Maximum number of values of a field.
         field, prefix
             One field instead of all; only values whose spelling begins with `prefix`, in either case of Latin letters.
-        are_passages
-            Count the first passage of each document only, in an index that `latelier.retrieve.Retriever` has filled
-            with passages.
         filter, parameters
             Only documents that a filter selects, as in `search`.
 
@@ -495,7 +503,7 @@ class Index(NotCopied, ABC):
         [(2024, 1), (2026, 1)]
         """
         options = SearchOptions(filter=filter, parameters=parameters)
-        return self._field_values(field, options, most=most, prefix=prefix, are_passages=are_passages)
+        return self._field_values(field, options, most=most, prefix=prefix)
 
     def _field_values(self, field: str | None, options: SearchOptions, **chosen: Any) -> list[FieldValues]:
         """Return the names of the fields alone; an index that counts their values overrides it."""
@@ -643,8 +651,10 @@ class Index(NotCopied, ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def existing(self, ids: Sequence[Id]) -> set[Id]:
-        """Return those of some ids that documents have, by one look at the index.
+    def existing(self, ids: Sequence[Id]) -> dict[Id, int]:
+        """Return those of some ids that documents have, with their numbers, by one look at the index.
+
+        A number says which version of a document is stored: whatever replaces it gets a higher one.
 
         Parameters
         ----------
@@ -660,6 +670,18 @@ class Index(NotCopied, ABC):
         return bool(self.existing([known]))
 
 
+def check_ranges(ranges: Ranges | None, count: int) -> list[tuple[int, int] | None] | None:
+    """Return the ranges of `Index.get_embeddings`, as many as there are ids; None if all are None."""
+    if ranges is None:
+        return None
+    found = [None if each is None or None in each else (int(each[0] or 0), int(each[1] or 0)) for each in ranges]
+    if len(found) != count:
+        raise InvalidArgumentError(f"received {count} ids and {len(found)} ranges; give one of each per document.")
+    if not any(found):
+        return None
+    return found
+
+
 # A hit counts as found if score >= s - _TOLERANCE * max(1, |s|), s being the exact score of the k-th best document:
 # scores of the index are in single precision.
 _TOLERANCE = 1e-5
@@ -672,24 +694,34 @@ _EFFORTS = (1.0, 0.5, 2.0, 4.0)
 _ENOUGH = 0.97
 
 
+def sample_queries(index: Index, ids: Sequence[Id], queries: int) -> TokenEmbeddings:
+    """Return the first tokens of so many documents, spread evenly over the index, or of their first passages."""
+    spread = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), queries)).astype("int64"))
+    records = index.get([ids[i] for i in spread])
+    firsts = [record.passages[0][:2] if record.passages else None for record in records]
+    documents = index.get_embeddings([record.id for record in records], firsts)
+    return TokenEmbeddings.from_list([matrix[:_QUERY_TOKENS] for matrix in documents])
+
+
 def _measure_recall(index: Index, k: int, queries: int) -> CheckReport:
     """Search with documents of the index as queries; return the share of hits among the exact best `k`, 1 if empty."""
     ids = index.ids()
     if not ids:
         return CheckReport(k=k, recall=1.0, worst=1.0, queries=0, documents=0)
-    spread = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), queries)).astype("int64"))
-    documents = index.get_embeddings([ids[i] for i in spread])
-    sample = TokenEmbeddings.from_list([matrix[:_QUERY_TOKENS] for matrix in documents])
+    sample = sample_queries(index, ids, queries)
     exact = TopK(len(sample), min(k, len(ids)))
     for first in range(0, len(ids), _CHUNK):
         chunk = ids[first : first + _CHUNK]
-        exact.add(exact_scores(sample, index.get_embeddings(chunk)), np.arange(first, first + len(chunk)))
+        counts = [len(record.passages) or 1 for record in index.get(chunk)]
+        numbers = np.repeat(np.arange(first, first + len(chunk)), counts)
+        exact.add(exact_scores(sample, index.get_embeddings(chunk)), numbers, numbers)
 
     def recalls(options: SearchOptions) -> np.ndarray:
         found = []
         for i, hits in enumerate(index.find(sample, k, [], options)):
             lowest = exact.scores[i][-1]
-            scores = exact_scores(sample[i : i + 1], index.get_embeddings([hit.id for hit in hits]))[0]
+            ranges = [(hit.start, hit.end) for hit in hits]
+            scores = exact_scores(sample[i : i + 1], index.get_embeddings([hit.id for hit in hits], ranges))[0]
             right = np.count_nonzero(scores >= lowest - _TOLERANCE * max(1.0, abs(lowest)))
             found.append(right / len(exact.scores[i]))
         return np.array(found)

@@ -1,15 +1,16 @@
 """`copy_documents`: documents with their vectors from one index to another, or to and from a Parquet file.
 
 A file has the columns ``id``, ``text``, ``vectors`` (a list of token vectors) and one per metadata key, and row groups
-of bounded size. What Parquet cannot hold as it is becomes JSON texts; the file's own metadata names those columns, and
-has the settings of the index.
+of bounded size. If documents are stored in passages, ``passages`` has the range of each, and how many of the vectors
+are its own. What Parquet cannot hold as it is becomes JSON texts; the file's own metadata names those columns, and has
+the settings of the index.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ from latelier.errors import (
 )
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.ivf import IVF
-from latelier.indexes.results import CUT, WEAK, duplicate_ids
+from latelier.indexes.results import CUT, WEAK, Passage, Record, duplicate_ids
+from latelier.utils.batching import consecutive, lengths_to_offsets
 from latelier.utils.checks import describe, parse_bytes, short
 from latelier.utils.files import parse_json, replaced
 from latelier.utils.misc import needs_extra, progress_bar
@@ -36,7 +38,7 @@ from latelier.utils.values import INT64, Id, dump_json
 # Bytes of the vectors of a batch: a transaction of an index, a row group of a file. A batch is in memory a few times.
 _BATCH_BYTES = 64 << 20
 _MOST_DOCUMENTS = 4096
-_COLUMNS = ("id", "text", "vectors")
+_COLUMNS = ("id", "text", "vectors", "passages")
 # Attributes of an index that a new one gets from a file of its documents.
 _ABOUT = ("kind", "nbits", "dtype", "tokenizer")
 # Before the names of columns of metadata keys that would be taken for others.
@@ -86,16 +88,26 @@ class TransferReport:
 
 
 class _Batch(NamedTuple):
-    """Some documents, in the order of insertion; vectors are float32 or float16."""
+    """Some documents, in the order of insertion; vectors are float32 or float16, a matrix for each row."""
 
     ids: list[Id]
     embeddings: TokenEmbeddings
     texts: list[str | None]
     metadata: list[dict[str, Any]]
+    passages: list[tuple[Passage, ...]]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """How many rows each document has."""
+        return np.array([len(each) or 1 for each in self.passages], dtype="int64")
 
     def select(self, positions: Sequence[int]) -> _Batch:
-        some: Any = [[column[i] for i in positions] for column in (self.ids, self.texts, self.metadata)]
-        return _Batch(some[0], self.embeddings[np.array(positions, dtype="int64")], some[1], some[2])
+        columns: Any = (self.ids, self.texts, self.metadata, self.passages)
+        ids, texts, metadata, passages = ([column[i] for i in positions] for column in columns)
+        begins = lengths_to_offsets(self.rows)
+        own = np.array(positions, dtype="int64")
+        rows = consecutive(begins[own], self.rows[own])
+        return _Batch(ids, self.embeddings[rows], texts, metadata, passages)
 
 
 def copy_documents(
@@ -218,7 +230,9 @@ def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
         records = index.get(some)
         if embeddings.dtype != "float16":
             embeddings = embeddings.to("float32")
-        yield _Batch(some, embeddings, [record.text for record in records], [record.metadata for record in records])
+        texts = [record.text for record in records]
+        metadata = [record.metadata for record in records]
+        yield _Batch(some, embeddings, texts, metadata, [record.passages for record in records])
         first += len(some)
         count = max(1, min(size * len(some) // max(1, embeddings.vectors.nbytes), 4 * count, _MOST_DOCUMENTS))
     if index.ids() != ids:
@@ -241,7 +255,8 @@ def _add_batches(batches: Iterator[_Batch], index: Index, settings: dict[str, An
         else:
             new = batch
         if new.ids:
-            index.add(new.ids, new.embeddings, new.texts, new.metadata)
+            ranges = [each or None for each in new.passages]
+            index.add(new.ids, new.embeddings, new.texts, new.metadata, ranges=ranges)
         moved.update(batch.ids)
         yield batch, len(new.ids)
 
@@ -264,15 +279,18 @@ def _store_settings(index: Index, settings: dict[str, Any], *, has_documents: bo
 
 def _compare(index: Index, batch: _Batch) -> None:
     """Raise an error unless the index holds these documents, as far as its codes tell."""
-    stored = index.get_embeddings(batch.ids).to("numpy")
     records = index.get(batch.ids)
-    other = []
-    for i, record in enumerate(records):
-        mine, theirs = (np.asarray(each[i], dtype="float32") for each in (batch.embeddings, stored))
-        # Codes keep the sign of each number or make it zero, so no token has a negative product with its stored vector.
-        is_same = mine.shape == theirs.shape and bool((np.einsum("td,td->t", mine, theirs) >= 0).all())
-        if not is_same or (record.text, record.metadata) != (batch.texts[i], batch.metadata[i]):
-            other.append(record.id)
+    given = map(Record, batch.ids, batch.texts, batch.metadata, batch.passages)
+    other = [record.id for record, each in zip(records, given, strict=True) if record != each]
+    owners = [id for id, count in zip(batch.ids, batch.rows.tolist(), strict=True) for _ in range(count)]
+    if not other:
+        stored = index.get_embeddings(batch.ids).to("numpy")
+        for id, *pair in zip(owners, batch.embeddings, stored, strict=True):
+            mine, theirs = (np.asarray(each, dtype="float32") for each in pair)
+            # Codes keep the sign of each number or make it zero: no token has a negative product with its stored one.
+            if mine.shape != theirs.shape or not (np.einsum("td,td->t", mine, theirs) >= 0).all():
+                other.append(id)
+    other = list(dict.fromkeys(other))
     if other:
         raise duplicate_ids(other, "in the index already, with another text, other metadata or other vectors")
 
@@ -307,9 +325,16 @@ def _write_parquet(
     else:
         numbers = pyarrow.float32()
     vectors = pyarrow.list_(numbers, source.dim or -1)
-    columns = {"id": types.pop("id"), "text": pyarrow.string(), "vectors": pyarrow.list_(vectors), **types}
+    columns = {"id": types.pop("id"), "text": pyarrow.string(), "vectors": pyarrow.list_(vectors)}
+    has_passages = source.statistics().passages > 0
+    if has_passages:
+        texts_of_passage = {name: pyarrow.string() for name in ("title", "metadata")}
+        numbers_of_passage = {name: pyarrow.int64() for name in ("start", "end", "tokens")}
+        columns["passages"] = pyarrow.list_(pyarrow.struct({**texts_of_passage, **numbers_of_passage}))
+    columns |= types
     about = {name: getattr(source, name, None) for name in _ABOUT}
-    about |= {"settings": settings, "json": [name for name, kind in columns.items() if kind is None]}
+    about |= {"settings": settings, "passages": has_passages}
+    about["json"] = [name for name, kind in columns.items() if kind is None]
     fields = [(name, kind or pyarrow.string()) for name, kind in columns.items()]
     schema = pyarrow.schema(fields, {"latelier": dump_json(about)})
 
@@ -317,7 +342,16 @@ def _write_parquet(
         if name == "vectors":
             flat = pyarrow.array(batch.embeddings.vectors.astype(numbers.to_pandas_dtype()).ravel())
             tokens = pyarrow.FixedSizeListArray.from_arrays(flat, type=vectors)
-            return pyarrow.ListArray.from_arrays(batch.embeddings.offsets.astype("int32"), tokens)
+            ends = batch.embeddings.offsets[lengths_to_offsets(batch.rows)]
+            return pyarrow.ListArray.from_arrays(ends.astype("int32"), tokens)
+        if name == "passages":
+            lengths = iter(batch.embeddings.lengths.tolist())
+            lists = []
+            for own, count in zip(batch.passages, batch.rows.tolist(), strict=True):
+                tokens = [next(lengths) for _ in range(count)]
+                pairs = zip(own, tokens, strict=False)
+                lists.append([_passage_values(passage, each) for passage, each in pairs] or None)
+            return pyarrow.array(lists, schema.field(name).type)
         if name in types:
             key = name.removeprefix(_PREFIX)
             values = [metadata.get(key, _MISSING) for metadata in batch.metadata]
@@ -351,6 +385,16 @@ def _column_types(pyarrow: Any, source: Index, ids: Sequence[Id]) -> dict[str, A
     return {name: known.get(next(iter(kinds))) if len(kinds) == 1 else None for name, kinds in found.items()}
 
 
+def _passage_values(passage: Passage, tokens: int) -> dict[str, Any]:
+    own = None if passage.metadata is None else dump_json(passage.metadata)
+    return {**passage._asdict(), "metadata": own, "tokens": tokens}
+
+
+def _passage(values: Mapping[str, Any]) -> Passage:
+    own = None if values["metadata"] is None else parse_json(values["metadata"])
+    return Passage(values["start"], values["end"], values["title"], own)
+
+
 class ParquetDocuments:
     """The documents in a file; its attributes are those of the index that wrote it, None if another program did."""
 
@@ -364,6 +408,7 @@ class ParquetDocuments:
             self.settings = dict(about.get("settings", {}))
             self.kind, self.nbits, self.dtype, self.tokenizer = map(about.get, _ABOUT)
             self._json = {name for name in schema.names if name in about.get("json", ())}
+            self._has_passages = about.get("passages") is True and "passages" in schema.names
         except (self._pyarrow.ArrowException, OSError, AttributeError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"{self.path} is not a Parquet file that can be read: {error}.") from error
         if not {"id", "vectors"} <= set(schema.names):
@@ -388,13 +433,31 @@ class ParquetDocuments:
             rows[name] = [_MISSING if value is None else parse_json(str(value)) for value in rows[name]]
         ids = rows.pop("id")
         texts = rows.pop("text", [None] * batch.num_rows)
+        embeddings = self._embeddings(batch.column("vectors"))
+        passages: list[tuple[Passage, ...]] = [()] * batch.num_rows
+        if self._has_passages:
+            embeddings, passages = self._divided(embeddings, rows.pop("passages"))
         metadata: list[dict[str, Any]] = [{} for _ in ids]
         for name, values in rows.items():
             missing = _MISSING if name in self._json else None
             for document, value in zip(metadata, values, strict=True):
                 if value is not missing:
                     document[name.removeprefix(_PREFIX)] = value
-        return _Batch(ids, self._embeddings(batch.column("vectors")), texts, metadata)
+        return _Batch(ids, embeddings, texts, metadata, passages)
+
+    def _divided(
+        self, embeddings: TokenEmbeddings, column: list[Any]
+    ) -> tuple[TokenEmbeddings, list[tuple[Passage, ...]]]:
+        """Return a matrix for each passage, in place of one for each document, and the passages of each document."""
+        lengths: list[int] = []
+        passages = []
+        for whole, own in zip(embeddings.lengths.tolist(), column, strict=True):
+            tokens = [each["tokens"] for each in own or ()] or [whole]
+            if sum(tokens) != whole or min(tokens) < 1:
+                raise CorruptedIndexError(f"{self.path} is damaged: passages have {tokens} of {whole} vectors.")
+            lengths += tokens
+            passages.append(tuple(map(_passage, own or ())))
+        return TokenEmbeddings(embeddings.vectors, lengths_to_offsets(lengths)), passages
 
     def _embeddings(self, column: Any) -> TokenEmbeddings:
         """Return a column of lists of lists of numbers as token vectors."""

@@ -132,7 +132,7 @@ class Flat(StoredIndex):
                 block = _block_within(plan, part, queries)
             vectors = TokenEmbeddings(part.segment.arrays["vectors"], part.segment.offsets)
             for positions, scores in score_blocks(vectors, part.positions, queries, maxsim, block):
-                best.add(scores, part.segment.row_ids[positions])
+                best.add(scores, part.segment.row_ids[positions], part.segment.numbers[positions])
                 if releases:
                     release_memory(part.segment.arrays["vectors"])
 

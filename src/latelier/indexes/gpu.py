@@ -34,6 +34,7 @@ class _Copy(NamedTuple):
 
     vectors: TokenEmbeddings
     row_ids: np.ndarray  # (documents,)
+    numbers: np.ndarray  # (documents,): those of the documents that they are passages of; or the row ids
     positions: np.ndarray  # (documents,): 0, 1, ...
 
 
@@ -107,11 +108,13 @@ class GpuSearch:
                 dtype = "float32"
             if dtype not in converted:
                 converted[dtype] = queries.to(dtype).to(str(self.device))
-            for block, scores in score_blocks(copy.vectors, positions, converted[dtype], score_vectors, self._block):
-                merged.add(scores, copy.row_ids[block])
-        scores, row_ids = merged.best()
-        best.scores[first : first + len(queries)] = list(scores)
-        best.row_ids[first : first + len(queries)] = list(row_ids)
+            numbers = copy.numbers[positions] if copy.numbers is not copy.row_ids else None
+            blocks = score_blocks(copy.vectors, positions, converted[dtype], score_vectors, self._block, numbers)
+            for block, scores in blocks:
+                merged.add(scores, copy.row_ids[block], copy.numbers[block])
+        for query, (scores, row_ids) in enumerate(zip(*merged.best(), strict=True), start=first):
+            best.scores[query] = scores
+            best.row_ids[query] = row_ids
 
     def _find(self, segments: Sequence[Segment], dim: int) -> list[_Place]:
         """Return the places of segments; those that have none are copied to the device first."""
@@ -136,7 +139,10 @@ class GpuSearch:
                 vectors[first:last] = as_tensor(piece.vectors).to(self.device)
         offsets = lengths_to_offsets(np.concatenate([np.diff(segment.offsets) for segment in segments]))
         row_ids = np.concatenate([segment.row_ids for segment in segments])
-        copy = _Copy(TokenEmbeddings(vectors, offsets), row_ids, np.arange(len(row_ids)))
+        numbers = row_ids
+        if any(segment.ranges is not None for segment in segments):
+            numbers = np.concatenate([segment.numbers for segment in segments])
+        copy = _Copy(TokenEmbeddings(vectors, offsets), row_ids, numbers, np.arange(len(row_ids)))
         firsts = lengths_to_offsets([len(segment) for segment in segments])
         self._places.update(
             (segment, _Place(copy, int(first))) for segment, first in zip(segments, firsts, strict=False)
@@ -151,24 +157,37 @@ class _Merged:
         self._most = most
         self._scores = torch.zeros(queries, 0, device=device)
         self._row_ids = torch.zeros(queries, 0, dtype=torch.int64, device=device)
-        self._waiting: list[tuple[torch.Tensor, np.ndarray]] = []
+        self._waiting: list[tuple[torch.Tensor, np.ndarray, np.ndarray]] = []
+        self._are_grouped = False
 
-    def add(self, scores: torch.Tensor, row_ids: np.ndarray) -> None:
-        """Add scores ``(queries, documents)`` of documents."""
-        self._waiting.append((scores, row_ids))
-        if sum(each.numel() for each, _ in self._waiting) >= self._most:
+    def add(self, scores: torch.Tensor, row_ids: np.ndarray, numbers: np.ndarray) -> None:
+        """Add scores ``(queries, rows)`` of rows of documents with these numbers, all rows of each."""
+        self._are_grouped = self._are_grouped or bool((np.diff(numbers) == 0).any())
+        self._waiting.append((scores, row_ids, numbers))
+        if sum(each[0].numel() for each in self._waiting) >= self._most:
             self._merge()
 
-    def best(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scores and the row ids of the best documents, ``(queries, k)`` or fewer columns."""
+    def best(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the scores and the row ids of the best documents of each query, at most `k`."""
         self._merge()
-        return self._scores.cpu().numpy(), self._row_ids.cpu().numpy()
+        scores = list(self._scores.cpu().numpy())
+        row_ids = list(self._row_ids.cpu().numpy())
+        if not self._are_grouped:
+            return scores, row_ids
+        kept = [own > -np.inf for own in scores]
+        return [own[each] for own, each in zip(scores, kept, strict=True)], [
+            own[each] for own, each in zip(row_ids, kept, strict=True)
+        ]
 
     def _merge(self) -> None:
         if not self._waiting:
             return
-        scores, row_ids = zip(*self._waiting, strict=True)
-        own_best, which = highest(torch.cat(scores, dim=1), self._k)
+        scores, row_ids, numbers = zip(*self._waiting, strict=True)
+        joined = torch.cat(scores, dim=1)
+        if self._are_grouped:
+            own_best, which = highest_of_groups(joined, torch.from_numpy(np.concatenate(numbers)), self._k)
+        else:
+            own_best, which = highest(joined, self._k)
         own = torch.from_numpy(np.concatenate(row_ids)).to(which.device)[which]
         self._scores, order = highest(torch.cat([self._scores, own_best], dim=1), self._k)
         self._row_ids = torch.cat([self._row_ids, own], dim=1).gather(1, order)
@@ -200,12 +219,31 @@ def highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     `torch.topk` keeps any of equal scores, and a stable sort of all takes as long as scoring them. So a key has the
     bits of a score, in an order as integers have it, above the column, counted from the end.
     """
-    columns = scores.shape[1]
+    best = _keys(scores).topk(min(k, scores.shape[1]), dim=1).indices
+    return scores.gather(1, best), best
+
+
+def highest_of_groups(scores: torch.Tensor, groups: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `k` highest scores of each row, one of each group of columns, and their columns; see `highest`.
+
+    `groups`: ``(columns,)``, equal for neighbours of one group. If there are fewer groups, scores end with -inf.
+    """
+    groups = groups.to(scores.device)
+    slots = torch.zeros_like(groups)
+    slots[1:] = (groups[1:] != groups[:-1]).long().cumsum(0)
+    keys = _keys(scores)
+    none = torch.iinfo(torch.int64).min
+    best = torch.full_like(keys, none).scatter_reduce(1, slots.expand_as(keys), keys, "amax")
+    top = best.topk(min(k, keys.shape[1]), dim=1).values
+    columns = keys.shape[1] - 1 - (top & 0xFFFFFFFF)
+    return scores.gather(1, columns).masked_fill(top == none, -torch.inf), columns
+
+
+def _keys(scores: torch.Tensor) -> torch.Tensor:
+    """Return integers in the order of scores, and of the columns of equal ones; see `highest`."""
     bits = torch.fmax(scores + 0.0, scores.new_full((), -torch.inf)).view(torch.int32)  # no -0.0, and no NaN
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
-    keys = ordered + torch.arange(columns - 1, -1, -1, device=scores.device)
-    best = keys.topk(min(k, columns), dim=1).indices
-    return scores.gather(1, best), best
+    return ordered + torch.arange(scores.shape[1] - 1, -1, -1, device=scores.device)
 
 
 def _largest_norm(embeddings: TokenEmbeddings) -> float:

@@ -148,12 +148,13 @@ _PEEKED = 16
 
 
 class GivenDocuments(NamedTuple):
-    """Documents as a user gives them, or some of them as lists."""
+    """Documents as a user gives them, or some of them as lists; see `Index.add`."""
 
     ids: Any
     embeddings: Any
     texts: Any = None
     metadata: Any = None
+    ranges: Any = None
 
 
 class DocumentBatches:
@@ -167,7 +168,7 @@ class DocumentBatches:
         batch_bytes: int = 256 << 20,
         show_progress: bool = False,
     ) -> None:
-        ids, embeddings, texts, metadata = given
+        ids, embeddings, texts, metadata, ranges = given
         if isinstance(embeddings, np.ndarray) and embeddings.dtype == object and embeddings.ndim == 1:
             embeddings = list(embeddings)
         if is_array(embeddings) and embeddings.ndim != 2:  # without a mask, padding would count as tokens
@@ -179,6 +180,7 @@ class DocumentBatches:
             ids = [ids]
             texts = None if texts is None else [texts]
             metadata = None if metadata is None else [metadata]
+            ranges = None if ranges is None else [ranges]
         if isinstance(ids, Sized) and len(ids) == 1:
             if is_array(embeddings):
                 embeddings = [embeddings]
@@ -187,11 +189,11 @@ class DocumentBatches:
                 metadata = [metadata]
         elif is_array(embeddings) or isinstance(metadata, Mapping) or isinstance(texts, str):
             raise InvalidArgumentError("a single matrix, text or dict needs a single id; for several ids, give lists.")
-        columns = {"ids": ids, "texts": texts, "metadata": metadata}
+        columns = {"ids": ids, "texts": texts, "metadata": metadata, "ranges": ranges}
         self._columns = {name: values for name, values in columns.items() if values is not None}
         known = {name: len(values) for name, values in self._columns.items() if isinstance(values, Sized)}
         self._count = known.get("ids")
-        if isinstance(embeddings, TokenEmbeddings):
+        if isinstance(embeddings, TokenEmbeddings) and ranges is None:
             known["embeddings"] = len(embeddings)
         if len(set(known.values())) > 1:
             lengths = ", ".join(f"{length} {name}" for name, length in known.items())
@@ -223,10 +225,9 @@ class DocumentBatches:
         found: list[TokenEmbeddings] = []
         for chunk in self._chunks:
             chunks.append(chunk)
-            documents, embeddings, _ = chunk
-            for first in range(0, len(embeddings), _PEEKED):
-                some = embeddings[first : first + _PEEKED]
-                name = _name_by(documents.ids[first:])
+            for first in range(0, len(chunk.embeddings), _PEEKED):
+                some = chunk.embeddings[first : first + _PEEKED]
+                name = _name_by(chunk.owners[first:])
                 found.append(without_zero_rows(pack(some, name, self._dtype, dim), name)[0])
                 dim = found[-1].dim
                 tokens = tokens - found[-1].num_tokens
@@ -246,14 +247,14 @@ class DocumentBatches:
 
         `are_in_range`: whether token arrays show what `check_range` checks; if not, the vectors are read once more.
         """
-        documents = DocumentColumns([], [], [], [])
+        documents = DocumentColumns()
         lengths = [np.zeros(0, "int64")]
         size = 0
         arrays = None
         mean: Any = None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
-            for more, embeddings, more_bytes in self._chunks:
-                name = _name_by(more.ids)
+            for more, owners, embeddings, is_end, more_bytes in self._chunks:
+                name = _name_by(owners)
                 packed = pack(embeddings, name, self._dtype, dim)
                 dim = packed.dim
                 packed, dropped = without_zero_rows(packed, name)
@@ -271,9 +272,9 @@ class DocumentBatches:
                 mean = TokenMean.of(packed.vectors).joined(mean)
                 size += packed.vectors.nbytes + more_bytes
                 progress.update(len(more))
-                if size >= self._batch_bytes:
+                if size >= self._batch_bytes and is_end:
                     yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled(), mean)
-                    documents = DocumentColumns([], [], [], [])
+                    documents = DocumentColumns()
                     lengths = []
                     size = 0
                     arrays = None
@@ -282,37 +283,72 @@ class DocumentBatches:
             yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled(), mean)
         warn_of_zero_rows(self._dropped)
 
-    def _given(self) -> Iterator[tuple[DocumentColumns, Any, int]]:
-        """Yield some documents at a time, their embeddings, and the size of their ids, texts and metadata."""
-        count = 0
+    def _given(self) -> Iterator[_Chunk]:
+        """Yield some rows at a time: what is read of the embeddings, with the documents that begin in it."""
         columns = {name: iter(values) for name, values in self._columns.items()}
+        count = 0
+        missing = 0  # rows of the last document that have not been read
         for items in _split(self._embeddings, self._read_bytes):
             first = 0
             size = 0
-            documents = DocumentColumns([], [], [], [])
+            documents = DocumentColumns()
+            owners: list[Id] = []
             for last in range(1, len(items) + 1):
-                given = {}
-                for name, values in columns.items():
-                    given[name] = next(values, self)
-                    if given[name] is self:
-                        hint = "; the tokens of one document are one array (tokens, dim), not a list"
-                        raise InvalidArgumentError(
-                            f"{name} ended after {count} documents, but there are more embeddings; give one of each "
-                            f"per document{hint if self._count == 1 else ''}."
-                        )
-                count += 1
-                size += documents.append(given.get("ids"), given.get("texts"), given.get("metadata"))
+                if not missing:
+                    given = self._next_document(columns, count)
+                    count += 1
+                    size += documents.append(*(given.get(name) for name in _COLUMNS))
+                    missing = len(documents.passages[-1]) or 1
+                    owner = documents.ids[-1]
+                missing -= 1
+                owners.append(owner)
                 if size >= self._read_bytes or last == len(items):
-                    yield documents, items[first:last], size
+                    yield _Chunk(documents, owners, items[first:last], not missing, size)
                     first = last
                     size = 0
-                    documents = DocumentColumns([], [], [], [])
+                    documents = DocumentColumns()
+                    owners = []
+        if missing:
+            raise InvalidArgumentError(
+                f"embeddings ended before the last {missing} passages of document {owner!r}; give a matrix for each of "
+                "its ranges."
+            )
         for name, values in columns.items():
             if next(values, self) is not self:
                 raise InvalidArgumentError(
                     f"embeddings ended after {count} documents, but there are more {name}; give one of each per "
                     "document."
                 )
+
+    def _next_document(self, columns: Mapping[str, Iterator[Any]], count: int) -> dict[str, Any]:
+        """Return what was given of the next document, for which there are embeddings, after so many."""
+        given = {}
+        for name, values in columns.items():
+            given[name] = next(values, self)
+            if given[name] is self:
+                hint = "; the tokens of one document are one array (tokens, dim), not a list"
+                raise InvalidArgumentError(
+                    f"{name} ended after {count} documents, but there are more embeddings; give one of each "
+                    f"per document{hint if self._count == 1 else ''}."
+                )
+        return given
+
+
+class _Chunk(NamedTuple):
+    """Rows that are read together: the documents that begin among them, and the id of the document of each row.
+
+    `is_end`: whether the last document has no further row. `size`: bytes of ids, texts and metadata.
+    """
+
+    documents: DocumentColumns
+    owners: list[Id]
+    embeddings: Any
+    is_end: bool
+    size: int
+
+
+# What is given of a document, in the order of `DocumentColumns.append`.
+_COLUMNS = ("ids", "texts", "metadata", "ranges")
 
 
 def _sample(embeddings: Any, tokens: int) -> TokenEmbeddings | None:

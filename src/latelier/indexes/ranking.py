@@ -28,9 +28,14 @@ def score_blocks(
     queries: TokenEmbeddings,
     score: Callable[[TokenEmbeddings, TokenEmbeddings], Any],
     size: BlockSize,
+    numbers: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yield some of the `positions`, ascending, and the scores ``(queries, documents)`` of these documents."""
-    for block in split_positions(vectors.offsets, positions, size.tokens, size.scores // max(1, len(queries))):
+    """Yield some of the `positions`, ascending, and the scores ``(queries, documents)`` of these documents.
+
+    `numbers`: of each position, the number of the document that it is a passage of; no block ends within one.
+    """
+    most = size.scores // max(1, len(queries))
+    for block in split_positions(vectors.offsets, positions, size.tokens, most, numbers):
         first = block[0]
         last = block[-1] + 1
         if len(block) == len(vectors):
@@ -45,13 +50,25 @@ def score_blocks(
 
 
 def split_positions(
-    offsets: np.ndarray, positions: np.ndarray, max_tokens: int, max_documents: int
+    offsets: np.ndarray,
+    positions: np.ndarray,
+    max_tokens: int,
+    max_documents: int,
+    numbers: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
-    """Cut the ascending positions of documents with these token offsets into blocks of one or more documents."""
+    """Cut the ascending positions of documents with these token offsets into blocks of one or more documents.
+
+    `numbers`: see `score_blocks`.
+    """
     if len(positions) < len(offsets) - 1:
         offsets = lengths_to_offsets(_lengths(offsets, positions))
-    for first, last in split_by_rows(offsets, max_tokens, max(1, max_documents)):
-        yield positions[first:last]
+    if numbers is None or not len(positions):
+        begins = np.arange(len(positions) + 1)
+    else:
+        begins = np.append(np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1)), len(positions))
+    most = max(1, max_documents * (len(begins) - 1) // max(1, len(positions)))
+    for first, last in split_by_rows(offsets[begins], max_tokens, most):
+        yield positions[begins[first] : begins[last]]
 
 
 def _lengths(offsets: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -66,21 +83,30 @@ def exact_scores(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.nda
 
 
 class Ranking(NamedTuple):
-    """Documents of one query, best first, those with equal scores by row id; both ``(documents,)``."""
+    """Documents of one query, best first, those with equal scores in the order of insertion; all ``(documents,)``.
 
-    row_ids: np.ndarray
+    `numbers`: those of the documents; `rows`: the row id of each, or of its best passage.
+    """
+
+    numbers: np.ndarray
     scores: np.ndarray
+    rows: np.ndarray
 
     @classmethod
     def empty(cls) -> Ranking:
         """Return a ranking of no document."""
-        return cls(np.zeros(0, "int64"), np.zeros(0, "float32"))
+        return cls(np.zeros(0, "int64"), np.zeros(0), np.zeros(0, "int64"))
 
-    @classmethod
-    def sorted(cls, row_ids: np.ndarray, scores: np.ndarray, k: int) -> Ranking:
-        """Return the `k` best of some documents."""
-        order = np.lexsort((row_ids, -scores))[:k]
-        return cls(row_ids[order], scores[order])
+    def best_rows(self, k: int) -> Ranking:
+        """Return the first `k` documents of rows in their order, each with its first row."""
+        _, firsts = np.unique(self.numbers, return_index=True)
+        order = np.sort(firsts)[:k]
+        return Ranking(self.numbers[order], self.scores[order], self.rows[order])
+
+    def sorted(self, k: int) -> Ranking:
+        """Return the `k` best documents, of documents in any order."""
+        order = np.lexsort((self.numbers, -self.scores))[:k]
+        return Ranking(self.numbers[order], self.scores[order], self.rows[order])
 
 
 # The constant of reciprocal rank fusion in its paper.
@@ -93,7 +119,7 @@ def fuse_scores(rankings: Sequence[Ranking], weights: Sequence[float], k: int) -
     That is ``weight * (s - a) / (b - a)`` for the lowest score ``a`` and the highest ``b``, or the weight if they are
     equal; 0 for a document that is missing.
     """
-    return _weighted_sum([ranking.row_ids for ranking in rankings], [_scaled(r.scores) for r in rankings], weights, k)
+    return _weighted_sum(rankings, [_scaled(ranking.scores) for ranking in rankings], weights, k)
 
 
 def fuse_ranks(rankings: Sequence[Ranking], weights: Sequence[float], k: int) -> Ranking:
@@ -102,8 +128,8 @@ def fuse_ranks(rankings: Sequence[Ranking], weights: Sequence[float], k: int) ->
     A ranking gives the document at rank ``r = 1, 2, ...`` the score ``weight / (60 + r)``, and documents that are
     missing in it 0. The paper has no weights. `rankings`, `weights`, `k`: as for `fuse_scores`.
     """
-    reciprocals = [1 / (_RANK_CONSTANT + np.arange(1, len(ranking.row_ids) + 1)) for ranking in rankings]
-    return _weighted_sum([ranking.row_ids for ranking in rankings], reciprocals, weights, k)
+    reciprocals = [1 / (_RANK_CONSTANT + np.arange(1, len(ranking.numbers) + 1)) for ranking in rankings]
+    return _weighted_sum(rankings, reciprocals, weights, k)
 
 
 def _scaled(scores: np.ndarray) -> np.ndarray:
@@ -118,13 +144,18 @@ def _scaled(scores: np.ndarray) -> np.ndarray:
 
 
 def _weighted_sum(
-    row_ids: Sequence[np.ndarray], scores: Sequence[np.ndarray], weights: Sequence[float], k: int
+    rankings: Sequence[Ranking], scores: Sequence[np.ndarray], weights: Sequence[float], k: int
 ) -> Ranking:
-    every = np.unique(np.concatenate([np.zeros(0, "int64"), *row_ids]))
+    """Return the `k` best by their sums; of a document, the row is that of the first ranking that has it."""
+    every = np.unique(np.concatenate([np.zeros(0, "int64"), *(ranking.numbers for ranking in rankings)]))
     total = np.zeros(len(every))
-    for own, given, weight in zip(row_ids, scores, weights, strict=True):
-        total[np.searchsorted(every, own)] += weight * given
-    return Ranking.sorted(every, total, k)
+    rows = np.zeros(len(every), "int64")
+    places = [np.searchsorted(every, ranking.numbers) for ranking in rankings]
+    for own, given, weight in zip(places, scores, weights, strict=True):
+        total[own] += weight * given
+    for own, ranking in reversed(list(zip(places, rankings, strict=True))):
+        rows[own] = ranking.rows
+    return Ranking(every, total, rows).sorted(k)
 
 
 def combine_sides(
@@ -134,11 +165,14 @@ def combine_sides(
     score: Callable[[np.ndarray], Ranking],
     k: int,
 ) -> Ranking:
-    """Return the best documents of one query from those that vectors and those that keywords have found."""
+    """Return the best documents of one query from those that vectors and those that keywords have found.
+
+    `score`: returns documents by their numbers, with their scores by vectors.
+    """
     if options.mode == "rerank":
-        return Ranking.sorted(*score(by_keywords.row_ids), k)
+        return score(by_keywords.numbers).sorted(k)
     if options.fusion == "rrf":
         return fuse_ranks([by_vectors, by_keywords], options.weights, k)
-    scored = score(np.setdiff1d(by_keywords.row_ids, by_vectors.row_ids))
+    scored = score(np.setdiff1d(by_keywords.numbers, by_vectors.numbers))
     every = Ranking(*(np.concatenate(pair) for pair in zip(by_vectors, scored, strict=True)))
     return fuse_scores([every, by_keywords], options.weights, k)

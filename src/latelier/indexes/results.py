@@ -10,50 +10,141 @@ import numpy as np
 
 from latelier.errors import Advice, DuplicateIdError, IndexDamageWarning, InvalidArgumentError, UnknownIdError
 from latelier.utils.checks import describe, format_bytes, is_unicode, short
+from latelier.utils.files import parse_json
 from latelier.utils.misc import bar, escape, fragment, table, warn_caller
-from latelier.utils.values import Id, plain_str
+from latelier.utils.values import Id, encode_fields, plain_str
 
 
-class Hit(NamedTuple):
-    """A document found by a search: its id and its MaxSim score; higher is better.
-
-    It is a named tuple that can also be read like a dict: ``hit["id"]``, ``dict(hit)``.
-
-    Examples
-    --------
-    >>> hit = Hit("a", 3.5)
-    >>> hit.id, hit.score
-    ('a', 3.5)
-    >>> hit["id"], hit[0], dict(hit)
-    ('a', 'a', {'id': 'a', 'score': 3.5})
-    """
+class _Scored(NamedTuple):
+    """The two values of a `Hit` as a tuple."""
 
     id: Id
     score: float
 
+
+class Hit(_Scored):
+    """A document found by a search: its id and its MaxSim score; higher is better.
+
+    It is a tuple of both, ``for id, score in hits``, with these names, and can also be read like a dict: ``hit["id"]``,
+    ``dict(hit)``. Of a document that is stored in passages, `start` and `end` are the range of its best passage, whose
+    score it is: ``text[start:end]`` of the text of its `Record`. Of a whole document, both are None.
+
+    Examples
+    --------
+    >>> hit = Hit("a", 3.5)
+    >>> hit.id, hit.score, hit.start
+    ('a', 3.5, None)
+    >>> hit["id"], hit[0], dict(hit), hit == ("a", 3.5)
+    ('a', 'a', {'id': 'a', 'score': 3.5}, True)
+    >>> Hit("a", 3.5, 10, 25)
+    Hit(id='a', score=3.5, start=10, end=25)
+    """
+
+    start: int | None = None
+    end: int | None = None
+
+    def __new__(cls, id: Id, score: float, start: int | None = None, end: int | None = None) -> Hit:
+        """Return a hit."""
+        hit = super().__new__(cls, id, score)
+        if start is not None:
+            hit.start = start
+            hit.end = end
+        return hit
+
     def __getitem__(self, key: Any) -> Any:
         """Return a field by name or position, or a slice."""
         if isinstance(key, str):
-            return self._asdict()[key]
+            return dict(zip(self.keys(), (*self, self.start, self.end), strict=False))[key]
         return tuple.__getitem__(self, key)
 
+    def __eq__(self, other: object) -> bool:
+        is_same = tuple.__eq__(self, other) is True
+        return is_same and (not isinstance(other, Hit) or (self.start, self.end) == (other.start, other.end))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+    def __repr__(self) -> str:
+        return f"Hit({', '.join(f'{name}={self[name]!r}' for name in self.keys())})"
+
     def keys(self) -> tuple[str, ...]:
-        """Return the names of the fields, so that ``dict(hit)`` and ``f(**hit)`` work."""
-        return self._fields
+        """Return the names of the fields, so that ``dict(hit)`` and ``f(**hit)`` work; the range only if it has one."""
+        if self.start is None:
+            return ("id", "score")
+        return ("id", "score", "start", "end")
+
+    def scored(self, score: float) -> Hit:
+        """Return the same document and passage with another score."""
+        return Hit(self.id, score, self.start, self.end)
 
 
-class Record(NamedTuple):
-    """Text and metadata of one document; ``metadata`` is ``{}`` if none was given.
+class Passage(NamedTuple):
+    """A passage of a document: ``text[start:end]`` of its text, in characters.
+
+    `title` is what stands before it where it is read and searched for words. `metadata` are values of its own beside
+    those of the document, such as its page; None if it has none.
+
+    Examples
+    --------
+    >>> Passage(5, 12, title="Fruit").text_in("Buy: bananas!")
+    'Fruit bananas'
+    """
+
+    start: int
+    end: int
+    title: str = ""
+    metadata: dict[str, Any] | None = None
+
+    def text_in(self, text: str) -> str:
+        """Return the passage of a text, after its title."""
+        between = "\n" if "\n" in self.title else " "
+        return between.join(filter(None, (self.title, text[self.start : self.end])))
+
+
+class _Described(NamedTuple):
+    """The values of a `Record` as a tuple."""
+
+    id: Id
+    text: str | None
+    metadata: dict[str, Any]
+
+
+class Record(_Described):
+    """Text and metadata of one document, a tuple of its id and both; ``metadata`` is ``{}`` if none was given.
+
+    `passages` are those that the document is stored in; there are none of a whole one.
 
     Examples
     --------
     >>> Record("a", None, {"year": 2024}).metadata["year"]
     2024
+    >>> Record("a", "Buy: bananas!", {}, (Passage(5, 12),))
+    Record(id='a', text='Buy: bananas!', metadata={}, passages=(Passage(start=5, end=12, title='', metadata=None),))
     """
 
-    id: Id
-    text: str | None
-    metadata: dict[str, Any]
+    passages: tuple[Passage, ...] = ()
+
+    def __new__(cls, id: Id, text: str | None, metadata: dict[str, Any], passages: tuple[Passage, ...] = ()) -> Record:
+        """Return a record."""
+        record = super().__new__(cls, id, text, metadata)
+        if passages:
+            record.passages = passages
+        return record
+
+    def __eq__(self, other: object) -> bool:
+        is_same = tuple.__eq__(self, other) is True
+        return is_same and (not isinstance(other, Record) or self.passages == other.passages)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+    def __repr__(self) -> str:
+        passages = f", passages={self.passages!r}" if self.passages else ""
+        return f"Record(id={self.id!r}, text={self.text!r}, metadata={self.metadata!r}{passages})"
 
 
 @dataclass(frozen=True)
@@ -291,7 +382,7 @@ class IndexStatistics:
     documents, tokens
         Number of documents and of their token vectors, without removed ones.
     removed
-        Removed documents with vectors that are still stored; `compact` frees them.
+        Removed documents, or passages of them, with vectors that are still stored; `compact` frees them.
     bytes
         Size of all files of the index; 0 for an index in memory, None if it is unknown, as on a server of Qdrant.
     has_texts, has_metadata
@@ -301,6 +392,8 @@ class IndexStatistics:
     cut
         Documents that were longer than the model reads when a retriever stored them, those replaced or removed since
         included.
+    passages
+        Number of passages in which documents are stored; a whole document is none.
 
     Examples
     --------
@@ -317,6 +410,7 @@ class IndexStatistics:
     has_metadata: bool
     text_bytes: int | None = None
     cut: int = 0
+    passages: int = 0
 
     @property
     def bytes_per_document(self) -> float | None:
@@ -616,13 +710,43 @@ class WhyNotReport:
 _MOST_NAMED = 5  # ids in a message
 
 
-def as_prefixes(prefixes: Iterable[Any]) -> list[str]:
-    """Return the beginnings of ids as a list."""
-    listed: list[Any] = list(prefixes)
-    # A single text would remove what begins with one of its letters, and an empty one everything.
-    if isinstance(prefixes, str) or not all(isinstance(each, str) and each and is_unicode(each) for each in listed):
-        raise InvalidArgumentError(f"received {describe(prefixes)} as prefixes; give a list of beginnings of ids.")
-    return list(map(plain_str, listed))
+def as_passages(ranges: Any, id: Id, text: str | None) -> tuple[Passage, ...]:
+    """Return the ranges that a user gives for a document, whose text is known by now; None for a whole document."""
+    if ranges is None:
+        return ()
+    try:
+        passages = tuple(Passage(*each) for each in ranges)
+    except TypeError:
+        passages = ()
+    if not passages:
+        raise InvalidArgumentError(
+            f"document {id!r} came with {describe(ranges)} as its ranges; give a list with (start, end) of each of its "
+            "passages, or None for a whole document."
+        )
+    return tuple(_as_passage(each, id, text) for each in passages)
+
+
+def _as_passage(passage: Passage, id: Id, text: str | None) -> Passage:
+    start, end, title, metadata = passage
+    most = _MOST_CHARACTERS if text is None else len(text)
+    are_numbers = all(isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in (start, end))
+    if not are_numbers or not 0 <= start <= end <= most:
+        where = "" if text is None else f", whose text has {most:,} characters"
+        raise InvalidArgumentError(
+            f"document {id!r}{where} came with the range {(start, end)!s:.60}; give 0 <= start <= end, in characters "
+            "of its text."
+        )
+    if not (isinstance(title, str) and is_unicode(title)):
+        raise InvalidArgumentError(
+            f"document {id!r} came with {describe(title)} as the title of a passage; give a str."
+        )
+    if metadata is not None:
+        metadata = parse_json(encode_fields(metadata, id)[0]) or None
+    return Passage(int(start), int(end), plain_str(title), metadata)
+
+
+# Characters of a text that ranges can reach: of more, SQLite holds no text.
+_MOST_CHARACTERS = 10**9
 
 
 def duplicate_ids(ids: Iterable[Id], problem: str, advice: Advice | None = None) -> DuplicateIdError:

@@ -31,7 +31,7 @@ from latelier.errors import (
     LatelierError,
     StorageError,
 )
-from latelier.indexes.base import Index, PathLike
+from latelier.indexes.base import Index, PathLike, Ranges, check_ranges
 from latelier.indexes.fields import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
@@ -46,7 +46,6 @@ from latelier.indexes.results import (
     Record,
     TokenMean,
     VerifyReport,
-    as_prefixes,
     check_known,
     duplicate_ids,
     stored_cut,
@@ -56,11 +55,11 @@ from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import closed_error
 from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
-from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, find_row_ids, has_texts
+from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, has_texts
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored_index import StoredIndex
-from latelier.utils.batching import lengths_to_offsets
+from latelier.utils.batching import consecutive, lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count, parse_bytes
 from latelier.utils.misc import progress_bar
 from latelier.utils.ray_session import connect_to_ray, connection_of, is_forked
@@ -91,18 +90,18 @@ class Opening(NamedTuple):
 
 
 class ShardFindings(NamedTuple):
-    """What a shard finds for one query, by row id: the best of each side that the mode uses, and the ids."""
+    """What a shard finds for one query: the best of each side that the mode uses, and hits by document number."""
 
     by_vectors: Ranking
     by_keywords: Ranking
     scored: Ranking
-    ids: dict[int, Id]
+    hits: dict[int, Hit]
 
 
 class WriteState(NamedTuple):
-    """What a shard knows before a write: `next_row_id` is above all row ids that it has ever used."""
+    """What a shard knows before a write: `next_number` is above all numbers of rows that it has ever used."""
 
-    next_row_id: int
+    next_number: int
     dim: int | None
     fields: list[str]
 
@@ -146,15 +145,30 @@ class ShardWorker:
             return found(*arguments)
         return found
 
-    def row_ids(self, ids: Sequence[Id]) -> dict[Id, int]:
-        """Return the row ids of those documents that are in the shard."""
-        return self._index._storage.ask(find_row_ids, ids)
+    def numbers(self, ids: Sequence[Id]) -> dict[Id, int]:
+        """Return the numbers of those documents that are in the shard."""
+        return self._index.existing(ids)
 
-    def ids(self, prefix: str | None) -> dict[Id, int]:
-        """Return all ids, or those with a prefix, and their row ids."""
+    def ids(self) -> dict[Id, int]:
+        """Return all ids and the numbers of their documents."""
         index = self._index
         with index.snapshot():
-            return index._storage.ask(find_row_ids, index.ids(prefix))
+            return index.existing(index.ids())
+
+    def embeddings(
+        self, ids: Sequence[Id], ranges: Sequence[tuple[int, int] | None]
+    ) -> tuple[TokenEmbeddings, list[int]]:
+        """Return what `get_embeddings` of the index does, and how many matrices are those of each document."""
+        index = self._index
+        with index.snapshot():
+            records: Any = index.get(ids) if any(each is None for each in ranges) else []
+            found = index.get_embeddings(ids, ranges)
+        if not records:
+            return found, [1] * len(ids)
+        counts = [
+            1 if each is not None else len(record.passages) or 1 for record, each in zip(records, ranges, strict=True)
+        ]
+        return found, counts
 
     def search(
         self, queries: TokenEmbeddings | None, k: int, texts: list[str], options: SearchOptions
@@ -179,17 +193,18 @@ class ShardWorker:
                 if mode != "keywords":
                     scored = index.find(queries, depth, texts, replace(options, mode="rerank", depth=depth))
             found = [hit.id for rows in (*by_vectors, *by_keywords) for hit in rows]
-            row_ids = index._storage.ask(find_row_ids, list(dict.fromkeys(found)))
+            known = index.existing(list(dict.fromkeys(found)))
 
         def ranking(hits: Sequence[Hit]) -> Ranking:
-            return Ranking(
-                np.array([row_ids[hit.id] for hit in hits], dtype="int64"), np.array([hit.score for hit in hits])
-            )
+            numbers = np.array([known[hit.id] for hit in hits], dtype="int64")
+            return Ranking(numbers, np.array([hit.score for hit in hits]), numbers)
 
-        return [
-            ShardFindings(ranking(ours), ranking(words), ranking(both), {row_ids[h.id]: h.id for h in (*ours, *words)})
-            for ours, words, both in zip(by_vectors, by_keywords, scored, strict=True)
-        ]
+        findings = []
+        for ours, words, both in zip(by_vectors, by_keywords, scored, strict=True):
+            # Of a document that both sides find, the passage is that of the vectors.
+            hits = {known[hit.id]: hit for hit in (*words, *both, *ours)}
+            findings.append(ShardFindings(ranking(ours), ranking(words), ranking(both), hits))
+        return findings
 
     # Writing: `begin`, any number of `insert` and `remove`, then `commit` or `roll_back`.
 
@@ -204,7 +219,7 @@ class ShardWorker:
         self,
         documents: Sequence[StoredDocument],
         embeddings: TokenEmbeddings,
-        row_ids: np.ndarray,
+        numbers: np.ndarray,
         replace: bool,
         fields: Sequence[str],
     ) -> None:
@@ -213,15 +228,14 @@ class ShardWorker:
         vectors = _writable(embeddings)
         arrays = self._index._encode_in(transaction, vectors)
         mean = TokenMean.of(vectors.vectors)
-        batch = DocumentBatch(DocumentColumns.of(documents), vectors.lengths, vectors.dim, arrays, mean)
+        batch = DocumentBatch(DocumentColumns(documents), vectors.lengths, vectors.dim, arrays, mean)
         transaction.make_fields(fields)
-        self._index._insert_batch(transaction, batch, replace=replace, row_ids=np.array(row_ids))
+        self._index._insert_batch(transaction, batch, replace=replace, numbers=np.array(numbers))
         self._has_inserted = True
 
-    def remove(self, ids: Sequence[Id], prefixes: Sequence[str]) -> None:
+    def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents."""
         self._begun().remove(ids)
-        self._begun().remove_prefixed(prefixes)
 
     def commit(self, fields: Sequence[str]) -> None:
         """Commit; `fields`: metadata keys of documents in other shards, which filters can now name."""
@@ -508,44 +522,44 @@ class Sharded(Index):
 
     # Writing.
 
-    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
+    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         with self._writing() as (states, fields):
             dim = next((state.dim for state in states if state.dim is not None), None)
-            next_row_id = max(state.next_row_id for state in states)
+            number = max(state.next_number for state in states)
             known = [field for state in states for field in state.fields]
             seen: set[Id] = set()
-            if prefixes:
-                self._call("write", "remove", ([], prefixes))
             for batch in batches.read(dim, lambda embeddings, _: {"vectors": embeddings.vectors}):
                 ids = [document.id for document in batch.documents]
                 if twice := [id for id, count in Counter(ids).items() if count > 1 or id in seen]:
                     raise duplicate_ids(twice, "given twice in this call; give every document a different id")
-                if not replace and (present := self._row_ids(ids)):
+                if not replace and (present := self.existing(ids)):
                     there = [id for id in ids if id in present]
                     raise duplicate_ids(there, "in the index already", advice="update")
                 seen.update(ids)
                 fields += new_fields([*known, *fields], (key for each in batch.documents for key in each.fields))
                 # The fields of documents without metadata are a read-only mapping, which cannot be sent.
-                rows = [document._replace(fields=dict(document.fields)) for document in batch.documents]
+                documents = [document._replace(fields=dict(document.fields)) for document in batch.documents]
                 embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
+                counts = batch.documents.rows
+                begins = np.cumsum(counts) - counts
                 arguments = {}
                 for shard, own in self._positions(ids).items():
                     some = np.array(own)
-                    arguments[shard] = ([rows[i] for i in own], embeddings[some], next_row_id + some, replace, fields)
+                    rows = embeddings[consecutive(begins[some], counts[some])]
+                    arguments[shard] = ([documents[i] for i in own], rows, number + begins[some], replace, fields)
                 self._call("write", "insert", arguments)
-                next_row_id += len(ids)
+                number += int(counts.sum())
         self._call("write", "maintain")
 
-    def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
+    def remove(self, ids: Id | Iterable[Id]) -> None:
         """See `Index.remove`."""
         known = list(dict.fromkeys(as_ids(ids)))
-        begins = as_prefixes(prefixes)
         with self._writing():
-            check_known(known, self._row_ids(known))
+            check_known(known, self.existing(known))
             own = self._positions(known)
             removed = {shard: [known[i] for i in own.get(shard, [])] for shard in range(self.shards)}
-            self._call("write", "remove", {shard: (each, begins) for shard, each in removed.items()})
+            self._call("write", "remove", {shard: (each,) for shard, each in removed.items()})
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[list[WriteState], list[str]]]:
@@ -591,7 +605,7 @@ class Sharded(Index):
         every = dict.fromkeys(range(self.shards), (vectors, k, texts, options))
         found = self._call("read", "search", every)
         by_query: list[tuple[ShardFindings, ...]] = list(zip(*found, strict=True))
-        has_words = any(len(each.by_keywords.row_ids) for row in by_query for each in row)
+        has_words = any(len(each.by_keywords.numbers) for row in by_query for each in row)
         if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
             raise without_texts()
         return [_merged(row, options, k) for row in by_query]
@@ -605,28 +619,39 @@ class Sharded(Index):
             return records[0]
         return records
 
-    def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
+    def get_embeddings(self, ids: Id | Iterable[Id], ranges: Ranges | None = None) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
         wanted = as_ids(ids)
+        chosen = check_ranges(ranges, len(wanted)) or [None] * len(wanted)
         if not wanted:
             return TokenEmbeddings.from_list([], dim=self.dim).to(self.dtype)
-        found = self._by_shard("get_embeddings", list(dict.fromkeys(wanted)))
-        places = {id: place for place, id in enumerate(id for own, _ in found for id in own)}
-        return TokenEmbeddings.concatenate([own for _, own in found])[np.array([places[id] for id in wanted])]
+        own = self._positions(wanted)
+        calls = {shard: ([wanted[i] for i in some], [chosen[i] for i in some]) for shard, some in own.items()}
+        found, errors = self._gather("read", "embeddings", calls)
+        if errors:
+            check_known(wanted, self.existing(wanted))
+            raise next(iter(errors.values()))
+        counts = np.zeros(len(wanted), dtype="int64")
+        begins = np.zeros(len(wanted), dtype="int64")
+        read = 0
+        for shard, some in own.items():
+            rows = np.array(found[shard][1])
+            counts[some] = rows
+            begins[some] = read + np.cumsum(rows) - rows
+            read += int(rows.sum())
+        rows = consecutive(begins, counts)
+        return TokenEmbeddings.concatenate([found[shard][0] for shard in own])[rows]
 
-    def existing(self, ids: Sequence[Id]) -> set[Id]:
+    def existing(self, ids: Sequence[Id]) -> dict[Id, int]:
         """See `Index.existing`."""
-        return set(self._row_ids(ids))
+        own = {shard: ([ids[i] for i in positions],) for shard, positions in self._positions(ids).items()}
+        return {id: number for found in self._call("read", "numbers", own) for id, number in found.items()}
 
-    def ids(self, prefix: str | None = None) -> list[Id]:
+    def ids(self) -> list[Id]:
         """See `Index.ids`."""
-        if prefix is None:
-            begin = None
-        else:
-            begin = as_prefixes([prefix])[0]
-        found = self._call("read", "ids", (begin,))
-        row_ids = {id: row_id for own in found for id, row_id in own.items()}
-        return sorted(row_ids, key=row_ids.__getitem__)
+        found = self._call("read", "ids")
+        numbers = {id: number for own in found for id, number in own.items()}
+        return sorted(numbers, key=numbers.__getitem__)
 
     def statistics(self) -> IndexStatistics:
         """See `Index.statistics`; no vector is read."""
@@ -641,6 +666,7 @@ class Sharded(Index):
             has_metadata=any(each.has_metadata for each in found),
             text_bytes=sum(each.text_bytes or 0 for each in found),
             cut=stored_cut(self.settings),
+            passages=sum(each.passages for each in found),
         )
 
     def verify(self) -> VerifyReport:
@@ -701,14 +727,9 @@ class Sharded(Index):
         own = {shard: [ids[i] for i in positions] for shard, positions in self._positions(ids).items()}
         found, errors = self._gather("read", "read", {shard: (name, each) for shard, each in own.items()})
         if errors:
-            check_known(ids, self._row_ids(ids))
+            check_known(ids, self.existing(ids))
             raise next(iter(errors.values()))
         return [(own[shard], result) for shard, result in found.items()]
-
-    def _row_ids(self, ids: Sequence[Id]) -> dict[Id, int]:
-        """Return the row ids of those documents that are in the index."""
-        own = {shard: ([ids[i] for i in positions],) for shard, positions in self._positions(ids).items()}
-        return {id: row_id for found in self._call("read", "row_ids", own) for id, row_id in found.items()}
 
     def _read(self, name: str) -> list[Any]:
         """Return a property, or the result of a method without arguments, of the index of each shard."""
@@ -788,8 +809,8 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
     """Return the best documents of one query from those of each shard."""
 
     def best(rankings: Iterable[Ranking], count: int | None = None) -> Ranking:
-        row_ids, scores = (np.concatenate(column) for column in zip(*rankings, strict=True))
-        return Ranking.sorted(row_ids, scores, len(row_ids) if count is None else count)
+        joined = Ranking(*(np.concatenate(column) for column in zip(*rankings, strict=True)))
+        return joined.sorted(len(joined.numbers) if count is None else count)
 
     mode = options.mode
     depth = options.depth_for(k)
@@ -797,9 +818,9 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
     by_keywords = best((each.by_keywords for each in found), k if mode == "keywords" else depth)
     scored = best(each.scored for each in found)
 
-    def score(row_ids: np.ndarray) -> Ranking:
-        kept = np.isin(scored.row_ids, row_ids)
-        return Ranking(scored.row_ids[kept], scored.scores[kept])
+    def score(numbers: np.ndarray) -> Ranking:
+        kept = np.isin(scored.numbers, numbers)
+        return Ranking(*(column[kept] for column in scored))
 
     if mode in ("vectors", "keywords"):
         if mode == "vectors":
@@ -808,8 +829,9 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
             ranking = by_keywords
     else:
         ranking = combine_sides(options, by_vectors, by_keywords, score, k)
-    ids = {row_id: id for each in found for row_id, id in each.ids.items()}
-    return [Hit(ids[int(row_id)], float(score)) for row_id, score in zip(*ranking, strict=True)]
+    hits = {number: hit for each in found for number, hit in each.hits.items()}
+    pairs = zip(ranking.numbers.tolist(), ranking.scores.tolist(), strict=True)
+    return [hits[number].scored(score) for number, score in pairs]
 
 
 def _checked_configuration(

@@ -19,7 +19,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Index, PathLike
+from latelier.indexes.base import Index, PathLike, Ranges, check_ranges
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
@@ -31,7 +31,6 @@ from latelier.indexes.results import (
     Record,
     TokenMean,
     VerifyReport,
-    as_prefixes,
     check_known,
     stored_cut,
     warn_of_damage,
@@ -42,8 +41,8 @@ from latelier.indexes.store.keywords import check_compaction, check_expected, ch
 from latelier.indexes.store.rows import (
     DocumentBatch,
     all_ids,
+    find_numbers,
     find_records,
-    find_row_ids,
     has_metadata,
     has_texts,
     known_fields,
@@ -204,13 +203,11 @@ class StoredIndex(Index):
         """See `Index.settings`."""
         return self._storage.settings
 
-    def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
+    def remove(self, ids: Id | Iterable[Id]) -> None:
         """See `Index.remove`."""
         known = as_ids(ids)
-        begins = as_prefixes(prefixes)
         with self._storage.transaction() as transaction:
             transaction.remove(known)
-            transaction.remove_prefixed(begins)
 
     def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`."""
@@ -230,13 +227,12 @@ class StoredIndex(Index):
         if vectors is not None:
             by_keywords = by_vectors = rankings
             if options.mode != "rerank":
-                best = self._best(snapshot, allowed, vectors, depth, options)
-                by_vectors = list(map(Ranking, best.row_ids, best.scores))
+                by_vectors = self._ranked(snapshot, allowed, vectors, depth, options)
 
             def best_of_one(i: int) -> Ranking:
-                def score(row_ids: np.ndarray) -> Ranking:
-                    own = self._best(snapshot, np.sort(row_ids), vectors[i : i + 1], len(row_ids), options)
-                    return Ranking(own.row_ids[0], own.scores[0])
+                def score(numbers: np.ndarray) -> Ranking:
+                    rows = snapshot.row_ids(numbers)
+                    return self._ranked(snapshot, rows, vectors[i : i + 1], len(numbers), options)[0]
 
                 return combine_sides(options, by_vectors[i], by_keywords[i], score, k)
 
@@ -244,8 +240,24 @@ class StoredIndex(Index):
                 rankings = by_vectors
             else:
                 rankings = [best_of_one(i) for i in range(len(texts))]
-        ids = iter(snapshot.ids(np.concatenate([np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)])))
-        return [list(map(Hit, islice(ids, len(each.scores)), each.scores.tolist())) for each in rankings]
+        rows = np.concatenate([np.zeros(0, "int64"), *(ranking.rows for ranking in rankings)])
+        hits = iter(snapshot.hits(rows, np.concatenate([np.zeros(0), *(ranking.scores for ranking in rankings)])))
+        return [list(islice(hits, len(each.scores))) for each in rankings]
+
+    def _ranked(
+        self,
+        snapshot: Snapshot,
+        row_ids: np.ndarray | None,
+        queries: TokenEmbeddings,
+        k: int,
+        options: SearchOptions,
+    ) -> list[Ranking]:
+        """Return the best `k` of the documents of some rows, or of all, for each query."""
+        best = self._best(snapshot, row_ids, queries, k, options)
+        return [
+            Ranking(snapshot.numbers(rows), scores, rows)
+            for rows, scores in zip(best.row_ids, best.scores, strict=True)
+        ]
 
     def _best(
         self,
@@ -255,7 +267,7 @@ class StoredIndex(Index):
         k: int,
         options: SearchOptions,
     ) -> TopK:
-        """Return the best `k` of some documents, or of all, by MaxSim."""
+        """Return the best `k` documents of some rows, or of all, by MaxSim, each by its best row."""
         best = TopK(len(queries), min(k, max(1, snapshot.documents)))
         parts = snapshot.parts(row_ids)
         if parts and self._gpu is not None:
@@ -273,9 +285,10 @@ class StoredIndex(Index):
             return found[wanted[0]]
         return [found[id] for id in wanted]
 
-    def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
+    def get_embeddings(self, ids: Id | Iterable[Id], ranges: Ranges | None = None) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
-        snapshot, row_ids = self._storage.find(as_ids(ids))
+        wanted = as_ids(ids)
+        snapshot, row_ids = self._storage.find(wanted, check_ranges(ranges, len(wanted)))
         if not len(row_ids):
             return TokenEmbeddings.from_list([], dim=snapshot.dim).to(self.dtype)
         distinct, positions = np.unique(row_ids, return_inverse=True)
@@ -287,13 +300,13 @@ class StoredIndex(Index):
                 part.segment.release()
         return found
 
-    def existing(self, ids: Sequence[Id]) -> set[Id]:
+    def existing(self, ids: Sequence[Id]) -> dict[Id, int]:
         """See `Index.existing`."""
-        return set(self._storage.ask(find_row_ids, ids))
+        return self._storage.ask(find_numbers, ids)
 
-    def ids(self, prefix: str | None = None) -> list[Id]:
+    def ids(self) -> list[Id]:
         """See `Index.ids`."""
-        return self._storage.ask(all_ids, None if prefix is None else as_prefixes([prefix])[0])
+        return self._storage.ask(all_ids)
 
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
@@ -331,6 +344,7 @@ class StoredIndex(Index):
             has_metadata=metadata,
             text_bytes=size,
             cut=stored_cut(self.settings),
+            passages=snapshot.passages,
         )
 
     def verify(self) -> VerifyReport:
@@ -366,12 +380,12 @@ class StoredIndex(Index):
             f"{self._describe()}, {where})"
         )
 
-    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
+    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
         """Store documents in one transaction, and run maintenance."""
-        self._insert(given, replace=replace, prefixes=prefixes, show_progress=show_progress)
+        self._insert(given, replace=replace, show_progress=show_progress)
         self._after_write()
 
-    def _insert(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
+    def _insert(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self._batch_bytes, show_progress=show_progress)
         before = self._storage.snapshot()
@@ -382,16 +396,13 @@ class StoredIndex(Index):
             if self._max_memory is not None:
                 encoded = self._fitting(encoded, before)
             for batch in transaction.prepare(encoded):
-                transaction.remove_prefixed(prefixes)
-                prefixes = ()
                 self._insert_batch(transaction, batch, replace=replace)
-            transaction.remove_prefixed(prefixes)  # if there is nothing to insert
 
     def _fitting(self, batches: Iterator[DocumentBatch], before: Snapshot) -> Iterator[DocumentBatch]:
         """Yield batches; raise an error once the index could not be searched within its budget."""
         documents = tokens = texts = 0
         for batch in batches:
-            documents = documents + len(batch.documents)
+            documents = documents + len(batch.lengths)
             tokens = tokens + int(batch.lengths.sum())
             texts += batch.documents.nbytes
             self._planned(before, documents, tokens, batch.dim, texts)
@@ -419,12 +430,12 @@ class StoredIndex(Index):
     def _planned(
         self, snapshot: Snapshot, documents: int = 0, tokens: int = 0, dim: int = 0, texts: int = 0
     ) -> MemoryReport:
-        """Divide the memory budget among what a snapshot holds, removed documents included, and some more documents.
+        """Divide the memory budget among what a snapshot holds, removed documents included, and some more rows.
 
         `texts`: bytes of texts and metadata of these, which an index in memory holds.
         """
         for state in snapshot.segments:
-            documents = documents + state.row.documents
+            documents = documents + state.row.rows
             tokens = tokens + state.row.tokens
         tables, arrays = self._sizes(documents, tokens, snapshot.dim or dim)
         if self.path is None and self._max_memory is not None:
@@ -442,11 +453,11 @@ class StoredIndex(Index):
         return min(self._segment_bytes, working // _BATCH_SHARE)
 
     def _insert_batch(
-        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, row_ids: np.ndarray | None = None
+        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, numbers: np.ndarray | None = None
     ) -> None:
         """Insert documents in a transaction; see `Transaction.insert`."""
         most = self._max_segment_tokens(batch.dim)
-        transaction.insert(batch, replace=replace, max_tokens=most, row_ids=row_ids)
+        transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
 
     def _search_by_kernels(self) -> None:
         """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
@@ -488,7 +499,7 @@ class StoredIndex(Index):
     def _search(
         self, snapshot: Snapshot, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK, options: SearchOptions
     ) -> None:
-        """Search the documents in `parts`, and add those with the highest scores to `best`."""
+        """Search the rows in `parts`, and add to `best` the documents with the highest scores, each by its best row."""
 
     def _on_device(self, device: torch.device) -> Any:
         """Return what searches on a device; it has a method ``clear`` and an attribute ``device``."""

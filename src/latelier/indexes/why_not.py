@@ -39,7 +39,7 @@ class Tester:
     """A document and a search that can be repeated with changes, to see what rank the document has then.
 
     `search`: called with changes of `k` and of the options, such as ``search(k=20, effort="exact")``; returns the hits
-    of one query, best first, under ids such as `id`. `k`, `options`: those of the search without changes.
+    of one query, best first. `k`, `options`: those of the search without changes.
     """
 
     search: Callable[..., list[Hit]]
@@ -80,9 +80,8 @@ def why_not_by_vectors(index: _Index, query: Any, id: Any, k: int, options: Sear
         def search(k: int = k, **changes: Any) -> list[Hit]:
             return index.find(packed, k, [], replace(options, **changes))[0]
 
-        stored = [id] if id in index else []
         explain = partial(_by_scores, index, packed)
-        return examine(index, packed, Tester(search, id, k, options), stored, index.ids, explain)
+        return examine(index, packed, Tester(search, id, k, options), explain)
 
     return beside_thresholds(options, report, lambda: id in [hit.id for hit in index.find(packed, k, [], options)[0]])
 
@@ -108,15 +107,12 @@ def examine(
     index: _Index,
     query: TokenEmbeddings,
     tester: Tester,
-    stored: Sequence[Id],
-    ids: Callable[[], Sequence[Id]],
     explain: Callable[[Tester, WhyNotReport, list[Hit]], WhyNotReport],
 ) -> WhyNotReport:
     """Return the report of a document that is found, or is not stored, or that the filter excludes, or of `explain`.
 
-    `stored`: the ids under which the index stores the document, none if it does not. `ids`: returns all ids that the
-    document could have. `explain`: completes the report of a document that is stored and that the filter selects; it
-    gets the hits of the search.
+    `explain`: completes the report of a document that is stored and that the filter selects; it gets the hits of the
+    search.
     """
     hits = tester.search()
     report = WhyNotReport(tester.id, tester.k, mode=tester.options.mode)
@@ -125,10 +121,10 @@ def examine(
     for rank, hit in enumerate(hits, start=1):
         if hit.id == tester.id:
             return replace(report, rank=rank, score=hit.score)
-    if not stored:
-        return replace(report, causes=(not_stored_cause(tester.id, ids()),))
+    if tester.id not in index:
+        return replace(report, causes=(not_stored_cause(tester.id, index.ids()),))
     conditions = _split_filter(tester.options)
-    excluding = [each for each in conditions if not _selects(each, index, query, stored[0], tester.options)]
+    excluding = [each for each in conditions if not _selects(each, index, query, tester.id, tester.options)]
     if not excluding:
         return explain(tester, report, hits)
     kept = [each for each in conditions if each not in excluding]
@@ -145,10 +141,10 @@ def examine(
         else:
             relaxed["parameters"] = tuple(v for c in kept for v in c.parameters)
     freed = Tester(partial(tester.search, **relaxed), tester.id, tester.k, replace(tester.options, **relaxed))
-    inner = examine(index, query, freed, stored, ids, explain)
+    inner = examine(index, query, freed, explain)
     return replace(
         report,
-        causes=(_filter_cause(index, stored[0], excluding, len(conditions)), *inner.causes),
+        causes=(_filter_cause(index, tester.id, excluding, len(conditions)), *inner.causes),
         changes=(Change(relaxed),)
         if inner.is_found
         else tuple(Change({**relaxed, **change.arguments}, change.target) for change in inner.changes),
@@ -247,7 +243,8 @@ def _by_scores(
         text = f"{higher} documents score higher, and {details['equal']} that were added earlier score the same"
         return replace(report, causes=(Cause("tied", text, details),), changes=raise_k())
     text = f"{higher:,} document{'s score' if higher > 1 else ' scores'} higher"
-    mine, other = index.get_embeddings([tester.id, hits[-1].id])
+    pair = (ranking[-1], hits[-1])
+    mine, other = index.get_embeddings([hit.id for hit in pair], [(hit.start, hit.end) for hit in pair])
     pairs = zip(align(query[0], mine).similarities, align(query[0], other).similarities, strict=True)
     differences = tuple(TokenDifference(i, float(a), float(b)) for i, (a, b) in enumerate(pairs))
     return replace(report, causes=(Cause("scored_lower", text, details),), changes=raise_k(), differences=differences)

@@ -30,7 +30,6 @@ from latelier.integrations.common import (
     place_metadata,
 )
 from latelier.retrieve import Retriever
-from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.retriever import rank_texts
 from latelier.utils.checks import check_count, describe
 from latelier.utils.misc import needs_extra
@@ -183,8 +182,7 @@ class HaystackRetriever:
         count = {"k": self.top_k if top_k is None else check_count("top_k", top_k)}
         options = merge_search_options(count, self.search_options, search_options)
         retriever = self._opened()
-        passages = StoredDocuments(retriever.index).has_passages
-        options = add_filter(options, haystack_filter(wanted, passages=passages) if wanted else None)
+        options = add_filter(options, haystack_filter(wanted) if wanted else None)
         results = find_documents(retriever, query, **options)
         documents = [
             Document(id=str(result.id), content=result.text, meta=place_metadata(result), score=result.score)
@@ -316,25 +314,23 @@ class HaystackRanker:
 
 
 _ID = SqlCondition("id")
-# The id of a passage is JSON that begins with the id of its document; others may have added documents without passages.
-_PASSAGE_ID = SqlCondition("iif(json_valid(id), ifnull(id ->> 0, id), id)")
 _INTEGER = re.compile("0|-?[1-9][0-9]*")
 _COMPARISONS = ("==", "!=", ">", ">=", "<", "<=", "in", "not in")
 
 
-def haystack_filter(filters: Mapping[str, Any], *, passages: bool = False) -> SqlCondition:
+def haystack_filter(filters: Mapping[str, Any]) -> SqlCondition:
     """Translate filters: a comparison, ``{"field", "operator", "value"}``, or ``{"operator", "conditions"}``.
 
     Dates, datetimes and texts that `datetime.fromisoformat` reads are compared as points in time, in UTC where they
     name no time zone. Ids are str in Haystack: ``"7"`` is also the document 7. Documents without the field of a
-    comparison fulfil ``!=`` and ``not in`` only. `passages`: whether the index has passages of documents.
+    comparison fulfil ``!=`` and ``not in`` only.
     """
     if "field" in filters:
-        return _comparison(filters, passages)
-    return _operation(filters, passages)
+        return _comparison(filters)
+    return _operation(filters)
 
 
-def _operation(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
+def _operation(filters: Mapping[str, Any]) -> SqlCondition:
     _require(filters, "operator", "conditions")
     operator = filters["operator"]
     given = filters["conditions"]
@@ -342,7 +338,7 @@ def _operation(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
         raise FilterError(f"received the operator {describe(operator)}; expected 'AND', 'OR' or 'NOT'.")
     if not isinstance(given, (list, tuple)) or not given:
         raise FilterError(f"received {describe(given)} as conditions; expected a list that is not empty.")
-    conditions = [haystack_filter(condition, passages=passages) for condition in given]
+    conditions = [haystack_filter(condition) for condition in given]
     combined = combine("OR" if operator == "OR" else "AND", conditions)
     if operator == "NOT":
         return negate(combined)
@@ -355,13 +351,13 @@ def _require(filters: Mapping[str, Any], *keys: str) -> None:
             raise FilterError(f"'{key}' key missing in {describe(filters)}; a comparison needs 'field' too.")
 
 
-def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
+def _comparison(filters: Mapping[str, Any]) -> SqlCondition:
     _require(filters, "operator", "value")
     operator = filters["operator"]
     value = filters["value"]
     if operator not in _COMPARISONS:
         raise FilterError(f"received the operator {describe(operator)}; expected one of {', '.join(_COMPARISONS)}.")
-    field = _field(filters["field"], passages)
+    field = _field(filters["field"])
     if operator in ("in", "not in") and not isinstance(value, list):
         raise FilterError(f"received {describe(value)} as the value of '{operator}'; expected a list.")
     if operator in ("in", "not in", "==", "!="):
@@ -372,10 +368,8 @@ def _comparison(filters: Mapping[str, Any], passages: bool) -> SqlCondition:
     return _in_order(field, operator, value)
 
 
-def _field(name: str, passages: bool) -> SqlCondition:
+def _field(name: str) -> SqlCondition:
     if name == "id":
-        if passages:
-            return _PASSAGE_ID
         return _ID
     if name == "content":
         return SqlCondition("text")
@@ -385,7 +379,7 @@ def _field(name: str, passages: bool) -> SqlCondition:
 
 def _one_of(field: SqlCondition, values: list[Any]) -> SqlCondition:
     plain = [value.isoformat() if isinstance(value, date) else value for value in values]
-    if field in (_ID, _PASSAGE_ID):
+    if field == _ID:
         plain += [int(value) for value in plain if _spells_integer(value)]
     if len(plain) == 1:
         found = equals(field, plain[0])

@@ -7,15 +7,18 @@ from latelier.reading.records import Skipped, SkipReason
 from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
+    from latelier.retrieve.documents import Documents
     from latelier.retrieve.drawing import PageMap
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
-    from latelier.retrieve.passages import Passages, Result, Results
+    from latelier.retrieve.passages import Passages
+    from latelier.retrieve.results import Result, Results
     from latelier.retrieve.retriever import Retriever
     from latelier.retrieve.synchronisation import Synchronised
     from latelier.retrieve.thresholds import Threshold
     from latelier.retrieve.workers import EncodingWorkers
 
 __all__ = [
+    "Documents",
     "EncodingWorkers",
     "Explanation",
     "PageMap",
@@ -34,9 +37,11 @@ __all__ = [
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
+    documents=("Documents",),
     drawing=("PageMap",),
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
-    passages=("Passages", "Result", "Results"),
+    passages=("Passages",),
+    results=("Result", "Results"),
     retriever=("Retriever",),
     synchronisation=("Synchronised",),
     thresholds=("Threshold",),

@@ -16,8 +16,8 @@ from latelier.reading.records import HEADINGS
 from latelier.retrieve.explaining import explain_results
 from latelier.retrieve.explanation import Explanation, Span, densest, is_content
 from latelier.retrieve.languages import function_words
-from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.results import Result
 
 _LENGTH = 240  # characters
 # Of Markdown, the form in which files are stored: bold, code, heads of lines, and bars of tables.
@@ -74,7 +74,6 @@ def excerpts(
     texts = [result.text or "" for result in known]
     tokenizer = getattr(index, "tokenizer", None)
     spelled = {result.id: spans for result, spans in zip(known, matched_words(query, texts, tokenizer), strict=True)}
-    stored = StoredDocuments(index)
     found = {}
     for result in results:
         if result.id in explanations:
@@ -85,7 +84,7 @@ def excerpts(
             spans = marks or [Span(*each, 1.0) for each in spelled[result.id]]
         else:
             continue
-        found[result.id] = _excerpt(stored, result, explanations.get(result.id), marks, spans, length)
+        found[result.id] = _excerpt(index, result, explanations.get(result.id), marks, spans, length)
     return found
 
 
@@ -95,7 +94,7 @@ def _content(text: str, ranges: Sequence[tuple[int, int]]) -> list[Span]:
 
 
 def _excerpt(
-    stored: StoredDocuments,
+    index: Index,
     result: Result,
     explanation: Explanation | None,
     marks: Sequence[Span],
@@ -116,7 +115,7 @@ def _excerpt(
     path = result.metadata.get("path")
     is_markdown = isinstance(path, str) and not is_code(path)
     ranges = [(each.start - start, each.end - start) for each in shown]
-    place = _place(stored, result, best)
+    place = _place(index, result, best)
     return Excerpt(text[start:end], is_begun, is_ended, ranges, place, is_markdown, explanation)
 
 
@@ -127,7 +126,7 @@ def _title_length(result: Result) -> int:
     return len(result.text or "") - (result.end - result.start)
 
 
-def _place(stored: StoredDocuments, result: Result, at: int) -> str:
+def _place(index: Index, result: Result, at: int) -> str:
     """Return where a character of a result's text is in its file: its page, the headings above it, or its line."""
     page = result.metadata.get("page")
     if isinstance(page, int):
@@ -139,31 +138,18 @@ def _place(stored: StoredDocuments, result: Result, at: int) -> str:
     headings = title.partition("\n")[0].partition(HEADINGS)[2]
     if headings:
         return headings
-    line = _line(stored, result, at)
+    line = _line(index, result, at)
     if line is None:
         return picture_place(result.metadata)
     return f"line {line:,}"
 
 
-def _line(stored: StoredDocuments, result: Result, at: int) -> int | None:
-    """Return the line of a file; None unless all text before it is stored, and is that of the file."""
+def _line(index: Index, result: Result, at: int) -> int | None:
+    """Return the line of a file; None unless the text of the document is that of the file."""
     if result.id != result.metadata.get("path") or not keeps_lines(str(result.id)):
         return None
     begin = _title_length(result)
-    if not result.start:
-        return (result.text or "")[begin:at].count("\n") + 1
-    read = 0
-    parts = stored.parts(result.id)
-    for part in parts:
-        passage = decode_passage_id(part)
-        if passage is None or passage.start > read:  # the white space between is not stored
-            return None
-        if passage.start >= result.start:
-            break
-        read = max(read, passage.end)
-    (whole,) = stored.get([result.id])
-    (first,) = stored.index.get(parts[:1])
-    place = decode_passage_id(parts[0])
-    title = 0 if place is None else len(first.text or "") - (place.end - place.start)
-    before = (whole.text or "")[title : title + result.start + at - begin]
+    before = (result.text or "")[begin:at]
+    if result.start:
+        before = (index.get([result.id])[0].text or "")[: result.start + at - begin]
     return before.count("\n") + 1

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.errors import LatelierError
-from latelier.indexes import Id, Index
+from latelier.indexes import Hit, Id, Index, Record
 from latelier.reading.images import check_size
 from latelier.retrieve.drawing import PageMap
 from latelier.retrieve.explanation import Explanation, TokenMatch, Word
-from latelier.retrieve.passages import Result, StoredDocuments, decode_passage_id
 from latelier.retrieve.query_model import QueryModel, checked_queries
 from latelier.retrieve.query_transform import change_queries
+from latelier.retrieve.results import Result, passage_at
 from latelier.scores.maxsim import Alignment, align
 from latelier.utils.checks import is_count
 from latelier.utils.values import as_ids
@@ -34,9 +34,9 @@ def explain_results(
     """Explain the scores of the results that are texts, by id, in the passages that were found."""
     known = [result for result in results if result.text is not None and not _is_picture(result.metadata)]
     ids = [result.id for result in known]
-    starts = [result.start for result in known]
-    parts = explain_documents(model, index, query, ids, starts=starts, whole=whole, plain=plain)
-    return dict(zip(ids, parts, strict=True))
+    hits = [Hit(result.id, result.score, result.start, result.end) for result in known]
+    found = explain_documents(model, index, query, ids, hits=hits, whole=whole, plain=plain)
+    return dict(zip(ids, found, strict=True))
 
 
 def explain_documents(
@@ -45,11 +45,11 @@ def explain_documents(
     query: str,
     ids: Sequence[Id],
     *,
-    starts: Sequence[int | None] | None = None,
+    hits: Sequence[Hit] | None = None,
     whole: bool = False,
     plain: bool = False,
 ) -> list[Explanation]:
-    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best.
+    """Explain documents for one query, which `hits` say in which passages; None: in the best ones.
 
     `whole`, `plain`: whether the query was read whole, and left unchanged, in the search.
     """
@@ -58,16 +58,12 @@ def explain_documents(
     vectors = change_queries(model.encode_queries(checked_queries([query], "query")), index, plain=plain)[0]
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():
-        stored = StoredDocuments(index)
-        if starts is None:
-            places: Sequence[int | None] = [None] * len(wanted)
-        else:
-            places = starts
-        parts = [best_part(stored, vectors, id, start) for id, start in zip(wanted, places, strict=True)]
-        documents = index.get_embeddings(parts)
-        records = index.get(parts)
+        records = index.get(wanted)
+        if hits is None:
+            hits = [best_passage(index, vectors, record) for record in records]
+        documents = index.get_embeddings(wanted, [(hit.start, hit.end) for hit in hits])
     explanations = []
-    for id, document, record in zip(wanted, documents, records, strict=True):
+    for id, hit, document, record in zip(wanted, hits, documents, records, strict=True):
         if _is_picture(record.metadata):
             explanations.append(
                 _explain_page(model, id, record.text or "", record.metadata, asked, align(vectors, document))
@@ -75,7 +71,9 @@ def explain_documents(
             continue
         if record.text is None:
             raise LatelierError(f"document {id!r} was stored without its text, so its tokens are unknown.")
-        found = TokenizedText.of(model, record.text, is_query=False)
+        passage = passage_at(record, hit.start, hit.end)
+        text = record.text if passage is None else passage.text_in(record.text)
+        found = TokenizedText.of(model, text, is_query=False)
         if len(found.tokens) != len(document):
             raise LatelierError(
                 f"document {id!r} has {len(document)} rows, but its text has {len(found.tokens)} tokens for this "
@@ -100,19 +98,14 @@ def _explain_page(
     return replace(explanation, document_words=words, page=page)
 
 
-def best_part(stored: StoredDocuments, query: Any, id: Id, start: int | None = None) -> Id:
-    """Return the id of a document's passage from `start`, or of its best one; an unknown id as it is."""
-    parts = stored.parts(id)
-    for part in parts if start is not None else ():
-        passage = decode_passage_id(part)
-        if passage is not None and passage.start == start:
-            return part
-    if len(parts) <= 1:
-        if parts:
-            return parts[0]
-        return id
-    scores = [float(align(query, document).similarities.sum()) for document in stored.index.get_embeddings(parts)]
-    return parts[int(np.argmax(scores))]
+def best_passage(index: Index, query: Any, record: Record) -> Hit:
+    """Return a document as a hit for the vectors of a query: with the range of its best passage."""
+    scores = [float(align(query, document).similarities.sum()) for document in index.get_embeddings([record.id])]
+    best = int(np.argmax(scores))
+    if not record.passages:
+        return Hit(record.id, scores[best])
+    start, end = record.passages[best][:2]
+    return Hit(record.id, scores[best], start, end)
 
 
 class TokenizedText(NamedTuple):

@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError
-from latelier.indexes import Id, Index
-from latelier.indexes.results import duplicate_ids
+from latelier.indexes import Id, Index, Passage
 from latelier.retrieve.encoders import reduced
 from latelier.retrieve.late import Taken, taken_rows
-from latelier.retrieve.passages import (
-    Passages,
-    StoredDocuments,
-    decode_passage_id,
-    encode_passage_id,
-    passage_prefix,
-)
+from latelier.retrieve.passages import Passages
 from latelier.retrieve.preparation import Chunk, OnExisting, PreparedDocument, compare, next_number, prepare
 from latelier.retrieve.query_model import QueryModel
 
@@ -56,7 +49,7 @@ class Pace:
         """Adapt the rows of the next transaction to the time that this one has taken."""
         seconds = time.monotonic() - self._begin
         self._begin = time.monotonic()
-        if self._adapts and len(rows.ids) >= self.rows // 2:
+        if self._adapts and rows.size >= self.rows // 2:
             factor = min(max(_SECONDS / max(seconds, 0.01), 0.25), 4)
             self.rows = min(max(int(self.rows * factor), _LEAST_ROWS), self.most)
 
@@ -70,14 +63,15 @@ _SECONDS = 5.0
 class Rows(NamedTuple):
     """What one transaction stores; `numbers` are those ids of documents that the user has not given.
 
-    `inputs` are what the model reads: the texts, pictures in their place, or windows of which passages are `taken`.
+    `inputs` are what the model reads: the texts of the rows, pictures in their place, or windows of which passages are
+    `taken`, of which there is one for each row.
     """
 
-    ids: list[Id]
-    texts: list[str]
-    inputs: list[str | Picture]
-    metadata: list[dict[str, Any]]
     documents: list[Id]
+    texts: list[str]
+    metadata: list[dict[str, Any]]
+    ranges: list[tuple[Passage, ...] | None]
+    inputs: list[str | Picture]
     numbers: list[Id]
     taken: list[list[Taken]]
 
@@ -86,6 +80,11 @@ class Rows(NamedTuple):
         """Return a transaction without documents."""
         return cls([], [], [], [], [], [], [])
 
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.taken)
+
     def append(self, document: PreparedDocument) -> None:
         """Add a document."""
         first = len(self.inputs)
@@ -93,11 +92,11 @@ class Rows(NamedTuple):
             self.taken.extend(document.late.after(first))
         else:
             self.taken.extend([[Taken(first + i, None)] for i in range(len(document.inputs))])
-        self.ids.extend(document.ids)
-        self.texts.extend(document.texts)
         self.inputs.extend(document.inputs)
-        self.metadata.extend(document.metadata)
         self.documents.append(document.id)
+        self.texts.append(document.text)
+        self.metadata.append(document.given.metadata)
+        self.ranges.append(document.passages or None)
         if document.given.id is None:
             self.numbers.append(document.id)
 
@@ -112,7 +111,7 @@ def divide(
     model: QueryModel,
     passages: Passages | None,
     pace: Pace,
-    stored: StoredDocuments,
+    index: Index,
     bar: Any,
     *,
     skip_unchanged: bool,
@@ -125,14 +124,14 @@ def divide(
     for chunk in chunks:
         documents = prepare(chunk, passages, model)
         if skip_unchanged:
-            documents = _changed(documents, compare(documents, stored), pace, bar, may_replace)
+            documents = _changed(documents, compare(documents, index), pace, bar, may_replace)
         rows = Rows.none()
         for document in documents:
-            if rows.ids and len(rows.ids) + len(document.ids) > pace.rows:
+            if rows.size and rows.size + document.rows > pace.rows:
                 yield rows
                 rows = Rows.none()
             rows.append(document)
-        if rows.ids:
+        if rows.size:
             yield rows
 
 
@@ -222,18 +221,14 @@ def encode_by_workers(
 
 
 def store(
-    rows: Rows, vectors: TokenEmbeddings | Iterable[TokenEmbeddings], stored: StoredDocuments, on_existing: OnExisting
+    rows: Rows, vectors: TokenEmbeddings | Iterable[TokenEmbeddings], index: Index, on_existing: OnExisting
 ) -> None:
     """Store documents in one commit."""
     if on_existing in ("update", "synchronise"):
-        if stored.has_passages:
-            prefixes = list(map(passage_prefix, rows.documents))
-        else:
-            prefixes = []
-        stored.index.update(rows.ids, vectors, rows.texts, rows.metadata, remove_prefixes=prefixes)
+        index.update(rows.documents, vectors, rows.texts, rows.metadata, ranges=rows.ranges)
         return
     try:
-        stored.index.add(_row_ids(rows, stored), vectors, rows.texts, rows.metadata)
+        index.add(_ids(rows, index), vectors, rows.texts, rows.metadata, ranges=rows.ranges)
     except DuplicateIdError as error:
         raise DuplicateIdError(
             f"{error.fact} Another writer has stored documents with these ids since this call checked them.",
@@ -241,24 +236,12 @@ def store(
         ) from error
 
 
-def _row_ids(rows: Rows, stored: StoredDocuments) -> Iterator[Id]:
-    """Yield the ids of new rows, read by the only writer: numbers that others have taken since give way to new ones.
-
-    A document that is in the index by now is an error here: its passages may have other ids than the stored ones.
-    """
+def _ids(rows: Rows, index: Index) -> Iterator[Id]:
+    """Yield the ids of new documents, read by the only writer: numbers that others have taken give way to new ones."""
     moved: dict[Id, Id] = {}
-    if taken := stored.existing(rows.documents if stored.has_passages else rows.numbers):
+    if index.existing(rows.numbers):
         numbers = set(rows.numbers)
         given = [id for id in rows.documents if id not in numbers]
-        if twice := [id for id in given if id in taken]:
-            raise duplicate_ids(twice, "in the index already")
-        moved = dict(zip(rows.numbers, itertools.count(next_number([*stored.ids(), *given])), strict=False))
-    for id in rows.ids:
-        if moved and stored.has_passages:
-            passage = decode_passage_id(id)
-        else:
-            passage = None
-        if passage is None:
-            yield moved.get(id, id)
-        else:
-            yield encode_passage_id(passage._replace(document=moved.get(passage.document, passage.document)))
+        moved = dict(zip(rows.numbers, itertools.count(next_number([*index.ids(), *given])), strict=False))
+    for id in rows.documents:
+        yield moved.get(id, id)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.retrieve.passages import PassageRange
 from latelier.retrieve.query_model import QueryModel
 
 # A window shares this fraction of its length with the next one; to share more ranks no better.
@@ -43,7 +42,7 @@ def late_text(
     text: str,
     begin: int,
     heading: str,
-    passages: Sequence[PassageRange],
+    passages: Sequence[tuple[int, int]],
     titled: Sequence[str],
     room: int,
     model: QueryModel,
@@ -54,14 +53,14 @@ def late_text(
     within a window, such as a part of a word, is encoded by itself.
     """
     windows = [
-        PassageRange(begin + start, begin + end)
+        (begin + start, begin + end)
         for start, end in _windows(text[begin:], model.token_starts([text[begin:]])[0], room)
     ]
     inputs = [heading + text[start:end] for start, end in windows]
     ranges = [model.token_ranges(each, is_query=False) for each in inputs]
-    borders = [0, *((before.end + after.start) // 2 for before, after in pairwise(windows))]
+    borders = [0, *((end + start) // 2 for (_, end), (start, _) in pairwise(windows))]
     borders.append(len(text) + 1)
-    starts = [_starts(own, len(heading), window.start) for own, window in zip(ranges, windows, strict=True)]
+    starts = [_starts(own, len(heading), start) for own, (start, _) in zip(ranges, windows, strict=True)]
     found = []
     for (start, end), stored in zip(passages, titled, strict=True):
         (first, middle, last) = np.searchsorted(borders, [start, (start + end) // 2, end], side="right") - 1
@@ -104,7 +103,7 @@ def _starts(ranges: Sequence[tuple[int, int] | None], heading: int, begin: int) 
     return starts
 
 
-def _windows(text: str, starts: np.ndarray, room: int) -> list[PassageRange]:
+def _windows(text: str, starts: np.ndarray, room: int) -> list[tuple[int, int]]:
     """Cut a text into overlapping windows of at most `room` tokens, at white space where there is some."""
 
     def place(token: int) -> int:
@@ -119,7 +118,7 @@ def _windows(text: str, starts: np.ndarray, room: int) -> list[PassageRange]:
     windows = []
     first = 0
     while True:
-        windows.append(PassageRange(place(first) if first else 0, place(first + room)))
+        windows.append((place(first) if first else 0, place(first + room)))
         if first + room >= len(starts):
             return windows
         # The last window is as long as the others.

@@ -13,20 +13,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import DuplicateIdError, InvalidArgumentError
-from latelier.indexes import Id
-from latelier.indexes.results import Record
+from latelier.indexes import Id, Index, Passage, Record
 from latelier.indexes.store.rows import encode_metadata
 from latelier.reading.images import Picture
 from latelier.reading.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
 from latelier.retrieve.late import LateText, late_text
 from latelier.retrieve.passages import (
     LEAST_TOKENS,
-    PassageId,
-    PassageRange,
     Passages,
-    StoredDocuments,
     cut_texts,
-    encode_passage_id,
 )
 from latelier.retrieve.query_model import QueryModel
 from latelier.utils.checks import short
@@ -65,7 +60,7 @@ def default_passages(
 
 
 def read_chunks(
-    documents: Iterable[Any], model: QueryModel, stored: StoredDocuments, size: int, on_existing: OnExisting, bar: Any
+    documents: Iterable[Any], model: QueryModel, index: Index, size: int, on_existing: OnExisting, bar: Any
 ) -> Iterator[Chunk]:
     """Yield `size` documents at a time, fewer if they are long, with ids that the index accepts."""
     chunk: Chunk = []
@@ -82,7 +77,7 @@ def read_chunks(
                     f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
                     advice="skip-needs-ids" if on_existing == "skip" else None,
                 )
-            id_ = number = next_number([*stored.ids(), *positions]) if number is None else number
+            id_ = number = next_number([*index.ids(), *positions]) if number is None else number
         if id_ in positions:
             raise DuplicateIdError(
                 f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
@@ -94,11 +89,11 @@ def read_chunks(
         chunk.append((id_, document))
         characters += len(document.text) + (document.image.held if document.image else 0)
         if len(chunk) == size or characters > _MOST_CHARACTERS:
-            yield _without_stored(chunk, stored, on_existing, positions, bar)
+            yield _without_stored(chunk, index, on_existing, positions, bar)
             chunk = []
             characters = 0
     if chunk:
-        yield _without_stored(chunk, stored, on_existing, positions, bar)
+        yield _without_stored(chunk, index, on_existing, positions, bar)
 
 
 def _with_picture(document: InputDocument, position: int, model: QueryModel) -> InputDocument:
@@ -121,14 +116,12 @@ def _with_picture(document: InputDocument, position: int, model: QueryModel) -> 
     )
 
 
-def _without_stored(
-    chunk: Chunk, stored: StoredDocuments, on_existing: OnExisting, positions: dict[Id, int], bar: Any
-) -> Chunk:
+def _without_stored(chunk: Chunk, index: Index, on_existing: OnExisting, positions: dict[Id, int], bar: Any) -> Chunk:
     """Leave out, or refuse, the documents that are in the index, unless they are to be replaced."""
     given = [id for id, document in chunk if document.id is not None]
     if not given or on_existing in ("update", "synchronise"):
         return chunk
-    found = stored.existing(given)
+    found = index.existing(given)
     if found and on_existing == "raise":
         position, id = min((positions[id], id) for id in found)
         raise DuplicateIdError(
@@ -144,38 +137,41 @@ def next_number(ids: Iterable[Id]) -> int:
 
 
 class PreparedDocument(NamedTuple):
-    """A document in the form that is stored: the id, text and metadata of itself, or of each of its passages.
+    """A document in the form that is stored: its text, and its passages, none if it is whole.
 
-    `inputs` are what the model reads: the texts, a picture in their place, or windows of a text.
+    `inputs` are what the model reads: the texts of the rows, a picture in their place, or windows of a text.
     """
 
     id: Id
     given: InputDocument
-    ids: list[Id]
-    texts: list[str]
-    metadata: list[dict[str, Any]]
+    text: str
+    passages: tuple[Passage, ...]
     inputs: list[str | Picture]
     late: LateText | None = None
 
     @classmethod
-    def whole(cls, id: Id, document: InputDocument, row: Id) -> PreparedDocument:
-        """Return a document that is stored in one row, with this id."""
+    def whole(cls, id: Id, document: InputDocument) -> PreparedDocument:
+        """Return a document that is stored whole."""
         text = whole_text(document)
-        return cls(id, document, [row], [text], [document.metadata], [document.image or text])
+        return cls(id, document, text, (), [document.image or text])
 
-    def equals(self, records: list[Record]) -> bool:
-        """Whether the index holds the same texts and metadata, in the records of its rows."""
+    @property
+    def rows(self) -> int:
+        """In how many rows it is stored."""
+        return len(self.passages) or 1
+
+    def equals(self, record: Record) -> bool:
+        """Whether the index holds the same text, passages and metadata."""
         ignored = {_TIME} if self.given.parts else set()
-        return all(
-            record.text == text and _as_json(record.metadata, self.id, ignored) == _as_json(metadata, self.id, ignored)
-            for record, text, metadata in zip(records, self.texts, self.metadata, strict=True)
-        )
+        is_same = (record.text, record.passages) == (self.text, self.passages)
+        metadata = self.given.metadata
+        return is_same and _as_json(record.metadata, self.id, ignored) == _as_json(metadata, self.id, ignored)
 
 
 def prepare(chunk: Chunk, passages: Passages | None, model: QueryModel) -> list[PreparedDocument]:
     """Return documents in the form that is stored: each whole, or as its passages."""
     if passages is None:
-        return [PreparedDocument.whole(id, document, id) for id, document in chunk]
+        return [PreparedDocument.whole(id, document) for id, document in chunk]
     texts = [each for each in chunk if each[1].image is None]
     in_passages: Iterator[PreparedDocument] = iter(())
     if texts:
@@ -184,20 +180,17 @@ def prepare(chunk: Chunk, passages: Passages | None, model: QueryModel) -> list[
     for id, document in chunk:
         if document.image is None:
             prepared.append(next(in_passages))
-        else:  # one passage, of no characters
-            prepared.append(PreparedDocument.whole(id, document, encode_passage_id(PassageId(id, 0, 0, 0))))
+        else:
+            prepared.append(PreparedDocument.whole(id, document))
     return prepared
 
 
-def compare(documents: list[PreparedDocument], stored: StoredDocuments) -> dict[Id, bool]:
+def compare(documents: list[PreparedDocument], index: Index) -> dict[Id, bool]:
     """Return of those documents that are in the index whether they have the same passages, texts and metadata there."""
-    with stored.index.snapshot():
-        same = dict.fromkeys(stored.existing([document.id for document in documents]), False)
-        alike = [each for each in documents if each.id in same and stored.parts(each.id) == each.ids]
-        records = iter(stored.index.get([id for document in alike for id in document.ids]))
-    for document in alike:
-        same[document.id] = document.equals([next(records) for _ in document.ids])
-    return same
+    with index.snapshot():
+        found = index.existing([document.id for document in documents])
+        records = {record.id: record for record in index.get(list(found))}
+    return {document.id: document.equals(records[document.id]) for document in documents if document.id in records}
 
 
 def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[PreparedDocument]:
@@ -216,13 +209,14 @@ def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[Pr
     places = _places(chunk, parts, titles, room, passages.overlap or 0, model)
     prepared = []
     for (id, document), each, ranges in zip(chunk, parts, places, strict=True):
-        ids: list[Id] = [encode_passage_id(PassageId(id, number, *place)) for number, place in enumerate(ranges)]
         firsts = [part.start for part in each]
         own = [each[max(bisect_right(firsts, start) - 1, 0)] for start, _ in ranges]
-        texts = []
+        stored = []
         for (start, end), part in zip(ranges, own, strict=True):
-            texts.append(with_title(titles[_title(document, part)].text, document.text[start:end]))
-        metadata = [document.metadata | _place(part) for part in own]
+            shown = titles[_title(document, part)].text
+            before = "" if is_in_text(shown, document.text[start:end]) else shown
+            stored.append(Passage(start, end, before, _place(part)))
+        texts = [passage.text_in(document.text) for passage in stored]
         inputs: list[str | Picture] = [*texts]
         late = None
         if passages.late:
@@ -231,17 +225,17 @@ def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[Pr
             window = (limit or tokens) - overhead - title.tokens
             late = late_text(document.text, each[0].start, heading, ranges, texts, window, model)
             inputs = [*late.inputs]
-        prepared.append(PreparedDocument(id, document, ids, texts, metadata, inputs, late))
+        prepared.append(PreparedDocument(id, document, document.text, tuple(stored), inputs, late))
     return prepared
 
 
-def _place(part: Part) -> dict[str, Any]:
+def _place(part: Part) -> dict[str, Any] | None:
     """Return where a part is in its file, as metadata of the passages in it."""
     if part.page:
         return {"page": part.page}
     if part.time:
         return {"time": part.time}
-    return {}
+    return None
 
 
 class _ShownTitle(NamedTuple):
@@ -272,8 +266,8 @@ def _places(
     room: int,
     overlap: int,
     model: QueryModel,
-) -> list[list[PassageRange]]:
-    """Return the passages of each text, which is cut as a whole, or each of its pages, functions and classes."""
+) -> list[list[tuple[int, int]]]:
+    """Return the ranges of passages of each text, which is cut as a whole, or each of its pages, functions, classes."""
     spans = []
     texts = []
     rooms = []
@@ -288,9 +282,9 @@ def _places(
                 spans.append((number, start))
                 texts.append(text)
                 rooms.append(own_room)
-    places: list[list[PassageRange]] = [[] for _ in chunk]
+    places: list[list[tuple[int, int]]] = [[] for _ in chunk]
     for (number, begin), ranges in zip(spans, cut_texts(texts, rooms, overlap, model.token_starts), strict=True):
-        places[number] += [PassageRange(begin + start, begin + end) for start, end in ranges]
+        places[number] += [(begin + start, begin + end) for start, end in ranges]
     return places
 
 
@@ -309,12 +303,17 @@ def whole_text(document: InputDocument) -> str:
 
 
 def with_title(title: str, part: str) -> str:
-    """Return a text, or a part of it, after its title; one that begins with it as a heading stays as it is."""
-    if not title or (HEADINGS not in title and _begins_with(part, title)):
+    """Return a text after its title; one that begins with it as a heading stays as it is."""
+    if not title or is_in_text(title, part):
         return part
     if "\n" in title:
         return f"{title}\n{part}".strip()
     return f"{title} {part}".strip()
+
+
+def is_in_text(title: str, part: str) -> bool:
+    """Whether a text, or a part of it, begins with its title as a heading."""
+    return HEADINGS not in title and _begins_with(part, title)
 
 
 _FIRST_LINES = re.compile(r"\s*([^\r\n]*)(?:\r\n|[\r\n]|\Z)(?: {0,3}(=+|-+)[ \t]*(?:[\r\n]|\Z))?")

@@ -37,9 +37,9 @@ from latelier.models.loading import load
 from latelier.models.location import DEFAULT_MODEL, find_named
 from latelier.models.untrusted import load_untrusted
 from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
-from latelier.retrieve.passages import EncodedQueries
 from latelier.retrieve.query_transform import change_queries
 from latelier.retrieve.remote import RemoteEncoder, is_address
+from latelier.retrieve.results import EncodedQueries
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_unicode, cut, describe, is_count, short
 from latelier.utils.files import CATALOG, cache_folder, is_folder

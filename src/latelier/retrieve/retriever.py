@@ -24,6 +24,7 @@ from latelier.rank import in_order
 from latelier.reading.folders import DocumentFolder, read_documents
 from latelier.reading.images import Picture
 from latelier.reading.records import FileDocuments, SkipReason, parse_documents
+from latelier.retrieve.documents import Documents
 from latelier.retrieve.excerpts import Excerpt, excerpts
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.explanation import Explanation
@@ -36,7 +37,7 @@ from latelier.retrieve.indexing import (
     encode_by_workers,
     store,
 )
-from latelier.retrieve.passages import DocumentSettings, EncodedQueries, Passages, Result, Results, StoredDocuments
+from latelier.retrieve.passages import DocumentSettings, Passages
 from latelier.retrieve.preparation import OnExisting, default_passages, read_chunks, whole_text
 from latelier.retrieve.query_model import (
     DeferredModel,
@@ -50,6 +51,7 @@ from latelier.retrieve.query_model import (
     options_of_filled,
 )
 from latelier.retrieve.query_transform import QueryTransform
+from latelier.retrieve.results import EncodedQueries, Result, Results, find, read_results
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
 from latelier.retrieve.why_not import explain_miss
@@ -488,15 +490,14 @@ class Retriever(NotCopied):
         if is_default and is_new:
             documents, passages = default_passages(documents, model, size)
         settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.limits("document")[1])
-        stored = StoredDocuments(index, has_passages=settings.passages is not None)
         late = settings.passages is not None and settings.passages.late
         encoding = Encoding(batch_size, settings.pool_factor, precision, late)
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
-            chunks = read_chunks(documents, model, stored, size, on_existing, bar)
+            chunks = read_chunks(documents, model, index, size, on_existing, bar)
             may_replace = None if run is None else run.may_replace
             chosen: dict[str, Any] = {"skip_unchanged": skip_unchanged, "may_replace": may_replace}
-            transactions = divide(chunks, model, settings.passages, pace, stored, bar, **chosen)
+            transactions = divide(chunks, model, settings.passages, pace, index, bar, **chosen)
             if workers is None:
                 encoded = encode(model, transactions, size, bar, encoding)
             else:
@@ -512,7 +513,7 @@ class Retriever(NotCopied):
                     is_new = False
                 if run is not None:
                     run.before_commit(rows)
-                store(rows, vectors, stored, on_existing)
+                store(rows, vectors, index, on_existing)
                 pace.committed(rows)
                 if settings.passages is None:
                     unread += rows.unread(model)
@@ -527,6 +528,19 @@ class Retriever(NotCopied):
             )
         return pace
 
+    @property
+    def documents(self) -> Documents:
+        """The documents of the index, as a collection by id.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy.")])
+        >>> retriever.documents["a"].text, "b" in retriever.documents
+        ('Bananas are healthy.', False)
+        """
+        return Documents(self.index)
+
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """Remove documents with all their passages, all or none.
 
@@ -540,7 +554,7 @@ class Retriever(NotCopied):
         UnknownIdError
             If an id is not in the index.
         """
-        StoredDocuments(self.index).remove(ids)
+        self.index.remove(ids)
 
     @overload
     def search(self, texts: str, k: int = 10, **options: Unpack[SearchKeywords]) -> Results: ...
@@ -614,8 +628,7 @@ class Retriever(NotCopied):
         else:
             encoded = self._encode(queries, chosen, with_own=needs_means(self.index, chosen))
         with self.index.snapshot():
-            stored = StoredDocuments(self.index)
-            results = stored.results(stored.find(encoded, k, chosen))
+            results = read_results(self.index, find(self.index, encoded, k, chosen))
         if encoded.vectors is not None and not chosen.whole_query:
             for result, tokens in zip(results, self.query_model.unread(queries, "query"), strict=False):
                 result.unread = tokens
@@ -694,12 +707,11 @@ class Retriever(NotCopied):
             return SearchRun({}, {})
         encoded = self._encode(texts, chosen, with_own=chosen.min_mean_score is not None)
         with self.index.snapshot():
-            stored = StoredDocuments(self.index)
             left_out = {query: frozenset(ids) for query, ids in (excluded or {}).items() if query in queries}
-            found = stored.find(encoded, k + max(map(len, left_out.values()), default=0), chosen)
+            found = find(self.index, encoded, k + max(map(len, left_out.values()), default=0), chosen)
             run = {}
-            for query, hits in zip(queries, found, strict=True):
-                scores = {str(stored.document(hit.id)): hit.score for hit in hits}
+            for query, row in zip(queries, found, strict=True):
+                scores = {str(hit.id): hit.score for hit, _ in row}
                 counted = [(id, score) for id, score in scores.items() if id not in left_out.get(query, ())]
                 run[query] = dict(counted[:k])
         seconds = {"seconds": round(time.perf_counter() - begin, 3)}
@@ -888,7 +900,7 @@ class Retriever(NotCopied):
         self.index.close()
 
     def __len__(self) -> int:
-        return len(StoredDocuments(self.index))
+        return len(self.index)
 
     def __repr__(self) -> str:
         if self._model is None:
@@ -956,7 +968,7 @@ def search_settings(
         given["passages"] = documents.describe_passages()
     if model is not None and not options.plain_query and (transform := QueryTransform.stored_in(index)):
         given["query_transform"] = str(transform)
-    count = len(StoredDocuments(index))
+    count = len(index)
     return {
         **({} if model is None else model.settings),
         "index": type(index).__name__,

@@ -21,7 +21,6 @@ from latelier.indexes import Id, Index
 from latelier.reading.folders import DocumentFolder
 from latelier.reading.records import FileDocuments, InputDocument, Skipped, SkipReason
 from latelier.retrieve.indexing import Pace, Rows
-from latelier.retrieve.passages import StoredDocuments, decode_passage_id, encode_passage_id, passage_prefix
 from latelier.retrieve.preparation import whole_text
 from latelier.utils.checks import short
 
@@ -131,7 +130,6 @@ class Synchronisation:
         self, index: Index, documents: FileDocuments, path: Path, moved_from: str | os.PathLike[str] | None
     ) -> None:
         self._index = index
-        self._stored = StoredDocuments(index)
         self._documents = documents
         self._folder = documents if isinstance(documents, DocumentFolder) else None
         self._path = path
@@ -182,7 +180,7 @@ class Synchronisation:
     def interrupt(self) -> None:
         """Keep what is stored of an interrupted run; its last commit may or may not have come about."""
         if self._index.dim is not None:
-            existing = self._stored.existing(self._numbers)
+            existing = self._index.existing(self._numbers)
             self._numbers = [id for id in self._numbers if id in existing]
             self._store(self._interrupted())
 
@@ -207,9 +205,9 @@ class Synchronisation:
         for source, files in self._all.items():
             if source != self._key:
                 held.update(id for state in files.values() for id in FileState.of(state).held)
-        removed = self._stored.existing([id for id in gone if id not in held])
+        removed = self._index.existing([id for id in gone if id not in held])
         if removed:
-            self._stored.remove(removed)
+            self._index.remove(removed)
         kept = self._say_what_is_kept(unknown) if remove else 0
         if self._index.dim is not None:
             self._store(self._seen)
@@ -265,8 +263,8 @@ class Synchronisation:
         known = self._known.get(name, FileState())
         before: dict[str | None, list[Id]] = {}
         once = (*known.ids, *known.missing)
-        existing = self._stored.existing(once)
-        for record in self._stored.get([id for id in once if id in existing]):
+        existing = self._index.existing(once)
+        for record in self._index.get([id for id in once if id in existing]):
             before.setdefault(record.text, []).append(record.id)
         me = Owner(self._key, name)
         ids: dict[Id, None] = {}
@@ -349,7 +347,7 @@ class Synchronisation:
         left_out: list[str] = []
         count_left_out = 0
         for place, ids in unknown.items():
-            count = len(self._stored.existing(ids))
+            count = len(self._index.existing(ids))
             kept += count
             if count and place in named:
                 self._append(place, _are_kept(count))
@@ -366,7 +364,7 @@ class Synchronisation:
                 more = ""
             self._skip(f"{left_out[0]}{more}", message, SkipReason.KEPT)
         for name, state in self._seen.items():
-            count = len(self._stored.existing(state.missing))
+            count = len(self._index.existing(state.missing))
             kept += count
             if count:
                 message = f"{_are_kept(count)} until the next run, unless it holds them again"
@@ -453,7 +451,7 @@ class Synchronisation:
         if not ids or not all(id == renaming.old or str(id).startswith(f"{renaming.old}#") for id in ids):
             return False
         new = [renaming.id(id) for id in ids]
-        return not self._stored.existing(new) and not any(id in self._owners for id in new)
+        return not self._index.existing(new) and not any(id in self._owners for id in new)
 
     def _store_renamed(self, renamings: list[_Renaming]) -> None:
         """Store documents under their new ids with the vectors that they have, and remove the old ones."""
@@ -461,24 +459,10 @@ class Synchronisation:
             return
         claimed = {each.new: FileState(ids=tuple(map(each.id, each.state.ids))) for each in renamings}
         self._store({**self._known, **claimed})  # if the process is killed after the next commit
-        old: list[Id] = []
-        new: list[Id] = []
-        owners: list[_Renaming] = []
-        whole: list[Id] = []
-        prefixes: list[str] = []
-        for renaming in renamings:
-            for id in renaming.state.ids:
-                parts = self._stored.parts(id)
-                old += parts
-                owners += [renaming] * len(parts)
-                for part in parts:
-                    passage = decode_passage_id(part) if self._stored.has_passages else None
-                    if passage is None:
-                        new.append(renaming.id(part))
-                        whole.append(part)
-                    else:
-                        new.append(encode_passage_id(passage._replace(document=renaming.id(id))))
-                        prefixes.append(passage_prefix(id))
+        existing = self._index.existing([id for renaming in renamings for id in renaming.state.ids])
+        owners = [renaming for renaming in renamings for id in renaming.state.ids if id in existing]
+        old = [id for renaming in renamings for id in renaming.state.ids if id in existing]
+        new: list[Id] = [renaming.id(id) for id, renaming in zip(old, owners, strict=True)]
         if old:
             records = self._index.get(old)
             metadata = []
@@ -492,9 +476,9 @@ class Synchronisation:
                 metadata.append(own)
             vectors = self._index.get_embeddings(old)
             texts = [record.text for record in records]
-            self._index.update(new, vectors, texts, metadata, remove_prefixes=list(dict.fromkeys(prefixes)))
-            if whole:
-                self._index.remove(whole)
+            ranges = [record.passages or None for record in records]
+            self._index.update(new, vectors, texts, metadata, ranges=ranges)
+            self._index.remove(old)
         for renaming in renamings:
             state = renaming.state._replace(ids=tuple(map(renaming.id, renaming.state.ids)))
             for id in self._known.pop(renaming.old).ids:

@@ -13,8 +13,8 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import WEAK
-from latelier.retrieve.passages import StoredDocuments, weak_below
 from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.results import find, weak_below
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,14 @@ _FEWEST = 20  # pieces from which a threshold is stored
 def estimate(model: QueryModel, index: Index, share: float, queries: int) -> Threshold:
     """Estimate the `mean_score` that a share of pieces of the documents reaches in another document."""
     with index.snapshot():
-        stored = StoredDocuments(index)
-        pieces = _pieces(stored, queries)
+        pieces = _pieces(index, queries)
         options = SearchOptions(min_mean_score=-math.inf)  # with means
         texts = [text for _, text in pieces]
         encoded = model.encode_for_search(texts, index, whole=False, plain=False, with_own=True)
-        found = stored.find(encoded, 2, options)
+        found = find(index, encoded, 2, options)
     best = []
     for (id, _), hits in zip(pieces, found, strict=True):
-        others = [hit.mean_score for hit in hits if stored.document(hit.id) != id]
+        others = [mean for hit, mean in hits if hit.id != id]
         best += [mean for mean in others[:1] if mean is not None]
     scores = sorted(best)
     count = len(best)
@@ -80,11 +79,11 @@ def estimate(model: QueryModel, index: Index, share: float, queries: int) -> Thr
     return Threshold(share, at[1], at[0], at[2], count)
 
 
-def _pieces(stored: StoredDocuments, queries: int) -> list[tuple[Id, str]]:
+def _pieces(index: Index, queries: int) -> list[tuple[Id, str]]:
     """Return pieces of texts with the ids of their documents; several of a long one if there are few documents."""
-    ids = stored.ids()
+    ids = index.ids()
     spread = np.linspace(0, len(ids) - 1, min(queries, len(ids))).astype("int64").tolist()
-    words = {record.id: (record.text or "").split() for record in stored.get([ids[i] for i in spread])}
+    words = {record.id: (record.text or "").split() for record in index.get([ids[i] for i in spread])}
     words = {id: each for id, each in words.items() if each}
     if len(ids) < 2 or not words:
         raise InvalidArgumentError("an estimate needs at least 2 documents that are stored with their texts.")

@@ -19,9 +19,8 @@ from latelier.indexes.options import Mode, SearchKeywords, SearchOptions
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.store.keywords import query_words
 from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
-from latelier.retrieve.explaining import best_part
-from latelier.retrieve.passages import EncodedQueries, StoredDocuments
 from latelier.retrieve.query_model import QueryModel, checked_queries
+from latelier.retrieve.results import EncodedQueries, find
 from latelier.utils.checks import check_count, short
 from latelier.utils.values import as_id
 
@@ -43,8 +42,7 @@ def explain_miss(
     )
 
     def is_found() -> bool:
-        stored = StoredDocuments(index)
-        return id in [stored.document(hit.id) for hit in stored.find(queries, k, chosen)[0]]
+        return id in [hit.id for hit, _ in find(index, queries, k, chosen)[0]]
 
     with index.snapshot():
         return beside_thresholds(chosen, partial(_explain, model, index, replace(queries, own=None), id, k), is_found)
@@ -55,47 +53,28 @@ def _explain(
 ) -> WhyNotReport:
     [query] = queries.texts
     vectors = queries.needed_vectors
-    asked = _Asked(StoredDocuments(index), queries)
-    if chosen.mode == "vectors" and not asked.stored.has_passages:
+    if chosen.mode == "vectors":
         report = _with_tokens(why_not_by_vectors(index, vectors, id, k, chosen), model, query)
-        is_low = not report.is_found and report.exact_rank is not None
-        if is_low:
-            return _examine_text(model, index, vectors, report)
-        return report
+        if report.is_found or report.exact_rank is None:
+            return report
+        if index.get([id])[0].passages:
+            return replace(report, unexamined=("truncation: the document is stored as passages",))
+        return _examine_text(model, index, vectors, report)
 
     def search(k: int = k, **changes: Any) -> list[Hit]:
-        [hits] = asked.stored.find(queries, k, replace(chosen, **changes))
-        return [Hit(asked.stored.document(hit.id), hit.score) for hit in hits]
+        return [hit for hit, _ in find(index, queries, k, replace(chosen, **changes))[0]]
 
-    tester = Tester(search, id, k, chosen)
-    explain = partial(_by_passages if chosen.mode == "vectors" else _by_mode, asked)
-    report = examine(index, vectors, tester, asked.stored.parts(id), asked.stored.ids, explain)
-    if chosen.mode == "vectors":
-        return _with_tokens(report, model, query)
+    asked = _Asked(index, query, vectors)
+    report = examine(index, vectors, Tester(search, id, k, chosen), partial(_by_mode, asked))
     return replace(report, query=query)
 
 
 class _Asked(NamedTuple):
-    """The documents that are searched, and the one query, with its vectors in every mode."""
+    """The index that is searched, and the one query, with its vectors in every mode."""
 
-    stored: StoredDocuments
-    queries: EncodedQueries
-
-    @property
-    def query(self) -> str:
-        """Its text."""
-        return self.queries.texts[0]
-
-    @property
-    def vectors(self) -> TokenEmbeddings:
-        """Its vectors."""
-        return self.queries.needed_vectors
-
-    def hits_searched(self, tester: Tester) -> int:
-        """Return how many hits of the index the search asks for: passages, if there are any."""
-        if not self.stored.has_passages:
-            return tester.k
-        return self.stored.find_by_passages(self.queries, tester.k, tester.options)[1]
+    documents: Index
+    query: str
+    vectors: TokenEmbeddings
 
 
 def _with_tokens(report: WhyNotReport, model: QueryModel, query: str) -> WhyNotReport:
@@ -111,34 +90,6 @@ def _with_tokens(report: WhyNotReport, model: QueryModel, query: str) -> WhyNotR
     return replace(report, differences=tuple(each._replace(token=token) for each, token in pairs))
 
 
-def _by_passages(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit]) -> WhyNotReport:
-    """Explain a search by vectors among passages: its ranks count documents, scores and stages are of the best one."""
-    index = asked.stored.index
-    id = tester.id
-    k = tester.k
-    searched = asked.hits_searched(tester)
-    part = best_part(asked.stored, asked.vectors[0], id)
-    inner = why_not_by_vectors(index, asked.vectors, part, searched, tester.options)
-    text = f"at least {k:,} document{'s have' if k > 1 else ' has'} a passage that scores higher"
-    higher = Cause("scored_lower", text, {"least_higher": k})
-    causes = [higher if cause.kind in ("scored_lower", "tied") else cause for cause in inner.causes] or [higher]
-    changes = []
-    for change in inner.changes or (Change({}),):
-        changed = {name: value for name, value in change.arguments.items() if name != "k"}
-        if changed and tester.rank(**changed) is not None:
-            changes.append(Change(changed, change.target))
-        elif (most := tester.smallest("k", k, len(asked.stored), **changed)) is not None:
-            changes.append(Change({**changed, "k": most}, change.target))
-    return replace(
-        report,
-        score=inner.score,
-        causes=tuple(causes),
-        changes=tuple(changes),
-        differences=inner.differences,
-        unexamined=("truncation: the document is stored as passages",),
-    )
-
-
 class _Side(NamedTuple):
     """A document in a ranking by keywords or by vectors: its rank, 0 if it is missing, and its score."""
 
@@ -146,7 +97,6 @@ class _Side(NamedTuple):
     rank: int
     score: float
     documents: int
-    passage_rank: int
 
 
 # Words of the query that a cause lists.
@@ -155,14 +105,14 @@ _SHOWN_WORDS = 8
 
 def _by_mode(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit]) -> WhyNotReport:
     """Explain a search with keywords: by each side that ranks the document below `k`, or by both if none does."""
-    index = asked.stored.index
     options = tester.options
     k = tester.k
-    depth = options.depth_for(asked.hits_searched(tester))
-    keywords = _side(asked, tester, "keywords", len(index))
+    depth = options.depth_for(k)
+    most = len(asked.documents)
+    keywords = _side(asked, tester, "keywords", most)
     if options.mode == "keywords":
         causes = [_side_cause(asked, tester, keywords)]
-    elif options.mode == "rerank" and (not keywords.rank or keywords.passage_rank > depth):
+    elif options.mode == "rerank" and (not keywords.rank or keywords.rank > depth):
         causes = [_side_cause(asked, tester, keywords, f"; the best {depth:,} are ordered by vectors")]
     elif options.mode == "rerank":
         among = f" among the best {depth:,} by keywords"
@@ -170,34 +120,30 @@ def _by_mode(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit
     else:
         by_vectors, by_keywords = options.weights
         sides = [keywords] * (by_keywords > 0)
-        sides += [_side(asked, tester, "vectors", len(index))] * (by_vectors > 0)
+        sides += [_side(asked, tester, "vectors", most)] * (by_vectors > 0)
         low = sorted((side for side in sides if not side.rank or side.rank > k), key=lambda side: -side.rank or -np.inf)
         causes = [_side_cause(asked, tester, side) for side in low or sides]
     found: list[dict[str, Any]] = []
-    if (more := tester.smallest("k", k, len(asked.stored))) is not None:
+    if (more := tester.smallest("k", k, most)) is not None:
         found.append({"k": more})
-    if options.mode != "keywords" and (deeper := tester.smallest("depth", depth, len(index))) is not None:
+    if options.mode != "keywords" and (deeper := tester.smallest("depth", depth, most)) is not None:
         found.append({"depth": deeper})
     found += [{"mode": mode} for mode in get_args(Mode) if mode != options.mode and tester.rank(mode=mode) is not None]
-    if not found and (more := tester.smallest("k", k, len(asked.stored), mode="vectors")) is not None:
+    if not found and (more := tester.smallest("k", k, most, mode="vectors")) is not None:
         found.append({"mode": "vectors", "k": more})
     return replace(report, causes=tuple(causes), changes=tuple(map(Change, found)))
 
 
 def _side(asked: _Asked, tester: Tester, mode: Mode, most: int) -> _Side:
     """Return the place of the document in a ranking of all documents, or of those that are reranked."""
-    index = asked.stored.index
-    stored = asked.stored
     options = replace(tester.options, mode=mode, depth=most if mode == "rerank" else tester.options.depth)
-    if "effort" in index.search_options:
+    if "effort" in asked.documents.search_options:
         options = replace(options, effort="exact")
-    [hits] = index.find(asked.vectors, max(1, most), [] if mode == "vectors" else [asked.query], options)
-    found = [stored.document(hit.id) for hit in hits]
-    documents = list(dict.fromkeys(found))
-    if tester.id not in documents:
-        return _Side(mode, 0, 0.0, len(documents), 0)
-    first = found.index(tester.id)
-    return _Side(mode, documents.index(tester.id) + 1, hits[first].score, len(documents), first + 1)
+    [hits] = asked.documents.find(asked.vectors, max(1, most), [] if mode == "vectors" else [asked.query], options)
+    for rank, hit in enumerate(hits, start=1):
+        if hit.id == tester.id:
+            return _Side(mode, rank, hit.score, len(hits))
+    return _Side(mode, 0, 0.0, len(hits))
 
 
 def _side_cause(asked: _Asked, tester: Tester, side: _Side, more: str = "") -> Cause:
@@ -209,10 +155,9 @@ def _side_cause(asked: _Asked, tester: Tester, side: _Side, more: str = "") -> C
         place += " with a word of the query"
         return Cause("keyword_rank", f"by keywords it has {place}, and scores {side.score:.3f}{more}", details)
     words = query_words(asked.query)
-    index = asked.stored.index
     if not words:
         text = "the query has no word"
-    elif all(record.text is None for record in index.get(asked.stored.parts(tester.id))):
+    elif asked.documents.get([tester.id])[0].text is None:
         text = "it was stored without its text"
     else:
         listed = ", ".join(map(short, words[:_SHOWN_WORDS])) + (", ..." if len(words) > _SHOWN_WORDS else "")

@@ -215,17 +215,33 @@ def maxsim_numpy(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.nda
 
 
 class TopK:
-    """The k best documents of each query so far."""
+    """The k best documents of each query so far: the scores, and the row id of each, or of its best passage."""
 
     def __init__(self, queries: int, k: int) -> None:
         self.k = k
         self.scores = [np.zeros(0, dtype="float32")] * queries
         self.row_ids = [np.zeros(0, dtype="int64")] * queries
+        self._numbers = self.row_ids.copy()
+        self._last: int | None = None
 
-    def add(self, scores: np.ndarray, row_ids: np.ndarray) -> None:
-        """Merge the scores ``(queries, documents)`` of a block; of equal scores, those added first stay first."""
+    def add(self, scores: np.ndarray, row_ids: np.ndarray, numbers: np.ndarray | None = None) -> None:
+        """Merge the scores ``(queries, rows)`` of a block; of equal scores, those added first stay first.
+
+        `numbers`: the number of the document of each row, ascending over all blocks; None: each row is a document.
+        """
+        if not len(row_ids):
+            return
         # NaN in the embeddings gives NaN scores, which cannot be sorted: they are replaced by minus infinity.
-        for query, row in enumerate(np.fmax(scores, np.float32(-np.inf))):
+        scores = np.fmax(scores, np.float32(-np.inf))
+        if numbers is None:
+            numbers = row_ids
+        firsts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
+        are_grouped = len(firsts) < len(numbers)
+        continues = self._last == int(numbers[0])  # the block before ended within a document
+        self._last = int(numbers[-1])
+        best = np.maximum.reduceat(scores, firsts, axis=1) if are_grouped else scores
+        ends = np.append(firsts[1:], len(numbers))
+        for query, row in enumerate(best):
             kept = self.scores[query]
             if len(kept) == self.k:
                 # Only higher scores matter: of equal scores the earlier document stays.
@@ -235,10 +251,20 @@ class TopK:
             else:
                 candidates = np.arange(len(row))
             candidates = candidates[_best(row[candidates], self.k)]
+            places = candidates
+            if are_grouped:
+                ranges = zip(firsts[candidates].tolist(), ends[candidates].tolist(), strict=True)
+                places = np.array([first + int(scores[query, first:end].argmax()) for first, end in ranges])
             merged = np.concatenate([kept, row[candidates]])
-            order = np.argsort(-merged, kind="stable")[: self.k]
+            own = np.concatenate([self._numbers[query], numbers[places]])
+            order = np.argsort(-merged, kind="stable")
+            if continues:
+                _, places_of_first = np.unique(own[order], return_index=True)
+                order = order[np.sort(places_of_first)]
+            order = order[: self.k]
             self.scores[query] = merged[order]
-            self.row_ids[query] = np.concatenate([self.row_ids[query], row_ids[candidates]])[order]
+            self._numbers[query] = own[order]
+            self.row_ids[query] = np.concatenate([self.row_ids[query], row_ids[places]])[order]
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:

@@ -11,7 +11,6 @@ from typing import Any
 from latelier.indexes import Id, ValueCount
 from latelier.reading.records import HEADINGS
 from latelier.retrieve import Retriever
-from latelier.retrieve.passages import StoredDocuments, decode_passage_id
 from latelier.retrieve.synchronisation import changed_last
 from latelier.serve import schemas
 
@@ -28,12 +27,12 @@ _LONGEST_TITLE = 80
 
 def browse(retriever: Retriever, body: schemas.BrowseRequest) -> schemas.BrowseResponse:
     """Return what the documents that a filter selects have in each field, and their kinds, folders and files."""
-    documents = StoredDocuments(retriever.index)
+    index = retriever.index
     chosen: dict[str, Any] = {"filter": body.filter, "parameters": body.parameters}
-    fields = documents.field_values(field=body.field, **chosen)
+    fields = index.field_values(field=body.field, **chosen)
     paths: list[ValueCount] = []
-    if "path" in retriever.index.fields:
-        (known,) = documents.field_values(_MOST_PATHS, field="path", **chosen)
+    if "path" in index.fields:
+        (known,) = index.field_values(_MOST_PATHS, field="path", **chosen)
         if known.is_complete:
             paths = [each for each in known.values or () if isinstance(each.value, str)]
     paths.sort(key=lambda each: str(each.value))
@@ -65,11 +64,11 @@ def _folders(paths: Iterable[ValueCount], folder: str) -> list[ValueCount]:
 
 def newest(retriever: Retriever) -> list[schemas.NewDocument]:
     """Return the documents of the files that were changed last; of no folder, those that were added last."""
-    documents = StoredDocuments(retriever.index)
+    documents = retriever.documents
     changed: dict[Id, str | None] = dict(changed_last(retriever.index, _NEWEST))
     if not changed and len(retriever.index) <= _MOST_IDS:
         changed = dict.fromkeys(reversed(documents.ids()[-_NEWEST:]))
-    stored = documents.existing(list(changed))
+    stored = retriever.index.existing(list(changed))
     found = []
     for record in documents.get([id for id in changed if id in stored]):
         file = PurePosixPath(str(record.metadata.get("path") or "")).name
@@ -87,17 +86,17 @@ def questions(retriever: Retriever) -> list[str]:
     """Return questions about titles of documents, or headings in them, each of another file."""
     if len(retriever.index) > _MOST_IDS:
         return []
-    ids = retriever.index.ids()
+    ids = retriever.documents.ids()
     chosen = list(dict.fromkeys(ids[len(ids) * i // _LOOKED_AT] for i in range(_LOOKED_AT))) if ids else []
     heads: dict[str, str] = {}
-    for record in retriever.index.get(chosen):
+    for number, record in enumerate(retriever.documents.get(chosen)):
         text = record.text or ""
-        passage = decode_passage_id(record.id)
         title = ""
         source = str(record.metadata.get("path") or record.id)
-        if passage:
-            title = text[: len(text) - (passage.end - passage.start)]
-            source = str(record.metadata.get("path") or passage.document)
+        if record.passages:  # another one of each document
+            passage = record.passages[len(record.passages) * number // len(chosen)]
+            title = passage.title
+            text = text[passage.start : passage.end]
         head = record.metadata.get("title") or title.strip().rpartition(HEADINGS)[2] or text.strip().split("\n")[0]
         shown = " ".join(str(head)[:_LONGEST_TITLE].lstrip("# ").split()[:8]).rstrip(".,:;")
         if shown and _is_readable(shown) > _is_readable(heads.get(source, "")):

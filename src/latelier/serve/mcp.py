@@ -16,7 +16,6 @@ from latelier.indexes.options import Mode, SearchOptions
 from latelier.reading.images import refuse_named
 from latelier.retrieve import Explanation, Result, Retriever, Span
 from latelier.retrieve.explaining import explain_results
-from latelier.retrieve.passages import StoredDocuments
 from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
 from latelier.utils.misc import needs_extra
 
@@ -301,8 +300,8 @@ class _Tools:
         ],
         index: IndexName = None,
     ) -> list[Document]:
-        """Return the texts and metadata of documents, whole but for white space at their ends and at cuts."""
-        records = StoredDocuments(self._retriever(index).index).get(ids)
+        """Return the whole texts and the metadata of documents."""
+        records = self._retriever(index).documents.get(ids)
         return [Document(id=record.id, text=record.text, metadata=record.metadata) for record in records]
 
     def explain(self, query: str, id: Id, index: IndexName = None) -> str:

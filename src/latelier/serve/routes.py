@@ -23,12 +23,11 @@ from latelier.errors import (
     MissingExtraError,
     StorageError,
 )
-from latelier.indexes import FieldValues, Id
+from latelier.indexes import FieldValues, Id, Record
 from latelier.reading.images import refuse_named
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.drawing import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.explaining import explain_documents, explain_results
-from latelier.retrieve.passages import StoredDocuments
 from latelier.retrieve.preparation import next_number
 from latelier.serve import schemas
 from latelier.serve.browsing import browse, newest, questions
@@ -121,9 +120,7 @@ async def get_fields(service: Index, field: str | None = None, prefix: str = "")
 
     With `field`, of that field only; with `prefix`, only values that begin with it. Of an index in Qdrant, only names.
     """
-    return await service.ask(
-        lambda retriever: StoredDocuments(retriever.index).field_values(field=field, prefix=prefix)
-    )
+    return await service.ask(lambda retriever: retriever.index.field_values(field=field, prefix=prefix))
 
 
 @router.post("/indexes/{index}/browse", dependencies=[Reading])
@@ -137,7 +134,7 @@ async def get_ids(service: Index, contains: str = "", limit: Annotated[int, Quer
     """Return ids that contain a text, whatever its case, in the order of insertion."""
 
     def find(retriever: Retriever) -> list[str]:
-        ids = map(str, StoredDocuments(retriever.index).ids())
+        ids = map(str, retriever.documents.ids())
         return list(itertools.islice((id for id in ids if contains.lower() in id.lower()), limit))
 
     return await service.ask(find)
@@ -180,7 +177,7 @@ async def add_documents(request: Request, service: Index, body: schemas.Document
     def add(retriever: Retriever) -> schemas.ChangeResponse:
         without = [document for document in documents if "id" not in document]
         if without:
-            for number, document in enumerate(without, next_number(StoredDocuments(retriever.index).ids())):
+            for number, document in enumerate(without, next_number(retriever.documents.ids())):
                 document["id"] = number
         return _change(retriever, retriever.add, documents)
 
@@ -206,14 +203,14 @@ async def list_documents(
 
     def read(retriever: Retriever) -> Response:
         with retriever.index.snapshot():
-            stored = StoredDocuments(retriever.index)
+            stored = retriever.documents
             ids = stored.ids()
             begin = _place_after(ids, after)
             records = stored.get(ids[begin : begin + limit])
         following = None
         if begin + limit < len(ids):
             following = dump_json(ids[begin + limit - 1])
-        return _json({"documents": [record._asdict() for record in records], "after": following})
+        return _json({"documents": list(map(_as_json, records)), "after": following})
 
     return await service.ask(read)
 
@@ -246,15 +243,15 @@ async def delete_documents(request: Request, service: Index, body: schemas.IdsRe
 async def get_documents(request: Request, service: Index, body: schemas.IdsRequest) -> Response:
     """Return the texts and metadata of documents."""
     _limits(request).check(batch=len(body.ids))
-    records = await service.ask(lambda retriever: StoredDocuments(retriever.index).get(body.ids))
-    return _json([record._asdict() for record in records])
+    records = await service.ask(lambda retriever: retriever.documents.get(body.ids))
+    return _json(list(map(_as_json, records)))
 
 
 @router.get("/indexes/{index}/documents/{id:any_id}", dependencies=[Reading], response_model=schemas.RecordResponse)
 async def get_document(service: Index, id: str) -> Response:
     """Return a document. An address has no integers: if no document has this string as its id, the integer is meant."""
-    (record,) = await service.ask(lambda own: StoredDocuments(own.index).get(_spelled(own, id)))
-    return _json(record._asdict())
+    (record,) = await service.ask(lambda own: own.documents.get(_spelled(own, id)))
+    return _json(_as_json(record))
 
 
 @router.get("/indexes/{index}/files/{id:any_id}", dependencies=[Reading], responses={200: {"content": {"*/*": {}}}})
@@ -262,7 +259,7 @@ async def get_file(request: Request, service: Index, id: str) -> Response:
     """Return the file that a document comes from, as it is now; 404 unless the server was started with its folder."""
 
     def find(retriever: Retriever) -> Any:
-        (record,) = StoredDocuments(retriever.index).get(_spelled(retriever, id))
+        (record,) = retriever.documents.get(_spelled(retriever, id))
         return _originals(request).find(service.name, record.metadata)
 
     return file_response(await service.ask(find))
@@ -287,7 +284,7 @@ async def get_picture(
     """
 
     def reduced(retriever: Retriever) -> bytes:
-        (record,) = StoredDocuments(retriever.index).get(_spelled(retriever, id))
+        (record,) = retriever.documents.get(_spelled(retriever, id))
         source: Any = record.metadata
         if page is not None:
             source = _originals(request).find(service.name, record.metadata)
@@ -441,6 +438,10 @@ def _documents(request: Request, body: schemas.DocumentsRequest) -> list[dict[st
     return documents
 
 
+def _as_json(record: Record) -> dict[str, Any]:
+    return {"id": record.id, "text": record.text, "metadata": record.metadata}
+
+
 def _change(retriever: Retriever, change: Any, argument: Any) -> schemas.ChangeResponse:
     change(argument)
     ids = [each["id"] if isinstance(each, dict) else each for each in argument]
@@ -449,7 +450,7 @@ def _change(retriever: Retriever, change: Any, argument: Any) -> schemas.ChangeR
 
 def _spelled(retriever: Retriever, id: Id) -> Id:
     """Return the integer that a string spells, if no document has the string as its id but one has the integer."""
-    documents = StoredDocuments(retriever.index)
+    documents = retriever.documents
     is_integer = isinstance(id, str) and re.fullmatch("-?[0-9]{1,19}", id) and id not in documents
     if is_integer and int(id) in documents:
         return int(id)

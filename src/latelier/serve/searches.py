@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import EmbeddingsError, LatelierError
+from latelier.indexes import Index
 from latelier.indexes.options import SearchOptions, check_texts
 from latelier.indexes.packing import prepare_queries
 from latelier.retrieve import Results, Retriever
-from latelier.retrieve.passages import EncodedQueries, Found, StoredDocuments
+from latelier.retrieve.results import EncodedQueries, Found, find, read_results
 from latelier.retrieve.thresholds import needs_means
 from latelier.utils.checks import check_count
 
@@ -78,15 +79,14 @@ def search_batch(
             groups.setdefault(asked.likeness, []).append(asked)
     encoded = _encode(retriever, [asked for group in groups.values() for asked in group], stage)
     with retriever.index.snapshot():
-        stored = StoredDocuments(retriever.index)
         with stage("search"):
             for group in groups.values():
-                for asked, failed in zip(group, _find(stored, group, encoded), strict=True):
+                for asked, failed in zip(group, _find(retriever.index, group, encoded), strict=True):
                     if failed is not None:
                         answers[asked.place] = failed
         found = [asked for group in groups.values() for asked in group if asked.hits is not None]
         with stage("read"):
-            results = iter(stored.results([row for asked in found for row in asked.hits or ()]))
+            results = iter(read_results(retriever.index, [row for asked in found for row in asked.hits or ()]))
     for asked in found:
         own = list(islice(results, len(asked.search.queries)))
         answers[asked.place] = own
@@ -135,24 +135,24 @@ def _encode(retriever: Retriever, searches: Sequence[_Asked], stage: Stage) -> _
     return _Encoded(rows, EncodedQueries.concatenate(parts))
 
 
-def _find(stored: StoredDocuments, group: Sequence[_Asked], encoded: _Encoded) -> list[LatelierError | None]:
+def _find(index: Index, group: Sequence[_Asked], encoded: _Encoded) -> list[LatelierError | None]:
     """Find the hits of searches with equal options; a fault in the vectors of one is not that of another."""
     options = group[0].options
     try:
-        queries = _queries(stored, group, encoded)
-        hits = iter(stored.find(queries, group[0].search.k, options))
+        queries = _queries(index, group, encoded)
+        hits = iter(find(index, queries, group[0].search.k, options))
         for asked in group:
             asked.hits = list(islice(hits, len(asked.search.queries)))
     except EmbeddingsError as error:
         if len(group) == 1:
             return [error]
-        return [_find(stored, [asked], encoded)[0] for asked in group]
+        return [_find(index, [asked], encoded)[0] for asked in group]
     except LatelierError as error:
         return [error for _ in group]
     return [None for _ in group]
 
 
-def _queries(stored: StoredDocuments, group: Sequence[_Asked], encoded: _Encoded) -> EncodedQueries:
+def _queries(index: Index, group: Sequence[_Asked], encoded: _Encoded) -> EncodedQueries:
     options = group[0].options
     texts = [text for asked in group for text in asked.search.texts]
     if options.mode == "keywords":
@@ -164,6 +164,6 @@ def _queries(stored: StoredDocuments, group: Sequence[_Asked], encoded: _Encoded
         own = queries.own
     else:
         matrices = [matrix for asked in group for matrix in asked.search.queries]
-        queries = EncodedQueries([], prepare_queries(matrices, stored.index.dim))
+        queries = EncodedQueries([], prepare_queries(matrices, index.dim))
         own = queries.vectors
     return EncodedQueries(texts, queries.vectors, own if group[0].needs_means else None)

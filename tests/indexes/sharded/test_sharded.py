@@ -31,7 +31,9 @@ def change_both(one, sharded):
         index.add(ids, *documents(90))
         index.update([*ids[10:30], "new#1", "new#2", 0], *documents(23, seed=1))
         index.remove([ids[5], ids[50], 0])
-        index.update("kept", *(column[0] for column in documents(1, seed=2)), remove_prefixes=["new#"])
+        index.update("kept", *(column[0] for column in documents(1, seed=2)))
+        ranges = [[(0, 1), (2, 3)], None, [(0, 2)]]
+        index.update(["cut", "new#1", "new#2"], documents(4, seed=3)[0], ["a b", "c", "d e"], ranges=ranges)
 
 
 def check_equal(one, sharded, **options):

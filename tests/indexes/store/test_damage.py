@@ -156,7 +156,7 @@ def test_flipped_bits_of_the_catalog_are_found_or_change_nothing(tmp_path):
     catalog = folder / "catalog.sqlite"
     content, rng = catalog.read_bytes(), random.Random(0)
     outcomes = {"found": 0, "refused": 0, "harmless": 0}
-    for _ in range(80):
+    for _ in range(160):
         flip(catalog, rng.randrange(len(content)), rng.randrange(8))
         try:
             is_whole, answer = everything()

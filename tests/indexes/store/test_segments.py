@@ -1,5 +1,7 @@
 """How segments come, grow and go, and what a snapshot shows meanwhile."""
 
+import shutil
+
 import numpy as np
 import pytest
 from index_helpers import contents, matrices
@@ -22,6 +24,47 @@ def test_many_single_documents_make_few_segments(tmp_path):
     assert len(folders(index)) <= 10
     assert index.ids() == list(range(80))
     assert [hit.id for hit in index.search(np.ones((1, 2)), k=3)[0]] == [79, 78, 77]
+
+
+def test_a_large_segment_is_left_as_it_is_by_small_writes(tmp_path):
+    index = indexes.Flat(tmp_path / "index")
+    index.add("large", np.ones((400, 2)))
+    large = folders(index)
+    for i in range(30):
+        index.add(i, np.ones((3, 2)))
+        assert set(large) <= set(folders(index))  # not written again
+    assert len(folders(index)) <= 1 + 6  # the others are merged
+
+
+@pytest.mark.parametrize("ranges", [None, [[(0, 1), (1, 2)]]])
+def test_removed_documents_do_not_weigh_in_the_mean(ranges):
+    index = indexes.Flat()
+    one, other = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    index.add(range(4), [one] * 4)
+    index.remove([0, 2, 3])
+    index.add("new", [other, other] if ranges else other, "ab", ranges=ranges and ranges[0])
+    new = 2 if ranges else 1
+    np.testing.assert_allclose(index.mean_vector, [1 / (1 + new), new / (1 + new)], rtol=1e-5)
+    assert index.token_mean.tokens == 1 + new
+
+
+def test_a_failed_write_deletes_no_file_of_a_folder_that_took_the_place_of_its_own(tmp_path):
+    index = indexes.Flat(tmp_path / "index")
+    index._segment_bytes = 64  # so that each document is written before the next one is asked for
+    index.add("kept", np.ones((20, 4)))
+    segments, old = tmp_path / "index" / "segments", tmp_path / "old"
+    before = folders(index)
+
+    def documents():
+        for _ in range(3):
+            yield np.ones((20, 4))
+        segments.rename(old)
+        shutil.copytree(old, segments)
+        raise RuntimeError("the drive was changed")
+
+    with pytest.raises(RuntimeError, match="the drive was changed"):
+        index.add(["a", "b", "c"], documents())
+    assert set(before) < set(folders(index)) == {path.name for path in old.iterdir()}
 
 
 def test_files_of_merged_segments_are_deleted(tmp_path):

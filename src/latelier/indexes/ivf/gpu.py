@@ -25,15 +25,15 @@ import torch
 from latelier.arrays import as_tensor
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
-from latelier.indexes.gpu import highest, score_vectors
+from latelier.indexes.gpu import highest, highest_of_groups, score_vectors
 from latelier.indexes.ivf.codec import CELLS, CODES, LEADS, SCALES, SIGNS, Codec, DocumentTable
-from latelier.indexes.ivf.layout import GROUP as LANES
 from latelier.indexes.ivf.layout import LARGE_2, SIZE_BITS, SIZES, SMALL_1, SMALL_2, DeviceCodes, DeviceQueries
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
 from latelier.indexes.ivf.search import Scope, SearchParameters, choose_search_parameters
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Segment
+from latelier.kernels.jit import LANES
 from latelier.scores.cuda import is_installed
 from latelier.scores.maxsim import TopK
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
@@ -101,6 +101,7 @@ class _Loaded(NamedTuple):
     entries: torch.Tensor
     live: torch.Tensor  # (documents,) bool
     unlisted: torch.Tensor  # ordinals
+    owners: torch.Tensor | None  # of ordinals: the number of the document of each passage; None if all are whole
     listed_tokens: int
     graphs: _Graphs
 
@@ -178,6 +179,8 @@ class CodedSearch:
             if eligible is not None:
                 scores = scores.masked_fill_(~eligible[chosen], -torch.inf)
             scores, places = scores.sort(dim=1, descending=True, stable=True)
+            if held.owners is not None:
+                scores, places = _first_of_each(scores, places, held.owners[chosen.gather(1, places)])
             return scores[:, : best.k], chosen.gather(1, places[:, : best.k])
 
         vectors = as_tensor(queries.vectors).to(self.device).float()
@@ -191,6 +194,9 @@ class CodedSearch:
         ordinals = torch.cat([each for _, each in found]).cpu().numpy()
         best.scores[:] = list(scores)
         best.row_ids[:] = list(table.numbers[ordinals])
+        if held.owners is not None:
+            best.row_ids[:] = [rows[own > -np.inf] for rows, own in zip(best.row_ids, scores, strict=True)]
+            best.scores[:] = [own[own > -np.inf] for own in scores]
 
     def _load(self, scope: Scope) -> _Loaded:
         """Return what the device holds of a snapshot; codes of segments that it holds already are not copied again."""
@@ -241,9 +247,10 @@ class CodedSearch:
         live = self._upload(table.alive) != 0
         unlisted = self._upload(table.unlisted)
         listed_tokens = table.count_tokens(table.live) - table.count_tokens(table.unlisted)
+        owners = None if table.owners is None else self._upload(table.owners)
         unit = _unit(codes)
         self._loaded = _Loaded(
-            table, codes, rows, segments, rotation, unit, *lists, live, unlisted, listed_tokens, _Graphs()
+            table, codes, rows, segments, rotation, unit, *lists, live, unlisted, owners, listed_tokens, _Graphs()
         )
         return self._loaded
 
@@ -316,13 +323,28 @@ def _scan(
     else:
         blocks = ((some, _score(held.codes, codec, queries, some, rounded=True)) for some in documents.split(most))
     for some, of_block in blocks:
-        own, places = highest(of_block, few)
+        if held.owners is None:
+            own, places = highest(of_block, few)
+        else:
+            own, places = highest_of_groups(of_block, held.owners[some], few)
         found.append(some[places])
         scores.append(own)
     if len(found) == 1:
         return found[0]
     _, places = highest(torch.cat(scores, dim=1), few)
     return torch.cat(found, dim=1).gather(1, places)
+
+
+def _first_of_each(
+    scores: torch.Tensor, places: torch.Tensor, owners: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sorted scores and their places with those of each owner but the first moved to the end, as -inf."""
+    ordered = owners.sort(dim=1, stable=True)
+    repeated = torch.zeros_like(owners, dtype=torch.bool)
+    repeated[:, 1:] = ordered.values[:, 1:] == ordered.values[:, :-1]
+    repeated = torch.zeros_like(repeated).scatter(1, ordered.indices, repeated)
+    scores, again = scores.masked_fill(repeated, -torch.inf).sort(dim=1, descending=True, stable=True)
+    return scores, places.gather(1, again)
 
 
 def _score_decoded(

@@ -12,6 +12,7 @@ after the tokens have grown by a constant factor, so the cost per added document
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
-from latelier.indexes.base import PathLike
+from latelier.indexes.base import PathLike, sample_queries
+from latelier.indexes.ivf import plain
 from latelier.indexes.ivf.codec import (
     CELLS,
     CODEBOOK_TOKENS,
@@ -37,22 +39,24 @@ from latelier.indexes.ivf.codec import (
 )
 from latelier.indexes.ivf.layout import BITS, GROUP, PLAIN_BITS, START_BITS, byte_width, coarse_count, list_count
 from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
-from latelier.indexes.ivf.lists import InvertedLists, append_documents, train_lists
-from latelier.indexes.ivf.search import RotatedQuery, Scope, choose_search_parameters, find_loss, search_query
 from latelier.indexes.options import SearchOptions, Tokenizer
-from latelier.indexes.ranking import exact_scores
+from latelier.indexes.ranking import exact_scores, split_positions
 from latelier.indexes.results import CheckReport, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored_index import StoredIndex, token_bytes
-from latelier.kernels.threads import for_ranges, thread_count
-from latelier.scores.maxsim import TopK
+from latelier.kernels.threads import KernelWarmUp, for_ranges, thread_count
+from latelier.scores.maxsim import TopK, maxsim_numpy
+from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.misc import warn_caller
 from latelier.utils.values import Id
 
 if TYPE_CHECKING:
     import torch
+
+    from latelier.indexes.ivf.lists import InvertedLists
+    from latelier.indexes.ivf.search import Scope
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,10 @@ class Thresholds:
 
 # Name of the entries of inverted lists in the report.
 LISTS = "inverted lists"
+# A search without kernels decodes so many tokens at a time; to decode one takes the time of its products with so many
+# tokens of queries.
+_PLAIN_TOKENS = 1 << 12
+_DECODING_WORK = 64
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
@@ -92,10 +100,16 @@ _TRAINING_SHARE = 3
 # `check` codes this many times k of the best documents of a query of so many tokens once more, and says how many of the
 # best k stay if these are fewer than _KEPT.
 _CHECKED_HITS = 3
-_CHECKED_TOKENS = 32
 _KEPT = 0.9
 # Most bytes of the headers of the files of inverted lists, and of their statistics.
 _OVERHEAD = 4096
+
+
+def _are_search_kernels_compiled() -> bool:
+    from latelier.indexes.ivf.kernels.rerank import rerank_scores
+    from latelier.kernels.jit import is_cached
+
+    return is_cached(rerank_scores)
 
 
 class IVF(StoredIndex):
@@ -157,6 +171,8 @@ class IVF(StoredIndex):
     _document_bytes = 136
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
+    # As many as of `Flat`: about a second.
+    _warm_up: ClassVar = KernelWarmUp(1 << 33, _are_search_kernels_compiled)
     dtype = "float32"
 
     def __init__(
@@ -229,17 +245,18 @@ class IVF(StoredIndex):
         with self.snapshot():
             ids = self.ids()
             kept = []
-            asked = [ids[i] for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), queries)).astype("int64"))]
             if len(ids) <= k or self.nbits == BITS[0]:
                 return report
-            vectors = self.get_embeddings(asked).vectors
+            asked = sample_queries(self, ids, queries)
+            vectors = asked.vectors
             other = self._codec_of(self._storage.snapshot().parts()[0].segment).turned()
-            for query in self.get_embeddings(asked):
-                found = [hit.id for hit in self.search(query[:_CHECKED_TOKENS], _CHECKED_HITS * k)[0]]
-                best = self.get_embeddings(found)
+            for query in asked:
+                found = self.search(query, _CHECKED_HITS * k)[0]
+                ranges = [(hit.start, hit.end) for hit in found]
+                best = self.get_embeddings([hit.id for hit in found], ranges)
                 numbers = np.arange(len(found))
-                part = Part(Segment.build(numbers, found, best.lengths, other.encode(best)), numbers)
-                sample = TokenEmbeddings.from_list([query[:_CHECKED_TOKENS]])
+                part = Part(Segment.build(numbers, numbers.tolist(), best.lengths, other.encode(best)), numbers)
+                sample = TokenEmbeddings.from_list([query])
                 order = np.argsort(-exact_scores(sample, other.decode(part))[0], kind="stable")
                 kept.append(np.count_nonzero(order[:k] < k) / k)
         share = float(np.mean(kept))
@@ -278,7 +295,15 @@ class IVF(StoredIndex):
 
     def _encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex._encode`."""
-        return self._codec(embeddings.dim).encode(embeddings, into)
+        return self._coded(self._codec(embeddings.dim), embeddings, into)
+
+    def _coded(
+        self, codec: Codec, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the codes of documents: the first ones of few bits, which are few, without kernels."""
+        if codec.bits != self.nbits and codec.dim <= plain.MOST_DIMS:
+            return codec.encode_plainly(embeddings)
+        return codec.encode(embeddings, into)
 
     def _codec(self, dim: int) -> Codec:
         """Return the codec of new documents of a dim, with the axis and the codebook that the index stores for it."""
@@ -317,7 +342,7 @@ class IVF(StoredIndex):
 
     def _encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         """See `StoredIndex._encode_in`."""
-        return self._choose(transaction, embeddings).encode(embeddings)
+        return self._coded(self._choose(transaction, embeddings), embeddings)
 
     def take_axis(self, other: IVF) -> None:
         """Code as another index does, unless there are documents already: then a copy loses next to nothing."""
@@ -365,14 +390,19 @@ class IVF(StoredIndex):
                 segment, positions = part
                 arrays = final.encode(codec.decode(part))
                 ids = segment.ids(positions)
-                transaction.replace([row], Segment.build(segment.row_ids[positions], ids, part.lengths, arrays))
+                passages = None if segment.ranges is None else part.passages
+                coded = Segment.build(segment.row_ids[positions], ids, part.lengths, arrays, passages)
+                transaction.replace([row], coded)
         return final
 
     def _are_in_range(self, arrays: dict[str, np.ndarray]) -> bool:
         return are_in_range(arrays)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
-        return self._codec_of(part.segment).decode(part)
+        codec = self._codec_of(part.segment)
+        if self._warm_up.has_kernels or codec.dim > plain.MOST_DIMS:
+            return codec.decode(part)
+        return codec.decode_plainly(part)
 
     def _describe(self) -> str:
         return f"{self.nbits}-bit"
@@ -382,6 +412,14 @@ class IVF(StoredIndex):
     ) -> None:
         if not parts:
             return
+        is_default = (options.effort, options.nprobe, options.candidates, options.rerank) == (None,) * 4
+        if is_default and self._max_memory is None and queries.dim <= plain.MOST_DIMS:
+            work = sum(part.tokens for part in parts) * queries.dim * max(queries.num_tokens, _DECODING_WORK)
+            if not self._warm_up.is_over(work, load_search_kernels):
+                self._search_plainly(parts, queries, best)
+                return
+        from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, search_query
+
         scope = self._scope(snapshot, parts)
         codec = scope.table.codec
         parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=codec.bits)
@@ -398,6 +436,20 @@ class IVF(StoredIndex):
             search(0, 1)
         else:
             for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
+
+    def _search_plainly(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
+        """Score all documents of `parts`, without kernels: the lead of a token is a further number of its rest."""
+        codec = self._codec_of(parts[0].segment)
+        rotated = TokenEmbeddings(np.column_stack(codec.rotate(queries.vectors, plainly=True)), queries.offsets)
+        for segment, positions in parts:
+            for some in split_positions(segment.offsets, positions, _PLAIN_TOKENS, len(positions)):
+                part = Part(segment, some)
+                documents = TokenEmbeddings(codec.rests(part), lengths_to_offsets(part.lengths))
+                best.add(maxsim_numpy(rotated, documents), segment.row_ids[some], segment.numbers[some])
+
+    def _search_by_kernels(self) -> None:
+        """See `StoredIndex._search_by_kernels`."""
+        self._warm_up.is_over(sys.maxsize, lambda: None)
 
     def _on_device(self, device: torch.device) -> Any:
         """See `StoredIndex._on_device`."""
@@ -416,6 +468,8 @@ class IVF(StoredIndex):
 
     def _scope(self, snapshot: Snapshot, parts: Sequence[Part]) -> Scope:
         """Return the documents of `parts`, as a search takes them."""
+        from latelier.indexes.ivf.search import Scope
+
         table, lists = self._load(snapshot)
         if sum(len(part.positions) for part in parts) == len(table.live):
             has_removed = len(table.live) < len(table.numbers)
@@ -425,12 +479,15 @@ class IVF(StoredIndex):
 
     def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
         """See `Index.find_loss`."""
+        from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, find_loss
+
         if self._gpu is not None:
             return None  # its stages are others
         snapshot, allowed = self._storage.select(options)
         scope = self._scope(snapshot, snapshot.parts(allowed))
-        number = self._storage.find([id])[1][0]
-        ordinal = int(np.flatnonzero(scope.table.numbers == number)[0])
+        rows = self._storage.find([id])[1]
+        [best] = self._ranked(snapshot, rows, query, 1, replace(options, effort="exact", candidates=None, rerank=None))
+        ordinal = int(np.flatnonzero(scope.table.numbers == best.rows[0])[0])
         k = min(k, snapshot.documents)
         codec = scope.table.codec
         parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens, bits=codec.bits)
@@ -491,6 +548,8 @@ class IVF(StoredIndex):
             return
         if snapshot.ann_state is None and not self._thresholds.has_enough(snapshot.tokens, snapshot.documents):
             return
+        from latelier.indexes.ivf.lists import append_documents, train_lists
+
         table, lists = self._load(snapshot)
         due = due_maintenance(table, lists, self._thresholds, compacting=compacting)
         if self._max_memory is None:
@@ -518,6 +577,8 @@ class _Loaded(NamedTuple):
 
 def _read_lists(snapshot: Snapshot) -> tuple[InvertedLists | None, CorruptedIndexError | None]:
     """Return the stored inverted lists, None if there are none that fit, and the damage that they have."""
+    from latelier.indexes.ivf.lists import InvertedLists
+
     lists = None
     damage = snapshot.ann_damage
     try:
@@ -564,3 +625,50 @@ def due_maintenance(
     if table.count_tokens(table.unlisted) > tolerated:
         return Maintenance.APPEND
     return Maintenance.NONE
+
+
+def load_search_kernels() -> DocumentTable:
+    """Load the kernels of codes and of searches without lists, by a search of a few random documents; return these."""
+    from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
+
+    # more documents than are reranked without the binary stage
+    documents = 128
+    tokens = 8
+    dim = 32
+    vectors = np.random.default_rng(0).standard_normal((documents * tokens, dim), dtype="float32")
+    codec = Codec(8, dim)
+    numbers = np.arange(documents)
+    arrays = codec.encode(TokenEmbeddings(vectors, np.arange(0, len(vectors) + 1, tokens)))
+    part = Part(Segment.build(numbers, numbers.tolist(), [tokens] * documents, arrays), numbers)
+    codec.decode(part)
+    table = DocumentTable([part], codec, np.zeros(0, dtype="int64"))
+    query = RotatedQuery(*codec.rotate(vectors[:4]))
+    parameters = SearchParameters(nprobe=4, candidates=documents, rerank=None)
+    search_query(Scope(table, None, np.zeros(0, dtype="uint8"), numbers), query, 1, parameters)
+    return table
+
+
+def compile_kernels() -> None:
+    """Compile all kernels of an index, into the disk cache that later processes read.
+
+    A few random documents are encoded, put into lists, appended and searched in each way.
+    """
+    from latelier.indexes.ivf.lists import append_documents, build_lists, train_centroids
+    from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
+
+    table = load_search_kernels()
+    codec = table.codec
+    numbers = table.numbers
+    documents = len(numbers)
+    [part] = [Part(segment, numbers) for segment in table.segments]
+    half = documents // 2
+    some = build_lists(train_centroids(table, numbers), table, numbers[:half])
+    lists = append_documents(some, DocumentTable([part], codec, numbers[:half]), numbers[half:])
+    scope = Scope(DocumentTable([part], codec, lists.numbers), lists, np.zeros(0, dtype="uint8"), numbers)
+    for parameters in (
+        SearchParameters(nprobe=4, candidates=12, rerank=11),
+        SearchParameters(nprobe=4, candidates=documents, rerank=None),
+        SearchParameters(nprobe=4, candidates=12, rerank=11, exact=True),
+    ):
+        query = RotatedQuery(*codec.rotate(codec.decode(part).vectors[:4]))
+        search_query(scope, query, documents if parameters.exact else 1, parameters)

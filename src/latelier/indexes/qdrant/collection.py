@@ -1,15 +1,21 @@
 """The collection of Qdrant that holds an index: its connection, its settings, and documents as points.
 
-The points have three named vectors: ``tokens``, the token vectors of a document, compared by MaxSim and without an HNSW
-graph of their own; ``first_stage``, one vector per document, which finds candidates; and ``keywords``, a sparse vector
-of its text. The metadata of the collection holds the rest, each value as JSON text, so that two writers change
-different keys: ``latelier``, the configuration; ``mean``, the mean of the token vectors, with their number and that of
-the documents; ``field:...``, the spelling of a field; ``setting:...``.
+A point is a whole document, or a passage of one; searches of passages are grouped by the document. Points have three
+named vectors: ``tokens``, the token vectors, compared by MaxSim and without an HNSW graph of their own;
+``first_stage``, one vector, which finds candidates; and ``keywords``, a sparse vector of the text. The metadata of the
+collection holds the rest, each value as JSON text, so that two writers change different keys: ``latelier``, the
+configuration; ``passages``, if there were ever any; ``mean``, the mean of the token vectors, with their number and that
+of the documents; ``field:...``, the spelling of a field; ``setting:...``.
 
 The payload of a point has these keys:
 
 ``id``, ``text``
-    As the user gave them; no ``text`` if there is none.
+    As the user gave them; no ``text`` if there is none, and on the first passage of a document only.
+``document``, ``position``
+    The id of the point of the document, or of its first passage; and the place among its passages, from 1, which the
+    first one does not have.
+``start``, ``end``, ``passages``
+    The range of a passage; and those of all passages with their titles and pages, as JSON text, on the first one.
 ``metadata``
     The metadata as exact JSON text: a payload itself cannot hold integers beyond 64 bits, and may reorder keys.
 ``numbers``, ``strings``
@@ -58,7 +64,7 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.fields import fold_name, is_nameable, new_fields
-from latelier.indexes.results import TokenMean
+from latelier.indexes.results import Passage, TokenMean
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
 from latelier.indexes.store.rows import DocumentBatch, SqlValue, StoredDocument
@@ -76,6 +82,7 @@ KEYWORDS = "keywords"
 _FORMAT = 1
 _MARK = "latelier"
 _MEAN = "mean"
+_PASSAGES = "passages"
 _FIELD = "field:"
 _SETTING = "setting:"
 # Characters that Qdrant does not allow in the name of a collection.
@@ -170,6 +177,16 @@ class QdrantCollection:
         vectors, documents = mean
         self.merge({_MEAN: json.dumps([vectors.spelled(), round(vectors.tokens), documents])})
 
+    @property
+    def has_passages(self) -> bool:
+        """Whether a document was ever stored in passages, as read last."""
+        return _PASSAGES in self._metadata
+
+    def add_passages(self) -> None:
+        """Note that documents are stored in passages, before the first one is."""
+        if not self.has_passages:
+            self.merge({_PASSAGES: "true"})
+
     def fields(self, known: Iterable[str] | None = None) -> dict[str, str]:
         """Return the spelling of each field by its name as SQL compares names; `known` names that suffice."""
         if known is None or not set(known) <= self._spellings().keys():
@@ -220,8 +237,8 @@ class QdrantCollection:
             # Payload indexes, which the local mode does not have: reading in the order of a key needs one.
             integers = models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=False, range=True)
             client.create_payload_index(self.name, "sequence", integers)
-            prefixes = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, prefix=True)
-            client.create_payload_index(self.name, "id", prefixes)
+            documents = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD)
+            client.create_payload_index(self.name, DOCUMENT, documents)
 
     def _change_dim(self, client: QdrantClient, dim: int) -> None:
         """Make the vectors of a collection without points, in place of those of another dim."""
@@ -447,8 +464,11 @@ def check_place(path: object, url: object, api_key: object, collection: object) 
 
 # Documents as points.
 
-# Payload keys that say which document a point is, and where it stands in the order of insertion.
-PLACE = ["id", "sequence"]
+# The payload key by which passages are grouped.
+DOCUMENT = "document"
+# Payload keys that say which document a point is, and where it stands in the order of insertion; and its range, if any.
+PLACE = ["id", "sequence", DOCUMENT]
+RANGE = ["start", "end"]
 # Any fixed UUID: the ids of points must be the same in each version of this library.
 _NAMESPACE = uuid.UUID("6f3c1a52-7d0e-5c1b-9a43-0f4e2b7d9c61")
 # Points per request that reads or deletes.
@@ -463,6 +483,19 @@ class Points:
 
     def __init__(self, collection: QdrantCollection) -> None:
         self._collection = collection
+
+    def count_documents(self) -> int:
+        """Return the number of documents, exactly."""
+        return self.count(self._firsts())
+
+    def _firsts(self) -> models.Filter | None:
+        """Return the condition of whole documents and first passages; None if all points are whole documents."""
+        from qdrant_client import models
+
+        if not self._exists() or not self._collection.has_passages:
+            return None
+        position = models.PayloadField(key="position")
+        return models.Filter(must=[models.IsEmptyCondition(is_empty=position)])
 
     def count(self, condition: models.Filter | None = None) -> int:
         """Return the number of points, exactly."""
@@ -480,32 +513,42 @@ class Points:
 
     def find(self, ids: Iterable[Id], keys: list[str] | bool = False) -> dict[Id, dict[str, Any]]:
         """Return the payloads of documents by id; those that are not in the index are left out."""
-        # A document without a text has no key for it.
+        # A document without a text, or without passages, has no key for it.
         if isinstance(keys, list):
-            needed = [key for key in keys if key != "text"]
+            needed = [key for key in keys if key not in ("text", "passages")]
         else:
             needed = []
-        found = self._retrieve(ids, _PAGE, keys, vectors=False)
-        return {id: check_payload(record, needed) for id, record in found}
+        found = self._retrieve([PointPlace(id) for id in dict.fromkeys(ids)], _PAGE, keys, vectors=False)
+        return {place.id: check_payload(record, needed) for place, record in found}
 
-    def vectors(self, ids: Sequence[Id]) -> dict[Id, np.ndarray]:
-        """Return the token vectors of documents by id; those that are not in the index are left out."""
-        lengths = [payload["tokens"] for payload in self.find(ids, ["tokens"]).values()]
+    def passages(self, ids: Iterable[Id]) -> dict[Id, tuple[Passage, ...]]:
+        """Return the passages of documents by id; those that are not in the index are left out."""
+        return {id: as_passages(payload) for id, payload in self.find(ids, ["passages"]).items()}
+
+    def vectors(self, places: Sequence[PointPlace]) -> list[np.ndarray]:
+        """Return the token vectors of whole documents and passages, which must exist."""
+        tokens = self._retrieve(places, _PAGE, ["tokens"], vectors=False)
+        lengths = [check_payload(record, ["tokens"])["tokens"] for _, record in tokens]
         size = max(1, int(np.mean(lengths or [1])) * (self._collection.dim or 1))
-        found: dict[Id, np.ndarray] = {}
-        for id, record in self._retrieve(ids, max(1, min(_PAGE, _NUMBERS // size)), False, vectors=True):
+        found: dict[PointPlace, np.ndarray] = {}
+        for place, record in self._retrieve(places, max(1, min(_PAGE, _NUMBERS // size)), False, vectors=True):
             if TOKENS not in (record.vector or {}):
                 raise foreign(record, f"vectors {TOKENS!r}")
-            found[id] = np.asarray(record.vector[TOKENS], dtype="float32")
-        return found
+            found[place] = np.asarray(record.vector[TOKENS], dtype="float32")
+        missing = next((place for place in places if place not in found), None)
+        if missing is not None:
+            raise CorruptedIndexError(
+                f"passage {missing.position} of document {missing.id!r} is not in the collection."
+            )
+        return [found[place] for place in places]
 
     def _retrieve(
-        self, ids: Iterable[Id], size: int, keys: list[str] | bool, *, vectors: bool
-    ) -> Iterator[tuple[Id, Any]]:
+        self, places: Iterable[PointPlace], size: int, keys: list[str] | bool, *, vectors: bool
+    ) -> Iterator[tuple[PointPlace, Any]]:
         if not self._exists():
             return
-        for chunk in _chunks(dict.fromkeys(ids), size):
-            by_point = {point_id(id): id for id in chunk}
+        for chunk in _chunks(dict.fromkeys(places), size):
+            by_point = {point_id(*place): place for place in chunk}
             with self._collection.connection.use() as client:
                 records = client.retrieve(
                     self._collection.name,
@@ -534,20 +577,26 @@ class Points:
             yield from records
             more = offset is not None
 
-    def ids(self, prefix: str | None = None) -> list[Id]:
-        """Return the ids in the order of insertion, or those that are strings and begin with a prefix."""
-        from qdrant_client import models
-
-        condition = None
-        if prefix is not None:
-            condition = models.Filter(must=[models.FieldCondition(key="id", match=models.MatchPrefix(prefix=prefix))])
-        payloads = [check_payload(record, PLACE) for record in self.scroll(PLACE, condition)]
+    def ids(self) -> list[Id]:
+        """Return the ids in the order of insertion."""
+        payloads = [check_payload(record, PLACE) for record in self.scroll(PLACE, self._firsts())]
         return [payload["id"] for payload in sorted(payloads, key=lambda payload: payload["sequence"])]
 
-    def texts(self, size: int) -> Iterator[list[tuple[Id, str]]]:
-        """Yield the ids and texts of all documents with a text, some at a time."""
-        payloads = (check_payload(record, ["id"]) for record in self.scroll(["id", "text"]))
-        yield from _chunks(((each["id"], each["text"]) for each in payloads if each.get("text") is not None), size)
+    def texts(self, size: int) -> Iterator[list[tuple[str, str]]]:
+        """Yield the ids and texts of all points with a text, some at a time."""
+
+        def read() -> Iterator[tuple[str, str]]:
+            for record in self.scroll(["id", "text", "passages"], self._firsts()):
+                payload = check_payload(record, ["id"])
+                text = payload.get("text")
+                passages = as_passages(payload)
+                if text is not None and not passages:
+                    yield str(record.id), text
+                elif text is not None:
+                    points = (point_id(payload["id"], position) for position in range(len(passages)))
+                    yield from zip(points, (each.text_in(text) for each in passages), strict=True)
+
+        yield from _chunks(read(), size)
 
     def last_sequence(self) -> int:
         """Return the place of the document that was inserted last; -1 if there is none."""
@@ -567,38 +616,43 @@ class Points:
         first_stage = self._collection.configuration.first_stage
         embeddings = TokenEmbeddings(batch.arrays["vectors"], lengths_to_offsets(batch.lengths))
         size = batch.dim + first_stage.size(batch.dim)
+        rows = [(document, position) for document in batch.documents for position in range(len(document.passages) or 1)]
         for first, last in split_by_rows(embeddings.offsets, max(1, _NUMBERS // size), _POINTS):
             part = embeddings[first:last]
-            documents = batch.documents[first:last]
+            some = rows[first:last]
             singles = first_stage.encode_documents(part)
-            words = self._sparse([document.text or "" for document in documents])
+            words = self._sparse([_row_text(document, position) for document, position in some])
             points = [
                 models.PointStruct(
-                    id=point_id(document.id),
-                    payload=_payload(document, sequence + first + i, len(part[i])),
+                    id=point_id(document.id, position),
+                    payload=_payload(document, position, sequence + first + i, len(part[i])),
                     vector={TOKENS: part[i].tolist(), FIRST_STAGE: singles[i].tolist(), **words[i]},
                 )
-                for i, document in enumerate(documents)
+                for i, (document, position) in enumerate(some)
             ]
             with self._collection.connection.use() as client:
                 client.upsert(self._collection.name, points, wait=True)
-            yield last - first
+            yield sum(not position for _, position in some)
 
     def delete(self, ids: Iterable[Id]) -> None:
-        """Delete documents; those that are not in the index are skipped."""
+        """Delete documents with all their passages; those that are not in the index are skipped."""
+        self.delete_after({id: (0, len(passages)) for id, passages in self.passages(ids).items()})
+
+    def delete_after(self, kept: Mapping[Id, tuple[int, int]]) -> None:
+        """Delete the passages of documents from a place on, given with how many there are."""
         from qdrant_client import models
 
-        for chunk in _chunks(ids, _PAGE):
-            selector = models.PointIdsList(points=[point_id(id) for id in chunk])
+        points = (point_id(id, at) for id, (first, count) in kept.items() for at in range(first, count or 1))
+        for chunk in _chunks(points, _PAGE):
             with self._collection.connection.use() as client:
-                client.delete(self._collection.name, selector, wait=True)
+                client.delete(self._collection.name, models.PointIdsList(points=chunk), wait=True)
 
-    def write_keywords(self, texts: Sequence[tuple[Id, str]]) -> None:
-        """Make the sparse vectors of texts again."""
+    def write_keywords(self, texts: Sequence[tuple[str, str]]) -> None:
+        """Make the sparse vectors of the texts of points again."""
         from qdrant_client import models
 
         made = zip(texts, self._sparse([text for _, text in texts]), strict=True)
-        vectors = [models.PointVectors(id=point_id(id), vector=words) for (id, _), words in made if words]
+        vectors = [models.PointVectors(id=point, vector=words) for (point, _), words in made if words]
         if vectors:
             with self._collection.connection.use() as client:
                 client.update_vectors(self._collection.name, vectors, wait=True)
@@ -626,9 +680,29 @@ class Points:
         return [{} if vector is None else {KEYWORDS: vector} for vector in vectors]
 
 
-def point_id(id: Id) -> str:
-    """Return the id of a document's point, a UUID that depends on the id and its type."""
-    return str(uuid.uuid5(_NAMESPACE, f"{type(id).__name__}:{id}"))
+class PointPlace(NamedTuple):
+    """A whole document, or the passage at a position of one."""
+
+    id: Id
+    position: int = 0
+
+
+def point_id(id: Id, position: int = 0) -> str:
+    """Return the id of a point, a UUID that depends on the document's id, its type, and the passage."""
+    passage = f"{position}:" if position else ""
+    return str(uuid.uuid5(_NAMESPACE, f"{passage}{type(id).__name__}:{id}"))
+
+
+def as_passages(payload: Mapping[str, Any]) -> tuple[Passage, ...]:
+    """Return the passages of a document from the payload of its first point."""
+    return tuple(Passage(*each) for each in json.loads(payload.get("passages", "[]")))
+
+
+def _row_text(document: StoredDocument, position: int) -> str:
+    """Return the text of a whole document or of a passage in which words are searched."""
+    if document.text is None or not document.passages:
+        return document.text or ""
+    return document.passages[position].text_in(document.text)
 
 
 def check_payload(record: Any, keys: Iterable[str]) -> dict[str, Any]:
@@ -660,12 +734,21 @@ _JSON_BEGIN = re.compile(r'[ \t\n\r]*(?:[\[{"]|-?[0-9]|true|false|null)')
 _NUMERIC_PREFIX = re.compile(r"[ \t\n\v\f\r]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
 
 
-def _payload(document: StoredDocument, sequence: int, tokens: int) -> dict[str, Any]:
+def _payload(document: StoredDocument, position: int, sequence: int, tokens: int) -> dict[str, Any]:
     payload = {"id": document.id, "metadata": document.metadata, "sequence": sequence, "tokens": tokens}
-    if document.text is None:
-        payload |= {}
-    else:
-        payload |= {"text": document.text}
+    payload[DOCUMENT] = point_id(document.id)
+    if position:
+        payload["position"] = position
+    elif document.text is not None:
+        payload["text"] = document.text
+    if document.passages:
+        payload |= {"start": document.passages[position].start, "end": document.passages[position].end}
+    if document.passages and not position:
+        payload["passages"] = dump_json(document.passages)
+    return payload | _payload_of_fields(document)
+
+
+def _payload_of_fields(document: StoredDocument) -> dict[str, Any]:
     numbers: dict[str, int | float] = {}
     strings: dict[str, str] = {}
     lists: dict[str, list[Any]] = {}
@@ -695,7 +778,7 @@ def _payload(document: StoredDocument, sequence: int, tokens: int) -> dict[str, 
             numbers[key] = as_number(value)
     true = sorted(key for key, value in strings.items() if is_true_text(value))
     parts = {"numbers": numbers, "strings": strings, "lists": lists, "true": true}
-    return payload | {name: part for name, part in parts.items() if part}
+    return {name: part for name, part in parts.items() if part}
 
 
 def field_key(name: str) -> str:

@@ -16,22 +16,26 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.base import Index, PathLike
+from latelier.indexes.base import Index, PathLike, Ranges, check_ranges
 from latelier.indexes.fields import RESERVED
 from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.qdrant.collection import (
+    DOCUMENT,
     FIRST_STAGE,
     KEYWORDS,
     PLACE,
+    RANGE,
     TOKENS,
     CollectionConfiguration,
     CollectionMean,
     CollectionSettings,
+    PointPlace,
     Points,
     QdrantCollection,
     QdrantConnection,
+    as_passages,
     check_payload,
     check_place,
     count_words,
@@ -48,7 +52,6 @@ from latelier.indexes.results import (
     StageLoss,
     TokenMean,
     VerifyReport,
-    as_prefixes,
     check_known,
     duplicate_ids,
     stored_cut,
@@ -57,6 +60,7 @@ from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, with_parts
 from latelier.indexes.store.rows import DocumentBatch
+from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import progress_bar
 from latelier.utils.values import Id, as_ids, is_single_id
@@ -72,12 +76,14 @@ _MORE = 4
 
 
 class _Found(NamedTuple):
-    """A document that a request has found."""
+    """A document that a request has found, by the point of its best passage."""
 
     score: float
     sequence: int
-    point: str
+    document: str
     id: Id
+    start: int | None
+    end: int | None
 
 
 @dataclass
@@ -99,16 +105,12 @@ class CollectionSearch:
         elif options.mode == "vectors":
             found = self._by_vectors(queries, k)
         elif options.mode == "rerank":
-            depth = options.depth_for(k)
-            pairs = zip(queries, self._words(texts), strict=True)
-            requests = [
-                None if words is None else self._maxsim(query, self._prefetch(words, KEYWORDS, depth))
-                for query, words in pairs
-            ]
-            found = self._run(requests, k)
+            by_keywords = self._by_keywords(texts, options.depth_for(k))
+            pairs = zip(queries, by_keywords, strict=True)
+            found = self._run([self._maxsim_among(query, {each.document for each in own}) for query, own in pairs], k)
         else:
             found = self._fused(queries, k, texts, options)
-        return [[Hit(each.id, each.score) for each in best] for best in found]
+        return [[Hit(each.id, each.score, each.start, each.end) for each in best] for best in found]
 
     def _by_vectors(self, queries: TokenEmbeddings, k: int) -> list[list[_Found]]:
         if self.candidates is None:
@@ -139,31 +141,28 @@ class CollectionSearch:
             fuse = fuse_scores
         fused = []
         for sides in zip(by_vectors, by_keywords, strict=True):
-            order = sorted({each.point: each for side in sides for each in side}.values(), key=lambda e: e[1:3])
-            rows = {each.point: row for row, each in enumerate(order)}
-            rankings = [
-                Ranking(
-                    np.array([rows[each.point] for each in side], dtype="int64"),
-                    np.array([each.score for each in side], dtype="float64"),
-                )
-                for side in sides
-            ]
-            pairs = zip(*fuse(rankings, options.weights, k), strict=True)
-            fused.append([order[row]._replace(score=float(score)) for row, score in pairs])
+            # Of a document that both sides find, the passage is that of the vectors.
+            every = {each.document: each for side in reversed(sides) for each in side}
+            order = sorted(every.values(), key=lambda each: each[1:3])
+            rows = {each.document: row for row, each in enumerate(order)}
+            rankings = []
+            for side in sides:
+                own = np.array([rows[each.document] for each in side], dtype="int64")
+                rankings.append(Ranking(own, np.array([each.score for each in side], dtype="float64"), own))
+            best = fuse(rankings, options.weights, k)
+            pairs = zip(best.numbers.tolist(), best.scores.tolist(), strict=True)
+            fused.append([order[row]._replace(score=score) for row, score in pairs])
         return fused
 
     def _add_missing(
         self, queries: TokenEmbeddings, by_vectors: list[list[_Found]], by_keywords: list[list[_Found]]
     ) -> None:
         """Add the MaxSim scores of the documents that only keywords have found."""
-        from qdrant_client import models
-
         requests = []
         most = 1
         for query, vectors, words in zip(queries, by_vectors, by_keywords, strict=True):
-            missing = sorted({each.point for each in words} - {each.point for each in vectors})
-            own = models.Filter(must=[models.HasIdCondition(has_id=list(missing))])
-            requests.append(self._request(query.tolist(), TOKENS, condition=own) if missing else None)
+            missing = {each.document for each in words} - {each.document for each in vectors}
+            requests.append(self._maxsim_among(query, missing))
             most = max(most, len(missing))
         for vectors, scored in zip(by_vectors, self._run(requests, most), strict=True):
             vectors += scored
@@ -172,6 +171,18 @@ class CollectionSearch:
 
     def _maxsim(self, query: Any, prefetch: models.Prefetch | None = None) -> models.QueryRequest:
         return self._request(query.tolist(), TOKENS, prefetch=prefetch)
+
+    def _maxsim_among(self, query: Any, documents: set[str]) -> models.QueryRequest | None:
+        """Return the request that scores some documents; None if there are none."""
+        from qdrant_client import models
+
+        if not documents:
+            return None
+        if self.collection.has_passages:
+            own: Any = models.FieldCondition(key=DOCUMENT, match=models.MatchAny(any=sorted(documents)))
+        else:
+            own = models.HasIdCondition(has_id=list(sorted(documents)))
+        return self._request(query.tolist(), TOKENS, condition=models.Filter(must=[own]))
 
     def _prefetch(self, query: Any, using: str, limit: int) -> models.Prefetch:
         from qdrant_client import models
@@ -189,7 +200,7 @@ class CollectionSearch:
             prefetch=prefetch,
             filter=condition or self.condition,
             params=models.SearchParams(exact=True) if is_exact else None,
-            with_payload=PLACE,
+            with_payload=[*PLACE, *RANGE],
         )
 
     def _run(self, requests: Sequence[models.QueryRequest | None], k: int) -> list[list[_Found]]:
@@ -202,10 +213,7 @@ class CollectionSearch:
             for first in range(0, len(waiting), _QUERIES):
                 some = waiting[first : first + _QUERIES]
                 batch = [requests[i].model_copy(update={"limit": limit}) for i in some]  # type: ignore[union-attr]
-                with self.collection.connection.use(filter=self.filter) as client:
-                    answers = client.query_batch_points(self.collection.name, batch, timeout=self.timeout)
-                for i, answer in zip(some, answers, strict=True):
-                    points = answer.points
+                for i, points in zip(some, self._answers(batch), strict=True):
                     # Which of several documents with the k-th score come back is up to Qdrant: ask for all of them.
                     if len(points) == limit and points[-1].score == points[k - 1].score:
                         tied.append(i)
@@ -215,10 +223,35 @@ class CollectionSearch:
             limit = limit * _MORE
         return found
 
+    def _answers(self, batch: list[models.QueryRequest]) -> list[list[Any]]:
+        """Return the points of each request, of which each document has one, with its best passage."""
+        name = self.collection.name
+        with self.collection.connection.use(filter=self.filter) as client:
+            if not self.collection.has_passages:
+                return [answer.points for answer in client.query_batch_points(name, batch, timeout=self.timeout)]
+            answers = []
+            for request in batch:
+                answer = client.query_points_groups(
+                    name,
+                    group_by=DOCUMENT,
+                    group_size=1,
+                    query=request.query,
+                    using=request.using,
+                    prefetch=request.prefetch,
+                    query_filter=request.filter,
+                    search_params=request.params,
+                    limit=request.limit or 1,
+                    with_payload=[*PLACE, *RANGE],
+                    timeout=self.timeout,
+                )
+                answers.append([group.hits[0] for group in answer.groups])
+            return answers
+
 
 def _as_found(point: Any) -> _Found:
     payload = check_payload(point, PLACE)
-    return _Found(point.score, payload["sequence"], str(point.id), payload["id"])
+    place = payload.get("start"), payload.get("end")
+    return _Found(point.score, payload["sequence"], payload[DOCUMENT], payload["id"], *place)
 
 
 _DTYPES = ("float32", "float16")
@@ -371,13 +404,11 @@ class Qdrant(Index):
         """See `Index.settings`."""
         return CollectionSettings(self._collection)
 
-    def remove(self, ids: Id | Iterable[Id] = (), *, prefixes: Iterable[str] = ()) -> None:
+    def remove(self, ids: Id | Iterable[Id]) -> None:
         """See `Index.remove`."""
         known = as_ids(ids)
-        begins = as_prefixes(prefixes)
         check_known(known, self._points.find(known))
-        prefixed = [id for prefix in begins for id in self._points.ids(prefix)]
-        self._points.delete(dict.fromkeys([*known, *prefixed]))
+        self._points.delete(dict.fromkeys(known))
 
     def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`; docs/qdrant.md says what differs: words, filters and timeouts."""
@@ -424,31 +455,41 @@ class Qdrant(Index):
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
         known = as_ids(ids)
-        found = self._points.find(known, ["id", "text", "metadata"])
+        found = self._points.find(known, ["id", "text", "metadata", "passages"])
         check_known(known, found)
-        parts = [found[id] for id in known]
-        records = [Record(each["id"], each.get("text"), json.loads(each["metadata"])) for each in parts]
+        records = []
+        for each in (found[id] for id in known):
+            records.append(Record(each["id"], each.get("text"), json.loads(each["metadata"]), as_passages(each)))
         if is_single_id(ids):
             return records[0]
         return records
 
-    def get_embeddings(self, ids: Id | Iterable[Id]) -> TokenEmbeddings:
+    def get_embeddings(self, ids: Id | Iterable[Id], ranges: Ranges | None = None) -> TokenEmbeddings:
         """See `Index.get_embeddings`."""
         known = as_ids(ids)
         if not known:
             self._points.count()  # raises if the index is closed
             return TokenEmbeddings.from_list([], dim=self._collection.dim).to(self.dtype)
-        found = self._points.vectors(known)
-        check_known(known, found)
-        return TokenEmbeddings.from_list([found[id] for id in known]).to(self.dtype)
+        passages = self._points.passages(known)
+        check_known(known, passages)
+        places = []
+        for id, chosen in zip(known, check_ranges(ranges, len(known)) or [None] * len(known), strict=True):
+            own = [passage[:2] for passage in passages[id]]
+            if chosen is None:
+                places += [PointPlace(id, position) for position in range(len(own) or 1)]
+            elif chosen in own:
+                places.append(PointPlace(id, own.index(chosen)))
+            else:
+                raise InvalidArgumentError(f"document {id!r} has no passage with the range {chosen}.")
+        return TokenEmbeddings.from_list(self._points.vectors(places)).to(self.dtype)
 
-    def existing(self, ids: Sequence[Id]) -> set[Id]:
+    def existing(self, ids: Sequence[Id]) -> dict[Id, int]:
         """See `Index.existing`."""
-        return set(self._points.find(ids))
+        return {id: payload["sequence"] for id, payload in self._points.find(ids, ["sequence"]).items()}
 
-    def ids(self, prefix: str | None = None) -> list[Id]:
+    def ids(self) -> list[Id]:
         """See `Index.ids`."""
-        return self._points.ids(None if prefix is None else as_prefixes([prefix])[0])
+        return self._points.ids()
 
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
@@ -490,7 +531,7 @@ class Qdrant(Index):
         for count, record in enumerate(self._points.scroll(True, vectors=True), start=1):  # noqa: B007 (the last one)
             payload = record.payload or {}
             is_whole = {"id", "metadata", "sequence", "tokens"} <= payload.keys()
-            is_whole = is_whole and point_id(payload["id"]) == str(record.id)
+            is_whole = is_whole and point_id(payload["id"], payload.get("position", 0)) == str(record.id)
             if not is_whole or len((record.vector or {}).get(TOKENS, ())) != payload["tokens"]:
                 ids = (payload["id"],) if "id" in payload else ()
                 damages.append(Damage(f"point {record.id}", "it is not a whole document of this index", ids))
@@ -500,7 +541,8 @@ class Qdrant(Index):
         """See `Index.statistics`; the number of tokens of every point is read, and a server does not tell its bytes."""
         from qdrant_client import models
 
-        tokens = [check_payload(record, ["tokens"])["tokens"] for record in self._points.scroll(["tokens"])]
+        payloads = [check_payload(record, ["tokens"]) for record in self._points.scroll(["tokens", "start"])]
+        tokens = [payload["tokens"] for payload in payloads]
         no_metadata = models.FieldCondition(key="metadata", match=models.MatchValue(value="{}"))
         size = None
         if self._connection.is_local:
@@ -511,13 +553,14 @@ class Qdrant(Index):
             else:
                 size = 0
         return IndexStatistics(
-            documents=len(tokens),
+            documents=self._points.count_documents(),
             tokens=sum(tokens),
             removed=0,
             bytes=size,
             has_texts=self._points.count_texts() > 0,
             has_metadata=self._points.count(models.Filter(must_not=[no_metadata])) > 0,
             cut=stored_cut(self.settings),
+            passages=sum("start" in payload for payload in payloads),
         )
 
     def close(self) -> None:
@@ -525,14 +568,14 @@ class Qdrant(Index):
         self._connection.close()
 
     def __len__(self) -> int:
-        return self._points.count()
+        return self._points.count_documents()
 
     def __repr__(self) -> str:
         where = f"{self._collection.name!r} in {self._connection.place}"
         if self._connection.closed:
             return f"Qdrant(closed, {where})"
         try:
-            documents = self._points.count()
+            documents = self._points.count_documents()
         except LatelierError:
             return f"Qdrant(not reachable, {where})"
         if documents:
@@ -543,7 +586,7 @@ class Qdrant(Index):
 
     # Implementation.
 
-    def _write(self, given: GivenDocuments, *, replace: bool, prefixes: Sequence[str], show_progress: bool) -> None:
+    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
         self._collection.read()  # others may have changed its dim or its tokenizer, or deleted it
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         seen: set[Id] = set()
@@ -557,9 +600,14 @@ class Qdrant(Index):
                     self._set_average_length(batch)
                     sequence = self._points.last_sequence() + 1
                 self._collection.add_fields(key for document in batch.documents for key in document.fields)
+                if any(batch.documents.passages):
+                    self._collection.add_passages()
+                before = self._points.passages(batch.documents.ids) if self._collection.has_passages else {}
                 for count in self._points.upsert(batch, sequence):
                     stored = stored + count
-                    sequence = sequence + count
+                sequence += len(batch.lengths)
+                rows = dict(zip(batch.documents.ids, batch.documents.rows.tolist(), strict=True))
+                self._points.delete_after({id: (rows[id], len(passages)) for id, passages in before.items()})
                 mean = batch.mean.joined(mean)
         except LatelierError as error:
             if not stored:
@@ -567,22 +615,21 @@ class Qdrant(Index):
             raise StorageError(
                 f"{error} The write has stored {stored:,} documents; repeat it with update(), which replaces them."
             ) from error
-        # The old documents go last: until then, searches find the old ones, the new ones, or both, but never neither.
-        self._points.delete({id for prefix in prefixes for id in self._points.ids(prefix)} - seen)
         if mean is not None:
             self._write_mean(mean, stored)
 
     def _write_mean(self, added: TokenMean, documents: int) -> None:
         """Store the mean of so many new documents and of those that were there before and are still."""
         before = self._collection.mean
-        count = self._points.count()
+        count = self._points.count_documents()
         if before is not None and len(before.vectors.vector) == len(added.vector):
             share = min(1.0, max(0, count - documents) / max(1, before.documents))
             added = added.joined(TokenMean(before.vectors.vector, share * before.vectors.tokens))
         self._collection.write_mean(CollectionMean(added, count))
 
     def _check_batch(self, batch: DocumentBatch, seen: set[Id], replace: bool) -> None:
-        for document, length in zip(batch.documents, batch.lengths, strict=True):
+        longest = np.maximum.reduceat(batch.lengths, lengths_to_offsets(batch.documents.rows)[:-1])
+        for document, length in zip(batch.documents, longest.tolist(), strict=True):
             if document.id in seen:
                 raise duplicate_ids([document.id], "given twice in this call; give every document a different id")
             seen.add(document.id)

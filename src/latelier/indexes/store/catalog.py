@@ -1,6 +1,6 @@
 """The catalog of an index: its tables, its settings, and the rows of its segments.
 
-Every row has a ``checksum``, in ``document`` the third column and elsewhere the last one.
+Every row has a ``checksum``, in ``document`` the fourth column and elsewhere the last one.
 
 ``setting``
     The configuration as JSON values; ``uid``, a random name of the index; ``mean``, the mean of the token vectors; and
@@ -8,15 +8,21 @@ Every row has a ``checksum``, in ``document`` the third column and elsewhere the
 ``user_setting``
     The values that users and tools store in an index, such as the name of the model that encoded it.
 ``segment``
-    The segments and their files. A segment holds documents with the row ids ``first`` to ``last``; these ranges do not
-    overlap. The order of the row ids is the order of insertion.
+    The segments and their files. A segment holds the row ids ``first`` to ``last``; these ranges do not overlap. The
+    order of the row ids is the order of insertion. ``rows`` counts all of them, ``removed`` those that were removed
+    since, and ``documents`` the documents that are left.
 ``tombstone``
-    Removed documents that are still in a segment.
+    Row ids of removed documents that are still in a segment.
 ``document``
-    One row per document: its row id ``number``, its id (of no declared type, so that 1 and "1" differ), and one column
-    per metadata key that filters can name.
+    One row per document: its ``number``, its id (of no declared type, so that 1 and "1" differ), how many passages it
+    has, and one column per metadata key that filters can name. What a segment holds of a whole document has its number
+    as its row id; n passages have the n row ids from the number on, all in one segment. No number is used twice: each
+    version of a document that was ever stored has another one.
 ``content``
-    Text and exact metadata. They are kept out of ``document``, since every filter scans it, and small rows are faster.
+    Text and exact metadata of each document. They are kept out of ``document``, since every filter scans it, and small
+    rows are faster.
+``passage``
+    The range of each passage in the text of its document, what stands before it, and metadata of its own, by row id.
 ``field``
     The column of ``document`` that holds each metadata key.
 ``keyword``
@@ -53,12 +59,15 @@ _TABLES = (
     "CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE user_setting (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE segment (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, "
-    "documents INTEGER NOT NULL, removed INTEGER NOT NULL, tokens INTEGER NOT NULL, files TEXT NOT NULL, "
-    "checksum INTEGER NOT NULL)",
+    "rows INTEGER NOT NULL, documents INTEGER NOT NULL, removed INTEGER NOT NULL, tokens INTEGER NOT NULL, "
+    "files TEXT NOT NULL, checksum INTEGER NOT NULL)",
     "CREATE TABLE tombstone (segment TEXT, number INTEGER, checksum INTEGER NOT NULL, PRIMARY KEY (segment, number)) "
     "WITHOUT ROWID",
-    "CREATE TABLE document (number INTEGER PRIMARY KEY, id NOT NULL UNIQUE, checksum INTEGER NOT NULL)",
+    "CREATE TABLE document (number INTEGER PRIMARY KEY, id NOT NULL UNIQUE, passages INTEGER NOT NULL, "
+    "checksum INTEGER NOT NULL)",
     "CREATE TABLE content (number INTEGER PRIMARY KEY, metadata TEXT NOT NULL, text TEXT, checksum INTEGER NOT NULL)",
+    "CREATE TABLE passage (number INTEGER PRIMARY KEY, start INTEGER NOT NULL, stop INTEGER NOT NULL, "
+    "title TEXT NOT NULL, metadata TEXT, checksum INTEGER NOT NULL)",
     "CREATE TABLE field (name TEXT PRIMARY KEY, spelling TEXT NOT NULL, column TEXT NOT NULL UNIQUE, "
     "checksum INTEGER NOT NULL)",
 )
@@ -191,11 +200,12 @@ Files: TypeAlias = "dict[str, dict[str, Any]]"
 
 
 class SegmentRow(NamedTuple):
-    """The row of a segment; `documents` and `tokens` include those that were `removed` since."""
+    """The row of a segment; `rows` and `tokens` include what was `removed` since, and `documents` does not."""
 
     name: str
     first: int
     last: int
+    rows: int
     documents: int
     removed: int
     tokens: int
@@ -237,11 +247,11 @@ def catalog_bytes(connection: sqlite3.Connection) -> int:
 
 
 def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
-    """Return the row ids of a segment's removed documents, ascending."""
+    """Return the row ids of what was removed of a segment, ascending."""
     row_ids = [n for _, n in read_rows(connection, "tombstone", "WHERE segment = ? ORDER BY number", (row.name,))]
     fits = set(map(type, row_ids)) <= {int} and len(row_ids) == row.removed
     if not fits or (row_ids and not row.first <= row_ids[0] <= row_ids[-1] <= row.last):
-        raise damaged(f"its segment {row.name!r:.60} counts {row.removed} removed documents, but lists others")
+        raise damaged(f"its segment {row.name!r:.60} counts {row.removed} removed rows, but lists others")
     return row_ids
 
 

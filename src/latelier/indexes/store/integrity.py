@@ -39,8 +39,9 @@ from latelier.utils.files import CATALOG
 COLUMNS = {
     "setting": ("name", "value"),
     "user_setting": ("name", "value"),
-    "segment": ("name", "first", "last", "documents", "removed", "tokens", "files"),
+    "segment": ("name", "first", "last", "rows", "documents", "removed", "tokens", "files"),
     "tombstone": ("segment", "number"),
+    "passage": ("number", "start", "stop", "title", "metadata"),
     "field": ("name", "spelling", "column"),
 }
 # The type is part of the checksum, so that 1 and "1" differ. All other types, which no index stores, count as "x".
@@ -135,10 +136,11 @@ def check_counters(settings: Mapping[str, Any]) -> None:
 
 def check_segment_row(row: Any, first: int) -> None:
     """Check a `SegmentRow` whose row ids may begin with `first`."""
-    is_possible = isinstance(row.name, str) and set(map(type, row[1:6])) == {int} and isinstance(row.files, dict)
+    is_possible = isinstance(row.name, str) and set(map(type, row[1:7])) == {int} and isinstance(row.files, dict)
     if is_possible:
         most = min(row.last - row.first + 1, row.tokens)
-        is_possible = first <= row.first and 0 <= row.removed < row.documents <= most and row.last < _MAX_COUNT
+        is_possible = first <= row.first and 0 <= row.removed < row.rows <= most and row.last < _MAX_COUNT
+        is_possible = is_possible and 0 < row.documents <= row.rows - row.removed
     if not is_possible:
         raise damaged(f"the row of its segment {row.name!r:.60} has values that no index has")
 
@@ -210,12 +212,15 @@ def check_segment(
 ) -> None:
     """Check that the arrays of a segment fit together and fit its `SegmentRow`, so that kernels may rely on them.
 
-    Row ids and offsets ascend and stay inside the arrays, each document has a token, and each of `token_arrays`, given
-    as dtype and shape per token, has a row for each token. The values in these rows are not checked.
+    Row ids and offsets ascend and stay inside the arrays, each row has a token, the passages of a document follow each
+    other, and each of `token_arrays`, given as dtype and shape per token, has an entry for each token. The values in
+    these entries are not checked.
     """
     expected = {name: (dtype, (row.tokens, *shape)) for name, (dtype, shape) in token_arrays.items()}
-    expected["documents"] = np.dtype("int64"), (3, row.documents + 1)
+    expected["documents"] = np.dtype("int64"), (3, row.rows + 1)
     expected["ids"] = np.dtype("uint8"), (arrays["ids"].shape[:1] if "ids" in arrays else ())
+    if "passages" in arrays:
+        expected["passages"] = np.dtype("int32"), (3, row.rows)
     found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     if found != expected:
         raise CorruptedIndexError(f"it has the arrays {found}, not {expected}")
@@ -223,6 +228,11 @@ def check_segment(
     # Neighbours are compared, as differences could overflow.
     if (row_ids[0], row_ids[-2]) != (row.first, row.last) or (row_ids[1:-1] <= row_ids[:-2]).any():
         raise CorruptedIndexError("the row ids of its documents do not ascend from the first to the last")
+    if "passages" in arrays:
+        positions = arrays["passages"][0].astype("int64")
+        follow = (positions[1:] == positions[:-1] + 1) & (row_ids[1:-1] == row_ids[:-2] + 1)
+        if positions[0] != 0 or not (follow | (positions[1:] == 0)).all():
+            raise CorruptedIndexError("the passages of its documents do not follow each other")
     for ends, size in ((offsets, row.tokens), (id_offsets, len(arrays["ids"]))):
         if ends[0] != 0 or ends[-1] != size or (ends[1:] <= ends[:-1]).any():
             raise CorruptedIndexError(f"the offsets of its documents do not divide {size} tokens or bytes of ids")

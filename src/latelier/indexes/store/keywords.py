@@ -1,8 +1,8 @@
 """Search for words: SQLite's FTS5 table of the texts, and BM25.
 
-It holds the words of ``content.text``, not the texts themselves: an external-content table. FTS5 keeps it in four
-further tables, see `FTS5_TABLES`. Documents without a text are not in it. Removing a document from it needs the text,
-so that is done before the row of ``content`` is deleted.
+It holds the words of what `row_texts` returns, by row id, not the texts themselves: an external-content table. FTS5
+keeps it in four further tables, see `FTS5_TABLES`. Documents without a text are not in it. Removing a document from it
+needs the text, so that is done before the row of ``content`` is deleted.
 
 Damage of these tables raises `CorruptedIndexError`, which names the cure: they are made again from the texts.
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
 from latelier.indexes.ranking import Ranking
+from latelier.indexes.results import Passage
 from latelier.indexes.store import forks
 from latelier.indexes.store.integrity import damaged
 from latelier.utils.checks import check_choice
@@ -130,12 +131,12 @@ def make_keywords(
     with translate_damage():
         connection.execute(TABLE_STATEMENTS[tokenizer])
 
-    def read() -> Iterator[tuple[int, str | None]]:
-        for row in connection.execute("SELECT number, text FROM content ORDER BY number"):
-            yield row
+    def numbers() -> Iterator[int]:
+        for (number,) in connection.execute("SELECT number FROM document ORDER BY number"):
+            yield number
             progress(1)
 
-    insert_texts(connection, read())
+    insert_texts(connection, row_texts(connection, numbers()))
     merge_keywords(connection)
 
 
@@ -154,23 +155,40 @@ def drop_keywords(connection: sqlite3.Connection) -> None:
         connection.execute("DROP TABLE keyword")
 
 
-def insert_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str | None]]) -> None:
-    """Add documents, given as number and text, whose rows of ``content`` exist; those without a text are left out."""
-    given = ((number, with_parts(text)) for number, text in rows if text is not None)
+def row_texts(connection: sqlite3.Connection, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the row ids and texts of documents that have one, whole or of each passage; None: of all documents."""
+    stored = (
+        "SELECT number, passages, text FROM document JOIN content USING (number) "
+        "WHERE text IS NOT NULL AND number {} ORDER BY number"
+    )
+    if numbers is None:
+        found: Iterable[tuple[int, int, str]] = connection.execute(stored.format(">= 0"))
+    else:
+        found = (row for number in numbers for row in connection.execute(stored.format("= ?"), (number,)))
+    ranges = "SELECT number, start, stop, title FROM passage WHERE number BETWEEN ? AND ? ORDER BY number"
+    for number, passages, text in found:
+        if passages:
+            for row_id, *values in connection.execute(ranges, (number, number + passages - 1)):
+                yield row_id, Passage(*values).text_in(text)
+        else:
+            yield number, text
+
+
+def insert_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str]]) -> None:
+    """Add texts by row id."""
     with translate_damage():
         check_config(connection)
+        given = ((row_id, with_parts(text)) for row_id, text in rows)
         connection.executemany("INSERT INTO keyword (rowid, text) VALUES (?, ?)", given)
 
 
-def delete_texts(connection: sqlite3.Connection, row_ids: Sequence[int]) -> None:
-    """Remove documents by number, ascending, before their rows of ``content`` are deleted."""
-    stored = "SELECT number, text FROM content WHERE number = ? AND text IS NOT NULL"
-    given = (row for row_id in row_ids for row in connection.execute(stored, (row_id,)))
+def delete_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str]]) -> None:
+    """Remove texts, given as they were added, before their rows of ``content`` are deleted."""
     # FTS5 does not store the texts: this form of its insert gives it the text to remove.
     statement = "INSERT INTO keyword (keyword, rowid, text) VALUES ('delete', ?, ?)"
     with translate_damage():
         check_config(connection)
-        connection.executemany(statement, ((number, with_parts(text)) for number, text in given))
+        connection.executemany(statement, ((row_id, with_parts(text)) for row_id, text in rows))
 
 
 def flush_keywords(connection: sqlite3.Connection) -> None:
@@ -250,9 +268,11 @@ def check_keywords(connection: sqlite3.Connection) -> None:
         if connection.execute(_WRONG_TYPES).fetchone()[0]:
             raise keyword_damage("it has values of a wrong type")
         connection.backup(copy)
-        copy.execute("DELETE FROM content WHERE text IS NULL")  # these documents are not in the keyword index
-        copy.create_function("with_parts", 1, with_parts)
-        copy.execute("UPDATE content SET text = with_parts(text)")
+        copy.execute("CREATE TABLE spelled (number INTEGER PRIMARY KEY, text TEXT)")
+        spelled = ((row_id, with_parts(text)) for row_id, text in row_texts(copy))
+        copy.executemany("INSERT INTO spelled VALUES (?, ?)", spelled)
+        copy.execute("DELETE FROM content")  # FTS5 compares with what this table holds
+        copy.execute("INSERT INTO content SELECT number, '{}', text, 0 FROM spelled")
         # The rank 1 compares with the texts, which older versions of FTS5 always do.
         copy.execute("INSERT INTO keyword (keyword, rank) VALUES ('integrity-check', 1)")
         copy.execute("CREATE VIRTUAL TABLE keyword_terms USING fts5vocab(keyword, row)")
@@ -337,8 +357,17 @@ def matched_words(query: str, texts: Sequence[str], tokenizer: str | None) -> li
     return spans
 
 
-def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed: np.ndarray | None = None) -> Ranking:
+def rank_by_keywords(
+    connection: sqlite3.Connection,
+    text: str,
+    k: int,
+    allowed: np.ndarray | None = None,
+    numbers: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Ranking:
     """Return the `k` best documents that hold at least one word of a query, by BM25 (k1 = 1.2, b = 0.75).
+
+    `allowed`: row ids, ascending. `numbers`: returns the numbers of the documents of rows, of which the best one counts
+    for its document; None: each row is a document.
 
     The score is the sum over its distinct words of ``idf * (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average
     length))`` with ``idf = max(1e-6, log((N - n + 0.5) / (n + 0.5)))``, FTS5's ``bm25()`` with the sign changed.
@@ -352,10 +381,11 @@ def rank_by_keywords(connection: sqlite3.Connection, text: str, k: int, allowed:
         idf = _inverse_frequencies(connection, words)
         frequent, most = _frequent_words(idf)
         if frequent:
-            found = _ranked(connection, list(idf), [word for word in idf if word not in frequent], k, allowed)
-            if len(found.row_ids) == k and found.scores[-1] > most:
+            required = [word for word in idf if word not in frequent]
+            found = _ranked(connection, list(idf), required, k, allowed, numbers)
+            if len(found.rows) == k and found.scores[-1] > most:
                 return found
-        return _ranked(connection, list(idf), [], k, allowed)
+        return _ranked(connection, list(idf), [], k, allowed, numbers)
 
 
 def _inverse_frequencies(connection: sqlite3.Connection, words: Iterable[str]) -> dict[str, float]:
@@ -423,11 +453,16 @@ def _frequent_words(idf: dict[str, float]) -> tuple[set[str], float]:
 
 
 def _ranked(
-    connection: sqlite3.Connection, words: list[str], required: list[str], k: int, allowed: np.ndarray | None
+    connection: sqlite3.Connection,
+    words: list[str],
+    required: list[str],
+    k: int,
+    allowed: np.ndarray | None,
+    numbers: Callable[[np.ndarray], np.ndarray] | None,
 ) -> Ranking:
     """Rank documents by `words`: those that hold one of `required`, if given, and one of `words` otherwise."""
     if not words:
-        return Ranking(np.zeros(0, "int64"), np.zeros(0))
+        return Ranking.empty()
     condition = "keyword MATCH ?"
     values = [_any_of(words)]
     if required:
@@ -435,20 +470,20 @@ def _ranked(
         condition += " AND +rowid IN (SELECT rowid FROM keyword WHERE keyword MATCH ?)"
         values.append(_any_of(required))
     statement = f"SELECT rowid, -bm25(keyword) AS score FROM keyword WHERE {condition} ORDER BY score DESC, rowid"
-    if allowed is None:
+    if allowed is None and numbers is None:
         statement += f" LIMIT {int(k)}"
     cursor = connection.execute(statement, values)
-    row_ids = np.zeros(0, "int64")
-    scores = np.zeros(0)
-    while len(row_ids) < k and (rows := cursor.fetchmany(_ROWS)):
+    ranking = Ranking.empty()
+    while len(ranking.rows) < k and (rows := cursor.fetchmany(_ROWS)):
         block = np.array(rows, dtype=[("row_id", "int64"), ("score", "float64")])
         if not (np.isfinite(block["score"]) & (block["score"] > 0)).all():
             raise keyword_damage("it gives scores that are not positive numbers")
         if allowed is not None:
             block = block[np.isin(block["row_id"], allowed)]
-        row_ids = np.append(row_ids, block["row_id"])[:k]
-        scores = np.append(scores, block["score"])[:k]
-    return Ranking(row_ids, scores)
+        own = block["row_id"] if numbers is None else numbers(block["row_id"])
+        more = Ranking(own, block["score"], block["row_id"])
+        ranking = Ranking(*map(np.append, ranking, more)).best_rows(k)
+    return ranking
 
 
 def _any_of(words: list[str]) -> str:

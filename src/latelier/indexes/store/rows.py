@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.indexes.fields import fold_name, new_fields
-from latelier.indexes.results import FieldValues, Record, TokenMean, ValueCount
+from latelier.indexes.results import FieldValues, Passage, Record, TokenMean, ValueCount, as_passages
 from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_segment
 from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
-from latelier.indexes.store.keywords import delete_texts, insert_texts, stored_tokenizer
-from latelier.utils.batching import lengths_to_offsets, split_by_rows
+from latelier.indexes.store.keywords import delete_texts, insert_texts, row_texts, stored_tokenizer
+from latelier.utils.batching import consecutive, lengths_to_offsets, split_by_rows
 from latelier.utils.values import (
     INT64,
     Id,
@@ -77,10 +77,6 @@ def known_fields(connection: sqlite3.Connection) -> list[Field]:
     return fields
 
 
-# Passages after the first of their document.
-_LATER_PASSAGE = "CASE WHEN json_valid(document.id) THEN coalesce(json_extract(document.id, '$[1]'), 0) ELSE 0 END"
-
-
 _MOST_COUNTED = 100_000  # documents among which the most frequent of many values are looked for: a tenth of a second
 
 
@@ -90,7 +86,6 @@ def field_values(
     most: int,
     *,
     prefix: str = "",
-    are_passages: bool = False,
     condition: str = "",
     parameters: Sequence[Any] = (),
 ) -> list[FieldValues]:
@@ -100,8 +95,6 @@ def field_values(
     for each in fields:
         column = f"document.{each.column}"
         where = f"{column} IS NOT NULL"
-        if are_passages:
-            where += f" AND NOT {_LATER_PASSAGE}"
         if condition:
             where += f" AND ({condition})"
         is_list = f"CASE WHEN typeof({column}) = 'text' AND {column} LIKE '[%' THEN json_valid({column}) ELSE 0 END"
@@ -172,13 +165,15 @@ _ROW_BYTES = 300  # approximate size of one document's Python objects, without i
 class StoredDocument(NamedTuple):
     """What the catalog stores of one document.
 
-    `id`, `text`: as the user gave them; `metadata`: exact JSON; `fields`: the SQL value of each key of the metadata.
+    `id`, `text`: as the user gave them; `metadata`: exact JSON; `fields`: the SQL value of each key of the metadata;
+    `passages`: empty for a whole document.
     """
 
     id: Id
     text: str | None
     metadata: str
     fields: Mapping[str, SqlValue]
+    passages: tuple[Passage, ...] = ()
 
 
 class DocumentColumns(Sequence[StoredDocument]):
@@ -187,33 +182,29 @@ class DocumentColumns(Sequence[StoredDocument]):
     An object per document would be looked at by Python's garbage collector: a tenth of the time of building an index.
     """
 
-    __slots__ = ("fields", "ids", "metadata", "texts")
+    __slots__ = ("fields", "ids", "metadata", "passages", "texts")
 
-    def __init__(
-        self, ids: list[Id], texts: list[str | None], metadata: list[str], fields: list[Mapping[str, SqlValue]]
-    ) -> None:
-        self.ids = ids
-        self.texts = texts
-        self.metadata = metadata
-        self.fields = fields
-
-    @classmethod
-    def of(cls, documents: Sequence[StoredDocument]) -> DocumentColumns:
-        """Return documents, at least one, as columns."""
-        return cls(*map(list, zip(*documents, strict=True)))
+    def __init__(self, documents: Sequence[StoredDocument] = ()) -> None:
+        self.ids: list[Id] = [each.id for each in documents]
+        self.texts: list[str | None] = [each.text for each in documents]
+        self.metadata: list[str] = [each.metadata for each in documents]
+        self.fields: list[Mapping[str, SqlValue]] = [each.fields for each in documents]
+        self.passages: list[tuple[Passage, ...]] = [each.passages for each in documents]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[StoredDocument]:
-        return map(StoredDocument, self.ids, self.texts, self.metadata, self.fields)
+        return map(StoredDocument, self.ids, self.texts, self.metadata, self.fields, self.passages)
 
     def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            kind: Any = DocumentColumns
-        else:
-            kind = StoredDocument
-        return kind(self.ids[position], self.texts[position], self.metadata[position], self.fields[position])
+        if not isinstance(position, slice):
+            columns = (self.ids, self.texts, self.metadata, self.fields, self.passages)
+            return StoredDocument(*(column[position] for column in columns))
+        some = DocumentColumns()
+        for name in self.__slots__:
+            setattr(some, name, getattr(self, name)[position])
+        return some
 
     @property
     def nbytes(self) -> int:
@@ -221,17 +212,24 @@ class DocumentColumns(Sequence[StoredDocument]):
         values = chain(self.ids, self.texts, self.metadata, self.metadata)  # twice: `fields` has the values too
         return _ROW_BYTES * len(self) + sum(map(sys.getsizeof, values))
 
-    def append(self, id: object, text: object, metadata: object) -> int:
+    @property
+    def rows(self) -> np.ndarray:
+        """How many rows each document has: its passages, or one."""
+        return np.array([len(each) or 1 for each in self.passages], dtype="int64")
+
+    def append(self, id: object, text: object, metadata: object, ranges: object = None) -> int:
         """Append a document as a user gives it; return its size, as in `nbytes`."""
         known = as_id(id)
         plain = check_text(text, known)
+        passages = as_passages(ranges, known, plain)
         (encoded, fields) = encode_metadata(metadata, known)
         check_row_size(f"document {known!r:.60} with its text and metadata", (known, plain, encoded))
         self.ids.append(known)
         self.texts.append(plain)
         self.metadata.append(encoded)
         self.fields.append(fields)
-        return _ROW_BYTES + sum(map(sys.getsizeof, (known, plain, encoded, encoded)))
+        self.passages.append(passages)
+        return _ROW_BYTES * (1 + len(passages)) + sum(map(sys.getsizeof, (known, plain, encoded, encoded)))
 
     def extend(self, more: DocumentColumns) -> None:
         """Append more documents."""
@@ -239,10 +237,11 @@ class DocumentColumns(Sequence[StoredDocument]):
         self.texts += more.texts
         self.metadata += more.metadata
         self.fields += more.fields
+        self.passages += more.passages
 
 
 class DocumentBatch(NamedTuple):
-    """Documents that are stored together, and their token arrays, which have one row per token."""
+    """Documents that are stored together, the tokens of each of their rows, and their token arrays."""
 
     documents: DocumentColumns
     lengths: np.ndarray
@@ -266,18 +265,16 @@ def has_metadata(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE metadata <> '{}')").fetchone()[0])
 
 
-def all_ids(connection: sqlite3.Connection, prefix: str | None = None) -> list[Id]:
-    """Return all ids in the order of insertion, or those that are strings and begin with a prefix."""
-    if prefix is not None:
-        return list(find_prefixed(connection, prefix))
+def all_ids(connection: sqlite3.Connection) -> list[Id]:
+    """Return all ids in the order of insertion."""
     ids = [id for (id,) in connection.execute("SELECT id FROM document ORDER BY number")]
     if not {*map(type, ids)} <= {int, str}:
         raise damaged("it has ids that are neither str nor int")
     return ids
 
 
-def find_row_ids(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
-    """Return the row ids of documents by id; ids that are not in the index are left out."""
+def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
+    """Return the numbers of documents by id; ids that are not in the index are left out."""
     found: dict[Id, int] = {}
     if not connection.execute("SELECT EXISTS (SELECT 1 FROM document)").fetchone()[0]:
         return found  # looking for ids in an empty table takes as long as in others
@@ -288,23 +285,6 @@ def find_row_ids(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
     return found
 
 
-def find_prefixed(connection: sqlite3.Connection, prefix: str) -> dict[Id, int]:
-    """Return the row ids of documents by id, for the ids that are strings and begin with a prefix, ascending.
-
-    SQLite compares strings by their UTF-8 bytes, in the order of the code points, so these ids are a range of the
-    index on the column; integers come before all strings.
-    """
-    last = prefix.rstrip("\U0010ffff")
-    conditions = "id >= ?"
-    values = [prefix]
-    if last:
-        following = ord(last[-1]) + 1
-        conditions += " AND id < ?"
-        values.append(last[:-1] + chr(0xE000 if following == 0xD800 else following))  # surrogates are no characters
-    rows = connection.execute(f"SELECT id, number FROM document WHERE {conditions} ORDER BY number", values)
-    return dict(rows.fetchall())
-
-
 def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, Record]:
     """Return texts and metadata by id; ids that are not in the index are left out."""
     found: dict[Id, Record] = {}
@@ -312,61 +292,111 @@ def find_records(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, 
         chunk = ids[first : first + _CHUNK]
         marks = ", ".join("?" * len(chunk))
         rows = connection.execute(
-            f"SELECT id, content.* FROM document JOIN content USING (number) WHERE id IN ({marks})", chunk
+            f"SELECT id, passages, content.* FROM document JOIN content USING (number) WHERE id IN ({marks})", chunk
         )
-        for id, number, metadata, text, checksum in rows:
+        for id, count, number, metadata, text, checksum in rows.fetchall():
             check_row("content", (number, id, metadata, text, checksum))
             fields = decode_json(metadata, f"metadata of {id!r:.60}")
             if not isinstance(fields, dict) or not (text is None or isinstance(text, str)):
                 raise damaged(f"its document {id!r:.60} has values of a wrong type")
-            found[id] = Record(id, text, fields)
+            found[id] = Record(id, text, fields, find_passages(connection, number, count))
     return found
 
 
-def insert_documents(connection: sqlite3.Connection, row_ids: Sequence[int], given: DocumentColumns) -> None:
-    """Insert documents under their row ids; new metadata keys get columns."""
+def find_passages(connection: sqlite3.Connection, number: int, count: int) -> tuple[Passage, ...]:
+    """Return the passages of a document with this number, which has so many."""
+    if not count:
+        return ()
+    found = read_rows(
+        connection, "passage", "WHERE number BETWEEN ? AND ? ORDER BY number", (number, number + count - 1)
+    )
+    if len(found) != count:
+        raise damaged(f"it has {len(found)} passages of the document with the number {number}, which has {count}")
+    passages = []
+    for row_id, start, end, title, metadata in found:
+        own = None if metadata is None else decode_json(metadata, f"metadata of the passage {row_id}")
+        passages.append(Passage(start, end, title, own))
+    return tuple(passages)
+
+
+def expand_rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> np.ndarray:
+    """Return the row ids of documents by their numbers, those of each document together."""
+    counts = np.ones(len(numbers), dtype="int64")
+    for first in range(0, len(numbers), _CHUNK):
+        chunk = list(numbers[first : first + _CHUNK])
+        marks = ", ".join("?" * len(chunk))
+        statement = f"SELECT number, passages FROM document WHERE passages > 0 AND number IN ({marks})"
+        found = dict(connection.execute(statement, chunk).fetchall())
+        counts[first : first + len(chunk)] = [found.get(number, 1) for number in chunk]
+    return consecutive(np.array(numbers, dtype="int64"), counts)
+
+
+def insert_documents(connection: sqlite3.Connection, numbers: Sequence[int], given: DocumentColumns) -> None:
+    """Insert documents under their `numbers`; new metadata keys get columns."""
     names: dict[str, str] = {}
     if any(given.fields):
         make_fields(connection, chain.from_iterable(given.fields))
         names = {field.folded: field.column for field in known_fields(connection)}
     sizes = [len(text or "") + len(metadata) for text, metadata in zip(given.texts, given.metadata, strict=True)]
     for first, last in split_by_rows(lengths_to_offsets(sizes), _WRITTEN, _ROWS):
-        numbers, some = row_ids[first:last], given[first:last]
+        own, some = numbers[first:last], given[first:last]
         if names:
             values: Iterable[Any] = zip(*map(_field_values, some.fields, repeat(names)), strict=True)
         else:
             values = ()
         fields = _without_null(dict(zip(names.values(), values, strict=True)))
-        document = {"number": numbers, "id": some.ids, **fields}
-        document["checksum"] = document_checksums(numbers, some.ids, fields)
-        content = {"number": numbers, "metadata": some.metadata, **_without_null({"text": some.texts})}
-        content["checksum"] = content_checksums(numbers, some.ids, some.metadata, some.texts)
+        counts = [len(each) for each in some.passages]
+        document = {"number": own, "id": some.ids, "passages": counts, **fields}
+        document["checksum"] = document_checksums(own, some.ids, counts, fields)
+        content = {"number": own, "metadata": some.metadata, **_without_null({"text": some.texts})}
+        content["checksum"] = content_checksums(own, some.ids, some.metadata, some.texts)
         _insert_columns(connection, "document", document)
         _insert_columns(connection, "content", content)
+        if any(counts):
+            insert_rows(connection, "passage", _passage_rows(own, some.passages))
     if stored_tokenizer(connection) is not None:
-        insert_texts(connection, zip(row_ids, given.texts, strict=True))
+        insert_texts(connection, _row_texts(numbers, given))
 
 
-def remove_documents(connection: sqlite3.Connection, row: SegmentRow, row_ids: Sequence[int]) -> SegmentRow:
+def _passage_rows(numbers: Sequence[int], passages: Sequence[tuple[Passage, ...]]) -> Iterator[Sequence[Any]]:
+    """Yield the rows of the passages of documents with these numbers."""
+    for number, each in zip(numbers, passages, strict=True):
+        for row_id, (start, end, title, metadata) in enumerate(each, number):
+            yield row_id, start, end, title, None if metadata is None else dump_json(metadata)
+
+
+def _row_texts(numbers: Sequence[int], given: DocumentColumns) -> Iterator[tuple[int, str]]:
+    """Yield the row ids and texts of documents that are inserted, as `row_texts` reads them later."""
+    for number, text, passages in zip(numbers, given.texts, given.passages, strict=True):
+        if text is not None and passages:
+            yield from ((number + i, passage.text_in(text)) for i, passage in enumerate(passages))
+        elif text is not None:
+            yield number, text
+
+
+def remove_documents(
+    connection: sqlite3.Connection, row: SegmentRow, numbers: Sequence[int], row_ids: Sequence[int]
+) -> SegmentRow:
     """Remove documents of one segment: write tombstones and delete their rows; return the segment's new row."""
     insert_rows(connection, "tombstone", ((row.name, row_id) for row_id in row_ids))
-    row = row._replace(removed=row.removed + len(row_ids))
+    row = row._replace(removed=row.removed + len(row_ids), documents=row.documents - len(numbers))
     write_segment(connection, row)
     if stored_tokenizer(connection) is not None:
-        delete_texts(connection, row_ids)
+        delete_texts(connection, row_texts(connection, numbers))
+    connection.executemany("DELETE FROM passage WHERE number = ?", zip(row_ids, strict=True))
     for table in ("document", "content"):
-        connection.executemany(f"DELETE FROM {table} WHERE number = ?", zip(row_ids, strict=True))
+        connection.executemany(f"DELETE FROM {table} WHERE number = ?", zip(numbers, strict=True))
     return row
 
 
 def document_checksums(
-    row_ids: Sequence[int], ids: Sequence[Id], fields: Mapping[str, Sequence[SqlValue]]
+    row_ids: Sequence[int], ids: Sequence[Id], passages: Sequence[int], fields: Mapping[str, Sequence[SqlValue]]
 ) -> list[int]:
     """Return the checksums of rows of ``document``; `fields`: the values of each field column.
 
     NULL is left out of the checksum, since a column may have been added after the row was written.
     """
-    spelled = [spell(row_ids), spell(ids)]
+    spelled = [spell(row_ids), spell(ids), spell(passages)]
     for column, values in fields.items():
         [name] = spell([column])
         given = iter(spell(value for value in values if value is not None))

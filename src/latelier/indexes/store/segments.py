@@ -1,8 +1,8 @@
 """Array files with checksums, segments of documents, and snapshots of them.
 
-A segment holds the row ids, ids and token offsets of its documents, so a search of an open segment does not need the
-catalog, whatever other processes commit meanwhile. It also holds the token arrays of the index, with one row per token:
-float vectors, or the codes of a quantised index.
+A segment holds rows, whole documents or passages of them: their row ids, ids, ranges and token offsets, so a search of
+an open segment does not need the catalog, whatever other processes commit meanwhile. It also holds the token arrays of
+the index, with one entry per token: float vectors, or the codes of a quantised index.
 
 A segment is written into a folder with a temporary name; its files and the folder are synced, and the folder is renamed
 to its final name, so a folder with a final name is complete. It never changes again: memory-mapped files do not shrink
@@ -38,14 +38,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.results import TokenMean
+from latelier.indexes.results import Hit, TokenMean
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import AnnDataRow, Files, SegmentRow
 from latelier.indexes.store.connections import Connection
 from latelier.indexes.store.folder import looking_into
 from latelier.indexes.store.integrity import check_description, check_segment, damaged, is_segment_name, own_file
 from latelier.indexes.store.selections import SelectionCache
-from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
+from latelier.utils.batching import consecutive, lengths_to_offsets, rows_or_slice, split_by_rows
 from latelier.utils.files import new_folder, sync_folder
 from latelier.utils.values import Id
 
@@ -182,9 +182,10 @@ class Scratch:
 
 Arrays: TypeAlias = "dict[str, np.ndarray]"
 
-# Names of the two arrays that describe the documents; all others are the token arrays of the index.
+# Names of the arrays that describe the documents; all others are the token arrays of the index.
 _DOCUMENTS = "documents"
 _IDS = "ids"
+_PASSAGES = "passages"
 # Tokens of a block that `Part.blocks` yields.
 _BLOCK_TOKENS = 1 << 14
 
@@ -203,9 +204,11 @@ Layout: TypeAlias = "Callable[[int, Collection[str]], dict[str, TokenArray]]"
 
 
 class Segment:
-    """Some documents in the order of insertion; `arrays` has the token arrays, ``"documents"`` and ``"ids"``, as JSON.
+    """Some rows in the order of insertion; `arrays` has the token arrays, ``"documents"`` and ``"ids"``, as JSON.
 
     ``"documents"``, int64 ``(3, n + 1)``: the row ids, ascending, and the offsets of tokens and of bytes of ids.
+    ``"passages"``, int32 ``(3, n)``, if there are any: the position of each row among those of its document, and its
+    range, -1 and -1 for a whole document. `numbers`: the number of the document of each row, ascending.
     """
 
     def __init__(self, arrays: Arrays, dim: int = 0) -> None:
@@ -213,6 +216,10 @@ class Segment:
         self.dim = dim
         row_ids, self.offsets, self.id_offsets = arrays[_DOCUMENTS]
         self.row_ids = row_ids[:-1]
+        self.numbers = self.row_ids
+        self.ranges = arrays[_PASSAGES][1:].T if _PASSAGES in arrays else None
+        if _PASSAGES in arrays:
+            self.numbers = self.row_ids - arrays[_PASSAGES][0]
 
     @classmethod
     def build(
@@ -221,20 +228,23 @@ class Segment:
         ids: Sequence[Id],
         lengths: Sequence[int] | np.ndarray,
         arrays: Arrays,
+        passages: np.ndarray | None = None,
     ) -> Segment:
-        """Return a segment of new documents; `row_ids` ascend."""
+        """Return a segment of new rows with these `ids` of documents; `row_ids` ascend."""
         encoded = [(str(id) if isinstance(id, int) else _JSON.encode(id)).encode() for id in ids]
         sizes = list(map(len, encoded))
-        return cls({**_document_arrays(row_ids, lengths, b"".join(encoded), sizes), **arrays})
+        own = {} if passages is None else {_PASSAGES: passages}
+        return cls({**_document_arrays(row_ids, lengths, b"".join(encoded), sizes), **own, **arrays})
 
     @classmethod
     def merge(cls, parts: Sequence[Part], scratch: Scratch | None = None) -> Segment:
-        """Return one segment with the documents of all parts (at least one), in order.
+        """Return one segment with the rows of all parts (at least one), in order.
 
         `scratch`: where the arrays are made; None: in memory.
         """
         scratch = scratch or Scratch()
-        if any(part.segment.arrays.keys() != parts[0].segment.arrays.keys() for part in parts):
+        coded = [part.segment.arrays.keys() - {_PASSAGES} for part in parts]
+        if any(names != coded[0] for names in coded):
             raise damaged("its segments are not coded alike")
         row_ids = []
         lengths = []
@@ -250,16 +260,25 @@ class Segment:
         arrays = _document_arrays(
             np.concatenate(row_ids), all_lengths, np.concatenate(ids).tobytes(), np.concatenate(sizes)
         )
+        if any(part.segment.ranges is not None for part in parts):
+            arrays[_PASSAGES] = np.concatenate([part.passages for part in parts], axis=1)
         for name, like in parts[0].segment.arrays.items():
-            if name not in arrays:
+            if name in coded[0] and name not in arrays:
                 blocks = (block for part in parts for block in part.blocks(name))
                 arrays[name] = scratch.concatenate(blocks, int(all_lengths.sum()), like)
         return cls(arrays)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all documents."""
+        """Number of tokens of all rows."""
         return int(self.offsets[-1])
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        if self.ranges is None:
+            return len(self)
+        return len(np.unique(self.numbers))
 
     def release(self) -> None:
         """Give the memory of its mapped arrays back to the system; they are read again when they are needed."""
@@ -267,14 +286,14 @@ class Segment:
             release_memory(array)
 
     def live(self, removed: Sequence[int]) -> Part:
-        """Return the live documents, given the row ids of the removed ones."""
+        """Return the live rows, given the row ids of the removed ones."""
         if not removed:
             return Part(self, np.arange(len(self)))
         is_removed = np.isin(self.row_ids, np.array(removed, dtype="int64"), assume_unique=True)
         return Part(self, np.flatnonzero(~is_removed))
 
     def ids(self, positions: Sequence[int] | np.ndarray) -> list[Id]:
-        """Return the ids of the documents at `positions`."""
+        """Return the ids of the documents of the rows at `positions`."""
         # Views of memory take less time to slice than arrays.
         encoded = self.arrays[_IDS].data
         places = np.asarray(positions, dtype="int64")
@@ -295,29 +314,38 @@ class Segment:
 
 
 class Part(NamedTuple):
-    """Some documents of one segment, by ascending position."""
+    """Some rows of one segment, by ascending position."""
 
     segment: Segment
     positions: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of each document."""
+        """Number of tokens of each row."""
         return self.segment.offsets[self.positions + 1] - self.segment.offsets[self.positions]
 
     @property
+    def passages(self) -> np.ndarray:
+        """The array ``"passages"`` of these rows, also of a segment that has none."""
+        if self.segment.ranges is not None:
+            return self.segment.arrays[_PASSAGES][:, self.positions]
+        whole = np.full((3, len(self.positions)), -1, dtype="int32")
+        whole[0] = 0
+        return whole
+
+    @property
     def tokens(self) -> int:
-        """Number of tokens of all these documents."""
+        """Number of tokens of all these rows."""
         if len(self.positions) == len(self.segment):
             return self.segment.tokens
         return int(self.lengths.sum())
 
     def rows(self, name: str) -> np.ndarray:
-        """Return the rows of a token array that belong to these documents; a view if they are contiguous."""
+        """Return what a token array has of these rows; a view if they are contiguous."""
         return self.segment.arrays[name][rows_or_slice(self.segment.offsets, self.positions)]
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """Yield the same rows, in blocks of bounded size; the memory of mapped ones is given back after each."""
+        """Yield the same in blocks of bounded size; the memory of mapped ones is given back after each."""
         for first, last in split_by_rows(lengths_to_offsets(self.lengths), _BLOCK_TOKENS):
             yield Part(self.segment, self.positions[first:last]).rows(name)
             release_memory(self.segment.arrays[name])  # not that of the block, which may be a copy
@@ -408,8 +436,8 @@ class FileStore:
     def open(self, row: SegmentRow, dim: int) -> Segment:
         """Open a segment, and check that its arrays fit together, on which kernels rely."""
         arrays = self.open_arrays(row.name, row.files)
-        if _DOCUMENTS in arrays:
-            arrays[_DOCUMENTS] = np.array(arrays[_DOCUMENTS])  # a copy of the map, which cannot change with the file
+        for name in {_DOCUMENTS, _PASSAGES} & arrays.keys():
+            arrays[name] = np.array(arrays[name])  # a copy of the map, which cannot change with the file
         with _naming(self.folder / row.name):
             check_segment(arrays, row, self._layout(dim, arrays))
         return Segment(arrays, dim)
@@ -483,18 +511,18 @@ SegmentStore: TypeAlias = "MemoryStore | FileStore"
 
 
 class SegmentState(NamedTuple):
-    """One segment of a commit: its row in the catalog, and its live documents, or the error if it is damaged."""
+    """One segment of a commit: its row in the catalog, and its live rows, or the error if it is damaged."""
 
     row: SegmentRow
     part: Part | CorruptedIndexError
 
     @property
     def live(self) -> Part:
-        """The live documents; raises `CorruptedIndexError` if the segment cannot be read."""
+        """The live rows; raises `CorruptedIndexError` if the segment cannot be read."""
         if isinstance(self.part, Part):
             return self.part
         raise CorruptedIndexError(
-            f"{self.part}. Its {self.row.documents - self.row.removed} documents still have their texts and metadata "
+            f"{self.part}. Its {self.row.documents} documents still have their texts and metadata "
             "but not their vectors; all other documents can be read. verify() lists the ids: update() or "
             "remove() them, or restore the file from a backup."
         ) from self.part
@@ -564,7 +592,16 @@ class Snapshot:
     @cached_property
     def documents(self) -> int:
         """Number of live documents."""
-        return sum(state.row.documents - state.row.removed for state in self.segments)
+        return sum(state.row.documents for state in self.segments)
+
+    @cached_property
+    def passages(self) -> int:
+        """Number of passages of live documents; 0 if all are whole, and for segments that cannot be read."""
+        count = 0
+        for state in self.segments:
+            if isinstance(state.part, Part) and state.part.segment.ranges is not None:
+                count += int(np.count_nonzero(state.part.segment.ranges[state.part.positions, 0] >= 0))
+        return count
 
     @cached_property
     def tokens(self) -> int:
@@ -572,10 +609,10 @@ class Snapshot:
         return sum(state.part.tokens if isinstance(state.part, Part) else state.row.tokens for state in self.segments)
 
     def parts(self, row_ids: np.ndarray | None = None) -> list[Part]:
-        """Return live documents by segment, in the order of insertion.
+        """Return live rows by segment, in the order of insertion.
 
-        `row_ids`: those of live documents, ascending; ``None`` returns all. Raises `CorruptedIndexError` if one of
-        these documents is in a segment that cannot be read, or in no segment.
+        `row_ids`: those of live rows, ascending; ``None`` returns all. Raises `CorruptedIndexError` if one of them is
+        in a segment that cannot be read, or in no segment.
         """
         if row_ids is None:
             return [state.live for state in self.segments]
@@ -596,15 +633,57 @@ class Snapshot:
             raise damaged("it names documents that no segment holds")
         return parts
 
-    def ids(self, row_ids: np.ndarray) -> list[Id]:
-        """Return the ids of live documents by their row ids, which may be in any order."""
+    def hits(self, row_ids: np.ndarray, scores: np.ndarray) -> list[Hit]:
+        """Return hits by the row ids of live rows, in any order, and their scores."""
         ids = np.empty(len(row_ids), dtype=object)
+        for places, segment, positions in self._places(row_ids):
+            ids[places] = segment.ids(positions)
+        if not self.passages:
+            return list(map(Hit, ids, scores.tolist()))
+        hits = []
+        for id, score, (start, end) in zip(ids, scores.tolist(), self.ranges(row_ids).tolist(), strict=True):
+            hits.append(Hit(id, score, start, end) if start >= 0 else Hit(id, score))
+        return hits
+
+    def numbers(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the numbers of the documents of live rows, which may be in any order."""
+        if not self.passages:
+            return row_ids
+        numbers = np.empty(len(row_ids), dtype="int64")
+        for places, segment, positions in self._places(row_ids):
+            numbers[places] = segment.numbers[positions]
+        return numbers
+
+    def row_ids(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the row ids of live documents, ascending, by their numbers, in any order."""
+        numbers = np.sort(numbers)
+        if not self.passages:
+            return numbers
+        found = [np.zeros(0, "int64")]
+        owners = np.searchsorted(self._firsts, numbers, side="right") - 1
+        for owner in np.unique(owners).tolist():
+            segment = self.segments[owner].live.segment
+            own = numbers[owners == owner]
+            begins = np.searchsorted(segment.numbers, own)
+            ends = np.searchsorted(segment.numbers, own, side="right")
+            found.append(segment.row_ids[consecutive(begins, ends - begins)])
+        return np.concatenate(found)
+
+    def ranges(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the ranges of live rows, ``(rows, 2)``; -1 and -1 of whole documents."""
+        ranges = np.full((len(row_ids), 2), -1, dtype="int64")
+        for places, segment, positions in self._places(row_ids):
+            if segment.ranges is not None:
+                ranges[places] = segment.ranges[positions]
+        return ranges
+
+    def _places(self, row_ids: np.ndarray) -> Iterator[tuple[np.ndarray, Segment, np.ndarray]]:
+        """Yield the segments of some rows: their places among `row_ids`, and their positions in the segment."""
         owners = np.searchsorted(self._firsts, row_ids, side="right") - 1
         for owner in set(owners.tolist()):
             places = np.flatnonzero(owners == owner)
             segment = self.segments[owner].live.segment
-            ids[places] = segment.ids(np.searchsorted(segment.row_ids, row_ids[places]))
-        return list(ids)
+            yield places, segment, np.searchsorted(segment.row_ids, row_ids[places])
 
 
 def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapshot | None) -> Snapshot:
@@ -631,7 +710,7 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
             part = state.part
         if state is None or part is None or state.row != row:
             try:
-                # If the segment is open already, only its removed documents have changed.
+                # If the segment is open already, only what was removed of it has changed.
                 if part is None:
                     segment = store.open(row, dim)
                 else:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from latelier.indexes.store.rows import (
     content_checksums,
     document_checksums,
     field_values,
-    find_row_ids,
+    find_numbers,
     has_texts,
     known_fields,
 )
@@ -61,6 +61,8 @@ from latelier.utils.files import CATALOG
 from latelier.utils.values import Id
 
 T = TypeVar("T")
+# The start and the end of a passage in the text of its document.
+Range: TypeAlias = "tuple[int, int]"
 # Marks what was lost, above all generations.
 _LOST = 10**18 - 1
 _CHECKED_ROWS = 8  # in memory at a time, with their texts
@@ -170,20 +172,19 @@ class Storage:
             def select() -> np.ndarray:
                 restricted_to = connection.authorizer.restricted_to
                 fields = known_fields(connection)
-                return matching_rows(connection, parsed, values, options.filter_timeout, fields, restricted_to)
+                numbers = matching_rows(connection, parsed, values, options.filter_timeout, fields, restricted_to)
+                return snapshot.row_ids(numbers)
 
             return snapshot, select() if key is None else snapshot.selections.find(key, select)
 
-    def field_values(
-        self, most: int, *, field: str | None, prefix: str, are_passages: bool, options: SearchOptions
-    ) -> list[FieldValues]:
+    def field_values(self, most: int, *, field: str | None, prefix: str, options: SearchOptions) -> list[FieldValues]:
         """Return the values of each field, or of one, sorted by its name, among the documents of a filter."""
         with self.view() as (connection, snapshot):
             known = known_fields(connection)
             fields = sorted(known, key=lambda each: each.spelling)
             if field is not None:
                 fields = [each for each in fields if each.folded == fold_name(field)]
-            chosen: dict[str, Any] = {"prefix": prefix, "are_passages": are_passages}
+            chosen: dict[str, Any] = {"prefix": prefix}
             if options.filter is None or not snapshot.documents:
                 return field_values(connection, fields, most, **chosen)
             parsed, values = read_filter(options.filter, options.parameters)
@@ -198,22 +199,42 @@ class Storage:
             k = min(k, max(1, snapshot.documents))
             if snapshot.documents and not has_texts(connection):
                 raise without_texts()
-            rankings = [rank_by_keywords(connection, text, k, allowed) for text in texts]
-            found = [np.zeros(0, "int64"), *(ranking.row_ids for ranking in rankings)]
-            try:
-                snapshot.parts(np.unique(np.concatenate(found)))
-            except CorruptedIndexError as error:
-                if snapshot.damaged:
-                    raise
-                raise keyword_damage("it names documents that the index does not have") from error
+
+            def numbers(row_ids: np.ndarray) -> np.ndarray:
+                try:
+                    snapshot.parts(np.unique(row_ids))
+                except CorruptedIndexError as error:
+                    if snapshot.damaged:
+                        raise
+                    raise keyword_damage("it names documents that the index does not have") from error
+                return snapshot.numbers(row_ids)
+
+            group = numbers if snapshot.passages else None
+            rankings = [rank_by_keywords(connection, text, k, allowed, group) for text in texts]
+            numbers(np.concatenate([np.zeros(0, "int64"), *(ranking.rows for ranking in rankings)]))
         return rankings
 
-    def find(self, ids: Sequence[Id]) -> tuple[Snapshot, np.ndarray]:
-        """Return the snapshot of the commit, and the row ids of documents in the order of `ids`, which must exist."""
+    def find(self, ids: Sequence[Id], ranges: Sequence[Range | None] | None = None) -> tuple[Snapshot, np.ndarray]:
+        """Return the snapshot of the commit, and the row ids of documents in the order of `ids`, which must exist.
+
+        `ranges`: of each document, that of the one passage that is wanted; None: all of its rows.
+        """
         with self.view() as (connection, snapshot):
-            found = find_row_ids(connection, ids)
-        check_known(ids, found)
-        return snapshot, np.array([found[id] for id in ids], dtype="int64")
+            found = find_numbers(connection, ids)
+            check_known(ids, found)
+            numbers = np.array([found[id] for id in ids], dtype="int64")
+            if not snapshot.passages:
+                return snapshot, numbers
+            rows = []
+            for i, id in enumerate(ids):
+                own = snapshot.row_ids(numbers[i : i + 1])
+                if ranges is not None and ranges[i] is not None:
+                    chosen = np.flatnonzero((snapshot.ranges(own) == ranges[i]).all(axis=1))[:1]
+                    if not len(chosen):
+                        raise InvalidArgumentError(f"document {id!r} has no passage with the range {ranges[i]}.")
+                    own = own[chosen]
+                rows.append(own)
+        return snapshot, np.concatenate([np.zeros(0, "int64"), *rows])
 
     def setting(self, name: str) -> Any:
         """Return one of the index's own settings; ``None`` if there is none of this name."""
@@ -480,11 +501,23 @@ def _catalog_damages(connection: Connection) -> Iterator[Damage]:
     counts = connection.execute(
         "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
         "(SELECT count(*) FROM document JOIN content USING (number)), "
-        "(SELECT coalesce(sum(documents - removed), 0) FROM segment)"
+        "(SELECT coalesce(sum(documents), 0) FROM segment)"
     ).fetchone()
     if len(set(counts)) > 1:
         text = "its counts differ: {} rows of 'document', {} rows of 'content', {} documents in both, {} in segments"
         yield Damage(CATALOG, text.format(*counts), ())
+    counts = connection.execute(
+        "SELECT (SELECT coalesce(sum(passages), 0) FROM document), (SELECT count(*) FROM passage), "
+        "(SELECT count(*) FROM document JOIN passage ON passage.number >= document.number "
+        "AND passage.number < document.number + document.passages)"
+    ).fetchone()
+    if len(set(counts)) > 1:
+        text = "its counts of passages differ: {} of all documents, {} rows of 'passage', {} of them of a document"
+        yield Damage(CATALOG, text.format(*counts), ())
+    (rows,) = connection.execute("SELECT coalesce(sum(max(passages, 1)), 0) FROM document").fetchone()
+    (held,) = connection.execute("SELECT coalesce(sum(rows - removed), 0) FROM segment").fetchone()
+    if rows != held:
+        yield Damage(CATALOG, f"its segments hold {held} documents and passages, and its documents have {rows}", ())
     for row in catalog.read_segments(connection):
         catalog.tombstones(connection, row)
 
@@ -492,10 +525,11 @@ def _catalog_damages(connection: Connection) -> Iterator[Damage]:
 def _damaged_documents(connection: Connection) -> Iterator[Id]:
     """Yield the ids of documents whose row in ``document`` or ``content`` differs from its checksum."""
     fields = [field.column for field in known_fields(connection)]
-    documents = connection.execute(f"SELECT {', '.join(['checksum', 'number', 'id', *fields])} FROM document")
+    columns = ["checksum", "number", "id", "passages", *fields]
+    documents = connection.execute(f"SELECT {', '.join(columns)} FROM document")
     while block := documents.fetchmany(_CHECKED_ROWS):
-        written, row_ids, ids, *values = zip(*block, strict=True)
-        expected = document_checksums(row_ids, ids, dict(zip(fields, values, strict=True)))
+        written, row_ids, ids, passages, *values = zip(*block, strict=True)
+        expected = document_checksums(row_ids, ids, passages, dict(zip(fields, values, strict=True)))
         yield from (id for id, one, other in zip(ids, written, expected, strict=True) if one != other)
     contents = connection.execute(
         "SELECT content.checksum, number, id, metadata, text FROM document JOIN content USING (number)"

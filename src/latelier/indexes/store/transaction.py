@@ -31,6 +31,7 @@ from latelier.indexes.store.keywords import (
 )
 from latelier.indexes.store.rows import DocumentBatch
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Scratch, Segment, SegmentStore
+from latelier.utils.batching import consecutive
 from latelier.utils.values import Id
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class Transaction:
         self._started: Connection | None = None
         self._settings: dict[str, Any] = {}
         self._rows: list[SegmentRow] = []
-        self._first_row_id = 0  # of the documents that this transaction inserts
+        self._first_number = 0  # of the documents that this transaction inserts
 
     def prepare(self, items: Iterable[T]) -> Iterator[T]:
         """Return an iterator over items that are slow to compute.
@@ -69,12 +70,12 @@ class Transaction:
         return iter(items)
 
     def insert(
-        self, batch: DocumentBatch, *, replace: bool, max_tokens: int, row_ids: np.ndarray | None = None
+        self, batch: DocumentBatch, *, replace: bool, max_tokens: int, numbers: np.ndarray | None = None
     ) -> None:
         """Insert documents, at least one, as a segment, merged with small segments before it.
 
         `replace`: remove documents with the same ids that were in the index before this transaction. `max_tokens`: of a
-        merged segment. `row_ids` ascend and are above those of all documents before; None takes the next ones.
+        merged segment. `numbers` ascend and are above all before, with room for passages; None takes the next ones.
         """
         connection = self._start()
         dropped = len(self.dropped)
@@ -90,40 +91,37 @@ class Transaction:
                 "one model."
             )
         self._settings["dim"] = batch.dim
-        present = rows.find_row_ids(connection, ids)
-        if len(set(ids)) < len(ids) or max(present.values(), default=-1) >= self._first_row_id:
+        present = rows.find_numbers(connection, ids)
+        if len(set(ids)) < len(ids) or max(present.values(), default=-1) >= self._first_number:
             twice = [id for id, count in Counter(ids).items() if count > 1]
-            twice += [id for id, row_id in present.items() if row_id >= self._first_row_id]
+            twice += [id for id, number in present.items() if number >= self._first_number]
             raise duplicate_ids(twice, "given twice in this call; give every document a different id")
         if present and not replace:
             raise duplicate_ids(present, "in the index already", advice="update")
         if present:
-            self._remove(present.values())
-        if row_ids is None:
-            row_ids = np.arange(following, following + len(ids))
-        elif row_ids[0] < following or (np.diff(row_ids) <= 0).any():
-            raise damaged(f"its next number is {following}, but the documents to insert have lower row ids")
+            self._remove(list(present.values()))
+        counts = batch.documents.rows
+        if numbers is None:
+            numbers = following + np.cumsum(counts) - counts
+        elif numbers[0] < following or (np.diff(numbers) < counts[:-1]).any():
+            raise damaged(f"its next number is {following}, but the documents to insert have lower numbers")
         self._settings["mean"] = batch.mean.joined(self._mean(batch.dim)).spelled()
-        segment = Segment.build(row_ids, ids, batch.lengths, batch.arrays)
+        segment = _new_segment(batch, numbers, counts)
         small = self._take_small_segments(segment.tokens, max_tokens)
-        rows.insert_documents(connection, row_ids.tolist(), batch.documents)
-        self._settings["next_number"] = int(row_ids[-1]) + 1
-        self._write(Segment.merge([*small, Part(segment, np.arange(len(ids)))], self._scratch) if small else segment)
+        rows.insert_documents(connection, numbers.tolist(), batch.documents)
+        self._settings["next_number"] = int(numbers[-1] + counts[-1])
+        self._write(
+            Segment.merge([*small, Part(segment, np.arange(len(segment)))], self._scratch) if small else segment
+        )
         # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
         self._store.delete({*self.dropped[dropped:]} & {*self.written})
 
     def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents, which must exist; segments without live documents are dropped."""
         if ids:
-            found = rows.find_row_ids(self._start(), ids)
+            found = rows.find_numbers(self._start(), ids)
             check_known(ids, found)
-            self._remove(found.values())
-
-    def remove_prefixed(self, prefixes: Sequence[str]) -> None:
-        """Remove the documents whose ids are strings that begin with one of some prefixes."""
-        if prefixes:
-            connection = self._start()
-            self._remove({n for prefix in prefixes for n in rows.find_prefixed(connection, prefix).values()})
+            self._remove(list(found.values()))
 
     def segments(self) -> list[tuple[SegmentRow, Part]]:
         """Return all segments with their live documents; raise `CorruptedIndexError` if one is damaged."""
@@ -199,10 +197,10 @@ class Transaction:
             connection = self._begin()
             stored = catalog.read_settings(connection)
             self._settings = {name: stored.get(name) for name in ("dim", "next_number", "generation", "mean")}
-            self._first_row_id = stored["next_number"]
+            self._first_number = stored["next_number"]
             self._rows = catalog.read_segments(connection)
-            if self._rows and self._first_row_id <= self._rows[-1].last:
-                raise damaged(f"its next number is {self._first_row_id}, but a document has this row id already")
+            if self._rows and self._first_number <= self._rows[-1].last:
+                raise damaged(f"its next number is {self._first_number}, but a document has this row id already")
             self._started = connection
         return self._started
 
@@ -215,7 +213,7 @@ class Transaction:
         vector = np.array(self._settings["mean"] or [])
         if len(vector) != dim:
             return None
-        live = sum(row.tokens * (1 - row.removed / row.documents) for row in self._rows)
+        live = sum(row.tokens * (1 - row.removed / row.rows) for row in self._rows)
         return TokenMean(vector, live)
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
@@ -237,17 +235,19 @@ class Transaction:
         self._drop(taken)
         return parts
 
-    def _remove(self, row_ids: Iterable[int]) -> None:
+    def _remove(self, numbers: Sequence[int]) -> None:
+        connection = self._start()
         firsts = [row.first for row in self._rows]
         by_owner: dict[int, list[int]] = {}
-        for row_id in sorted(row_ids):
-            by_owner.setdefault(bisect.bisect_right(firsts, row_id) - 1, []).append(row_id)
+        for number in sorted(numbers):
+            by_owner.setdefault(bisect.bisect_right(firsts, number) - 1, []).append(number)
         for owner, owned in by_owner.items():
             row = self._rows[owner] if owner >= 0 else None
-            if row is None or owned[-1] > row.last or row.removed + len(owned) > row.documents:
+            row_ids = rows.expand_rows(connection, owned).tolist()
+            if row is None or row_ids[-1] > row.last or row.removed + len(row_ids) > row.rows:
                 raise damaged("it names documents that are in no segment")
-            self._rows[owner] = rows.remove_documents(self._start(), row, owned)
-        self._drop([row for row in self._rows if row.removed == row.documents])
+            self._rows[owner] = rows.remove_documents(connection, row, owned, row_ids)
+        self._drop([row for row in self._rows if row.removed == row.rows])
 
     def _drop(self, dropped: Sequence[SegmentRow]) -> None:
         for row in dropped:
@@ -260,6 +260,21 @@ class Transaction:
         self.written.append(name)
         first = int(segment.row_ids[0])
         last = int(segment.row_ids[-1])
-        row = SegmentRow(name, first, last, len(segment), removed=0, tokens=segment.tokens, files=files)
+        counts = {"rows": len(segment), "documents": segment.documents, "removed": 0, "tokens": segment.tokens}
+        row = SegmentRow(name, first, last, **counts, files=files)
         catalog.write_segment(self._start(), row)
         self._rows.append(row)
+
+
+def _new_segment(batch: DocumentBatch, numbers: np.ndarray, counts: np.ndarray) -> Segment:
+    """Return the segment of documents with these numbers, each of so many rows."""
+    documents = batch.documents
+    row_ids = consecutive(numbers, counts)
+    if not any(documents.passages):
+        return Segment.build(row_ids, documents.ids, batch.lengths, batch.arrays)
+    passages = np.full((3, len(row_ids)), -1, dtype="int32")
+    passages[0] = row_ids - np.repeat(numbers, counts)
+    whole = [(-1, -1)]
+    passages[1:] = np.array([each[:2] for own in documents.passages for each in own or whole], dtype="int32").T
+    ids = [id for id, count in zip(documents.ids, counts.tolist(), strict=True) for _ in range(count)]
+    return Segment.build(row_ids, ids, batch.lengths, batch.arrays, passages)
