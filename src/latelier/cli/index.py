@@ -77,7 +77,7 @@ FormatOption: TypeAlias = Annotated[
 ]
 IdOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="FIELD", help="Field of the id; default: id or _id, else docid, docno, doc_id or pid."),
+    typer.Option(metavar="FIELD", help="Field of the id; default: id or _id, else docno, docid, doc_id, pid."),
 ]
 TextOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="FIELD,...", help="Fields of the text, joined by line ends; default: text.")

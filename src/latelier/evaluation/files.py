@@ -149,7 +149,7 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
         sentence-transformers write it; ``query-id`` and ``corpus-id`` are accepted too. One object
         ``{"q1": {"d1": 1.5}}`` is a run of ranx or pytrec_eval, and the predictions that mteb saves hold one. A table
         with commas or tabs and a header is read by the names of its columns, as PyTerrier and RankLLM write it:
-        ``qid``, ``docno`` and ``score``, else ``rank``.
+        ``qid``, ``docno`` and ``score``, else ``rank``; so are the columns of a Parquet file.
 
     Returns
     -------

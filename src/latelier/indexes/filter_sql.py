@@ -6,7 +6,7 @@ import difflib
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from latelier.indexes.filters import (
     walk,
 )
 from latelier.utils.checks import cut
+from latelier.utils.misc import warn_caller
 
 # SQLite reports LIKE and GLOB as functions.
 CALLED = {*FUNCTIONS, "like", "glob"}
@@ -95,7 +96,31 @@ def matching_rows(
     """Return the row ids of the documents that a filter selects, ascending; raise `FilterTimeoutError` if late."""
     query = f"SELECT number FROM document WHERE {row_condition(filter, fields)}"
     with restricted_to(CALLED), bounded(connection, filter, values, timeout):
-        return np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
+        found = np.sort(np.fromiter((number for (number,) in connection.execute(query, values)), dtype="int64"))
+    if not len(found):
+        _tell_lists(connection, filter, {folded: (spelling, name) for folded, spelling, name in fields})
+    return found
+
+
+def _tell_lists(connection: sqlite3.Connection, filter: Filter, columns: Mapping[str, tuple[str, str]]) -> None:
+    """Warn of a filter that selects nothing, as it compares a value with a field that holds lists."""
+    for node in walk(filter.tree):
+        if not isinstance(node, Operation) or not "".join(node.words[1:2]).startswith(("=", "IN")):
+            continue
+        for field in node.operands[:2]:
+            if not isinstance(field, Field) or field.name not in columns:
+                continue
+            spelling, name = columns[field.name]
+            (is_list,) = connection.execute(
+                f"SELECT EXISTS (SELECT 1 FROM (SELECT {name} AS value FROM document WHERE {name} IS NOT NULL LIMIT 1) "
+                "WHERE value LIKE '[%' AND json_valid(value))"
+            ).fetchone()
+            if is_list:
+                warn_caller(
+                    f"the filter {cut(filter.expression)!r} selects no document, and {spelling} holds lists, of which "
+                    f"it compares the whole; to look for an element: 'x' IN (SELECT value FROM json_each({spelling}))"
+                )
+                return
 
 
 def row_condition(filter: Filter, fields: Sequence[tuple[str, str, str]]) -> str:

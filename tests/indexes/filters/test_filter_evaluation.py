@@ -125,3 +125,19 @@ def test_any_key_can_be_named_and_any_value_found(metadata):
             name = '"' + key.replace('"', '""') + '"'
             assert found(index, f"{name} IS ?", (value,)) == (["it", "other"] if value is None else ["it"])
         seen.add(folded)
+
+
+@pytest.mark.parametrize("filter", ["tags = 'x'", "year > 2000 AND 'x' = Tags", "tags IN ('x', 'z')", "tags = ?"])
+def test_a_list_that_is_compared_with_a_value_is_told_with_how_to_ask(filter, recwarn):
+    index = indexes.Flat()
+    index.add(["a", "b"], matrices([1, 1]), metadata=[{"tags": ["x", "y"], "year": 2019}, {"year": 2020}])
+    assert found(index, filter, ("x",) if "?" in filter else ()) == []
+    told = [str(each.message) for each in recwarn]
+    assert len(told) == 1
+    assert "tags holds lists" in told[0]
+    asked = told[0].rpartition(": ")[2]
+    assert found(index, asked) == ["a"]
+    recwarn.clear()
+    assert found(index, "year = 2021") == []
+    assert found(index, 'tags = \'["x","y"]\'') == ["a"]
+    assert not recwarn.list
