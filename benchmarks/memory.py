@@ -103,9 +103,6 @@ def make(kind: str, folder: Path | None, budget: str | None) -> Any:
 
 def warm(kind: str) -> None:
     """Load everything that a build and a search need, so that its memory is not counted."""
-    from latelier.indexes.ivf.index import compile_kernels
-
-    compile_kernels()
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, make(kind, Path(folder) / "index", None) as index:
         index._search_by_kernels()

@@ -58,6 +58,14 @@ def test_pairs_with_mined_negatives(train, tmp_path, small):
     assert f"maxsim_ndcg@10\n      value: {answer['after']['ndcg@10']}" in card
 
 
+def test_rows_to_validate_on_from_a_file(train, tmp_path):
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS[:12]))
+    result = train(PAIRS[10:], "--validation", tmp_path / "held.jsonl", "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    assert "on 12 queries" in result.stdout
+    assert "2 of their 12 positives were trained on as well" in result.stdout
+
+
 def test_large_batches_go_in_mini_batches(train, tmp_path):
     result = train(PAIRS[:12], "--batch-size", 64, "--epochs", 1, "--validation-queries", 0)
     assert result.exit_code == 0, result.output

@@ -54,6 +54,18 @@ def test_other_positives_are_no_negatives_and_judged_irrelevant_ones_are(index):
     assert mined(index, {"q": {"d10": 0}}) == []
 
 
+def test_copies_of_a_positive_are_no_negatives_whatever_their_id_and_white_space(index):
+    copies = {f"copy {i}": f" 10{' ' * i}" for i in range(70)}
+    index.add(list(copies), Compass().encode_document(copies.values()), texts=list(copies.values()))
+    assert mined(index, {"q": {"d10": 1}}, negatives=3, ranks=(1, 3)) == [["10", "0", "20", "40"]]
+    assert mined(index, {"q": {"copy 3": 1, "d0": 1}}, negatives=2) == [[" 10   ", "20", "40"], ["0", "20", "40"]]
+    assert mined(index, {"q": {"d10": 1, "copy 1": 0}}) == [["10", "0"]]
+    assert mined(index, {"q": {"d10": 1}}, documents={**TEXTS, **copies}) == [["10", "0"]]
+    # "\N{FULLWIDTH DIGIT ONE}0" is "10" in normal form
+    index.add("wide", Compass().encode_document(["10"]), texts="\N{FULLWIDTH DIGIT ONE}0")
+    assert "\N{FULLWIDTH DIGIT ONE}0" not in mined(index, {"q": {"d0": 1, "d10": 1}}, negatives=4)[0]
+
+
 def test_a_window_of_ranks(index):
     assert mined(index, {"q": {"d0": 1}}, ranks=(2, 3), negatives=2) == [["0", "20", "40"]]
     assert mined(index, {"q": {"d0": 1}}, ranks=(5, 9)) == [["0", "100"]]

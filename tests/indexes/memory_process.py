@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from latelier import indexes
-from latelier.indexes.ivf.index import compile_kernels
 
 DIM, DOCUMENTS, TOKENS, MB = 64, 10000, 80, 500_000
 KINDS = {"flat": (indexes.Flat, {}), "ivf": (indexes.IVF, {"nbits": 8})}
@@ -29,7 +28,6 @@ def resident(name):
 
 def main(step, kind, folder, budget):
     make, options = KINDS[kind]
-    compile_kernels()
     with make() as small:  # loads everything else
         small._search_by_kernels()
         small.add("a", np.eye(DIM))

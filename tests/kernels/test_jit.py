@@ -74,24 +74,3 @@ def test_an_index_is_built_and_searched_where_no_cache_can_be_written(tmp_path):
         assert (done.returncode, done.stdout) == (0, f"{source / '__init__.py'} [0, 1]\n"), done.stderr
     assert home.read_bytes() == b""
     assert not list(tmp_path.rglob("*.nbi"))
-
-
-# Two threads import kernels, the second while the first is inside of the import of numba.
-TWO_IMPORTS = """
-import importlib, sys, threading, time
-thread = threading.Thread(target=importlib.import_module, args=["latelier.kernels.float_maxsim"])
-thread.start()
-while "numba" not in sys.modules:
-    time.sleep(0.001)
-time.sleep(0.01)
-from latelier.indexes.ivf.kernels import codes, signs
-thread.join()
-from latelier.kernels import float_maxsim
-print(codes.lowest_bit.__name__, float_maxsim.pack_queries.__name__)
-"""
-
-
-def test_two_threads_that_import_kernels_wait_for_each_other():
-    command = [sys.executable, "-c", TWO_IMPORTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["lowest_bit", "pack_queries"], done.stderr

@@ -95,6 +95,11 @@ def test_scores_are_maxsim_of_what_encode_returns_and_differentiable(fresh):
     assert fresh[1].linear.weight.grad.abs().sum() > 0
     fresh.zero_grad()
     assert fresh.scores([], [], tqdm_bar=False).shape == (0,)
+    assert_same(fresh.scores(queries, documents, 2, False, truncation=True, add_special_tokens=False), scores)
+    with pytest.raises(InvalidArgumentError, match=r"texts\[0\] has \d+ tokens, but a document is cut at"):
+        fresh.scores(["pear"], ["pear " * 400], tqdm_bar=False, truncation=False)
+    with pytest.raises(InvalidArgumentError, match="scores has no argument 'truncate'; did you mean 'truncation'"):
+        fresh.scores([], [], tqdm_bar=False, truncate=True)
 
 
 def test_similarity_of_texts_and_of_vectors_that_do_not_fit(fresh):

@@ -145,8 +145,51 @@ HOSTILE = {
         ),
         "a character map that is not one of SentencePiece",
     ),
+    "a template that makes a text grow": (
+        lambda f: edit(
+            f / "tokenizer.json",
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+                "special_tokens": {},
+            },
+        ),
+        "a template of 2 parts that makes a text grow",
+    ),
+    "padding to one long length": (
+        lambda f: edit(f / "tokenizer.json", padding={"strategy": {"Fixed": 10**7}, "direction": "Right"}),
+        r"tokenizer\.json pads each text",
+    ),
+    "layers without tensors": (
+        lambda f: edit(f / "config.json", num_hidden_layers=10**6),
+        "1,000,000, and its weights",
+    ),
+    "a table larger than its weights": (lambda f: edit(f / "config.json", vocab_size=10**9), "more than its weights"),
+    "a prompt as long as a book": (
+        lambda f: edit(f / "config_sentence_transformers.json", prompts={"query": "x" * 20_000}),
+        "20,0.. characters",
+    ),
     "no Unicode": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), "config.json is not UTF-8"),
 }
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "1_Pooling"])
+def test_links_out_of_the_folder_are_refused(plain, tmp_path, name):
+    (plain / name).rename(tmp_path / "elsewhere")
+    (plain / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidArgumentError, match=f"{name} is a link to a place outside of its folder"):
+        load_untrusted(str(plain), "cpu")
+
+
+def test_snapshots_of_the_hub_are_links_to_its_blobs(plain, tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"
+    shutil.copytree(plain, snapshot)
+    (tmp_path / "models--a--b" / "blobs").mkdir()
+    (snapshot / "config.json").rename(tmp_path / "models--a--b" / "blobs" / "c")
+    (snapshot / "config.json").symlink_to(tmp_path / "models--a--b" / "blobs" / "c")
+    assert load_untrusted(str(snapshot), "cpu").embedding_size == 48
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -251,7 +294,7 @@ def test_the_usual_folders_are_loaded(tiny, tmp_path):
 def test_damaged_folders_are_errors_of_ours(plain):
     ColBERT.from_dense(str(plain), projection="orthogonal", embedding_size=8, device="cpu").save(plain / "small")
     edit(plain / "small" / "1_Dense" / "config.json", module_input_name="nothing")
-    with pytest.raises(ModelLoadError, match="small': KeyError: 'nothing'"):
+    with pytest.raises(ModelLoadError, match=r"Dense \(48 -> 8\), MultiVectorMask, Normalize: KeyError: 'nothing'"):
         load_untrusted(str(plain / "small"), "cpu")
     (plain / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ModelLoadError, match="could not load the model"):

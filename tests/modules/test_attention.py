@@ -140,7 +140,48 @@ def test_outputs_are_those_of_diffusers_for_equal_weights():
     assert place == len(expected)
 
 
-@pytest.mark.parametrize("out_dim", [12, 20])
-def test_an_out_dim_that_is_no_multiple_of_the_heads_dim_is_an_error(out_dim):
+def test_an_out_dim_that_is_no_multiple_makes_wider_heads():
+    attention = Attention(8, dim_head=16, out_dim=36)
+    assert (attention.heads, attention.inner_dim, attention.to_k.weight.shape) == (2, 36, (36, 8))
+    sequence = torch.randn(2, 3, 8)
+    heads = [layer(sequence).unflatten(-1, (2, 18)) for layer in (attention.to_q, attention.to_k, attention.to_v)]
+    weights = (torch.einsum("bqhd,bkhd->bhqk", *heads[:2]) / 18**0.5).softmax(dim=-1)
+    expected = attention.to_out[0](torch.einsum("bhqk,bkhd->bqhd", weights, heads[2]).flatten(2))
+    torch.testing.assert_close(attention(sequence), expected)
+    attention.set_processor(ExplicitProcessor())
+    torch.testing.assert_close(attention(sequence), expected)
+
+
+@pytest.mark.parametrize("out_dim", [12, 33])
+def test_an_out_dim_that_its_heads_do_not_divide_is_an_error(out_dim):
     with pytest.raises(InvalidArgumentError, match=f"out_dim={out_dim} and dim_head=16"):
         Attention(8, dim_head=16, out_dim=out_dim)
+
+
+@pytest.mark.parametrize("option", [{"kv_heads": 1}, {"qk_norm": "layer_norm"}])
+def test_wider_heads_have_no_norms_and_no_other_key_heads(option):
+    with pytest.raises(InvalidArgumentError, match="heads of 18 channels"):
+        Attention(8, dim_head=16, out_dim=36, **option)
+
+
+def test_added_projections_of_another_width_need_a_context():
+    with pytest.raises(InvalidArgumentError, match=r"added_kv_proj_dim=6 needs them: \(batch, length, 6\)"):
+        Attention(**SMALL, added_kv_proj_dim=6)(torch.ones(2, 3, 8))
+    assert Attention(**SMALL, added_kv_proj_dim=8)(torch.ones(2, 3, 8)).shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("method", "package"),
+    [
+        ("set_use_memory_efficient_attention_xformers", "xformers"),
+        ("set_use_npu_flash_attention", "torch_npu"),
+        ("set_use_xla_flash_attention", "torch_xla"),
+    ],
+)
+def test_kernels_of_other_packages_are_named(method, package):
+    attention = Attention(**SMALL, processor=ExplicitProcessor())
+    with pytest.raises(InvalidArgumentError, match=f"no processor for the attention kernels of {package}"):
+        getattr(attention, method)(True)
+    assert isinstance(attention.processor, ExplicitProcessor)
+    getattr(attention, method)(False)
+    assert isinstance(attention.processor, SDPAProcessor)

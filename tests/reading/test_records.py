@@ -541,3 +541,16 @@ def test_values_of_metadata_are_stored_as_what_they_mean(value, stored):
 def test_values_of_metadata_without_a_meaning_are_refused(value):
     with pytest.raises(InvalidArgumentError, match="the metadata of document 'a' cannot be stored as JSON: it holds"):
         list(parse_documents([{"id": "a", "text": "Pears", "v": value}]))
+
+
+def test_files_that_cannot_be_read_are_named_before_those_of_other_kinds(tmp_path):
+    for number in range(20):
+        (tmp_path / f"a.{number}x").write_bytes(b"\0\1")
+        (tmp_path / f"b.{number}x").write_bytes(b"\0\1")
+    (tmp_path / "good.txt").write_text("a good one")
+    (tmp_path / "long.txt").write_text("x" * (2**24 + 1))
+    documents = read_documents(tmp_path)
+    with pytest.warns(UserWarning, match=r"skipped 41 files of .*\n  long.txt: .*longer than") as caught:
+        assert len(list(documents)) == 1
+    assert "11 more kinds or reasons; --json, or the attribute skipped, lists all" in str(caught[0].message)
+    assert len(documents.skipped) == 41

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from latelier.errors import InvalidArgumentError, StorageError
 from latelier.models import ColBERT
 from latelier.training import TrainingOptions, TrainingReport, train
 from latelier.training.run import build_model
+from latelier.training.validation import make_validation
 
 PAIRS = TrainingSet([f"what is {i}?" for i in range(12)], [[f"{i} is a number."] for i in range(12)])
 SCORED = TrainingSet(PAIRS.queries, PAIRS.documents, [[1.0]] * 12)
@@ -34,11 +36,15 @@ def test_a_model_is_trained_in_place_and_saved(model, options, tmp_path):
     assert set(report.before) == set(report.after) == {"success@1", "ndcg@10"}
     low, high = report.interval
     assert low <= report.after["ndcg@10"] - report.before["ndcg@10"] <= high
+    assert (report.positives, report.shared_positives) == (2, 2)
+    assert "2 of their 2 positives were trained on as well" in str(report)
     assert any(line.startswith("step 2/2: validation: success@1 ") for line in lines)
     saved = ColBERT(str(tmp_path / "out"), device="cpu").encode_query("what is 3?")
     torch.testing.assert_close(saved, model.encode_query("what is 3?"))
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "Size: 12 training samples" in card
+    assert '"queries": 2,' in card
+    assert '"positives_in_training": 2' in card
     assert not any(text in card for text in (*PAIRS.queries, "is a number"))
     (tmp_path / "new").touch()
     assert {file.stat().st_mode for file in (tmp_path / "out").rglob("*") if file.is_file()} == {
@@ -72,13 +78,75 @@ def test_without_validation_and_progress_nothing_is_measured_or_printed(model, o
     ("interval", "verdict"),
     [
         ((-0.01, 0.02), "no change beyond chance: 95% interval of ndcg@10 [-0.010, +0.020]. Try more rows or epochs"),
-        ((0.01, 0.02), "a change beyond chance: 95% interval of ndcg@10 [+0.010, +0.020]"),
+        ((-0.02, -0.01), "a loss beyond chance: 95% interval of ndcg@10 [-0.020, -0.010]"),
+        ((0.01, 0.02), "a gain beyond chance: 95% interval of ndcg@10 [+0.010, +0.020]"),
     ],
 )
 def test_a_report_says_whether_the_change_is_beyond_chance(interval, verdict):
     before, after = {"ndcg@10": 0.8}, {"ndcg@10": 0.8 + sum(interval) / 2}
-    report = TrainingReport(Path("out"), 180, 102, 20, before, after, interval)
+    report = TrainingReport(Path("out"), 180, 102, 20, before, after, interval, 20)
     assert str(report).splitlines()[-1].strip().startswith(verdict)
+
+
+def test_a_report_says_on_what_a_change_was_measured():
+    measures = {"ndcg@10": 0.1}, {"ndcg@10": 0.9}
+    unseen = TrainingReport(Path("out"), 270, 102, 30, *measures, (0.7, 0.9), 16, 0)
+    assert "none of their 16 positives was trained on" in str(unseen)
+    seen = TrainingReport(Path("out"), 270, 102, 30, *measures, (0.7, 0.9), 16, 5)
+    assert "5 of their 16 positives were trained on as well" in str(seen)
+    assert seen.verdict.startswith("a gain beyond chance, with 5 of 16 positives known from training: 95% interval")
+    assert all(line in seen._repr_html_() for line in (seen.measured_on, seen.verdict))
+    for queries, positives in ((9, 9), (30, 6)):
+        few = TrainingReport(Path("out"), 27, 10, queries, *measures, (0.8, 0.8), positives, 0)
+        assert few.verdict.startswith("too few validation queries, or positives of them, to tell a change from chance")
+
+
+def test_the_interval_resamples_queries_of_one_passage_together():
+    questions = [f"{ask} on thing {i}?" for i in range(12) for ask in ("what is known", "who wrote", "why")]
+    data = TrainingSet(questions, [[f"Passage {i}."] for i in range(12) for _ in range(3)])
+    validation = make_validation(data, data, data, 0)
+    change = np.random.default_rng(1).normal(size=12)
+    validation.per_query = np.repeat(change, 3)
+    low, high = validation.interval(np.zeros(36))
+    error = change.std() / 12**0.5  # of the mean of twelve independent numbers
+    assert 3 * error < high - low < 5 * error
+    assert low < change.mean() < high
+
+
+def test_five_questions_for_each_passage_are_validated_on_unseen_passages(model, options, tmp_path):
+    passages = [[f"{i} is the number of thing {i % 7}."] for i in range(20) for _ in range(5)]
+    data = TrainingSet([f"what {ask} is it about {i}?" for i in range(20) for ask in "abcde"], passages)
+    report = train(data, tmp_path / "out", model, options=replace(options, validation_queries=200, batch_size=32))
+    assert (report.rows, report.validation_queries, report.positives, report.shared_positives) == (90, 10, 2, 0)
+
+
+LONG = " ".join(f"word{i} is a word here" for i in range(60))
+
+
+def test_texts_that_are_longer_than_the_model_reads_are_told(model, options, tmp_path):
+    documents = [[f"{i} and {LONG}" if i % 3 == 0 else f"{i} is short."] for i in range(12)]
+    data = TrainingSet([f"what is {LONG} {i}" if i == 1 else f"what is {i}" for i in range(12)], documents)
+    model[0].document_length = 40
+    lines = []
+    train(data, tmp_path / "out", model, options=options, on_progress=lines.append)
+    assert lines[0] == (
+        "1 of 12 queries (8%) are longer than the 32 tokens, and 4 of 12 documents (33%) are longer than the 40 tokens "
+        "that the model reads; the rest of them is not trained on."
+    )
+    with pytest.warns(UserWarning, match=r"4 of 12 documents \(33%\) are longer than the 40 tokens"):
+        train(data, tmp_path / "other", model, options=options)
+
+
+def test_positives_that_are_equal_once_cut_are_named(model, options, tmp_path):
+    documents = [[f"{LONG} number {i}" if i in (3, 7) else f"{i} is short."] for i in range(12)]
+    data = TrainingSet([f"what is {i}" for i in range(12)], documents, rows=[f"pairs.jsonl:{i}" for i in range(12)])
+    model[0].document_length = 40
+    with pytest.raises(InvalidArgumentError, match=r"2 different positives .* 40 tokens .*jsonl:3, pairs.jsonl:7 "):
+        train(data, tmp_path / "out", model, options=options)
+    candidates = [[f"{LONG} {i} {name}" for name in "abc"] for i in range(12)]
+    alike = TrainingSet(data.queries, candidates, [[1.0, 0.5, 0.0]] * 12)
+    with pytest.raises(InvalidArgumentError, match=r"36 different candidates .* row 3, row 4, \.\.\. "):
+        train(alike, tmp_path / "out", model, options=options)
 
 
 def test_dense_models_start_as_they_are_or_with_a_new_head(shallow):
@@ -128,6 +196,7 @@ def test_example_runs(name, measures, docstrings, monkeypatch, capsys):
     monkeypatch.setattr(example, "standard_library_documents", lambda: docstrings)
     monkeypatch.setattr("sys.argv", [name, "--steps", "1", "--batch-size", "4", "--validation-queries", "6"])
     example.main()
-    measured = [float(value) for value in re.findall(r"nDCG@10 .*?(\d\.\d{3})", capsys.readouterr().out)]
+    shown = re.findall(r"^(?:nDCG@10.*? | *\d+  \S+ +)(\d\.\d{3})\b", capsys.readouterr().out, re.MULTILINE)
+    measured = [float(value) for value in shown]
     assert len(measured) == measures
     assert all(0.2 < value <= 1 for value in measured)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from datasets import Dataset
 from sentence_transformers import (
     MultiVectorEncoderTrainer,
     SentenceTransformerTrainer,
@@ -41,6 +42,20 @@ def test_the_trainer_computes_what_a_call_by_hand_does(negatives, model, train, 
     expected = loss(batch).item()
     trainer = train(loss, dataset.select_columns(columns), max_steps=1, per_device_train_batch_size=4)
     assert losses_of(trainer) == [pytest.approx(expected, rel=1e-3)]  # the trainer logs four digits
+
+
+def test_a_column_of_lists_is_one_column_for_each_candidate(model, train, scored):
+    model.apply(without_dropout)
+    lists = [[row[f"document_{i}"] for i in (1, 2, 3)] for row in scored]
+    columns = {"query": scored["query"], "documents": lists, "scores": scored["scores"]}
+    together = Dataset.from_dict(columns)
+    expected, found = (
+        losses_of(train(Distillation(copy.deepcopy(model)), data, max_steps=1)) for data in (scored, together)
+    )
+    assert found == pytest.approx(expected, rel=1e-3)
+    uneven = Dataset.from_dict({**columns, "documents": [lists[0][:2], *lists[1:]]}).remove_columns("scores")
+    with pytest.raises(LatelierError, match=r"load_training_set\(dataset, candidates=n\)\.to_dataset\(\)"):
+        train(Contrastive(model), uneven, max_steps=2)
 
 
 def without_dropout(module):

@@ -194,12 +194,10 @@ def warmup(json_output: JsonOption = False) -> None:
     import time
 
     from latelier.embeddings import TokenEmbeddings
-    from latelier.indexes.ivf.index import compile_kernels
     from latelier.kernels.multiply import instruction_set
     from latelier.scores import colbert_scores
 
     begin = time.perf_counter()
-    compile_kernels()
     one = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
     for side in (one, one.to("int8")):
         colbert_scores(one, side)

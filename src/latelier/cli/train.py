@@ -46,6 +46,9 @@ def train(
     batch_size: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0.0, max=1e6, help="Peak learning rate.")] = 3e-5,
     temperature: Annotated[float, typer.Option(min=0.0, help="Divisor of the scores in the contrastive loss.")] = 0.2,
+    validation: Annotated[
+        Path | None, typer.Option(help="Rows to validate on, in the forms of FILE; default: split off.")
+    ] = None,
     validation_queries: Annotated[
         int, typer.Option(min=0, help="Maximum number of validation queries (at most 10% of the data).")
     ] = 200,
@@ -70,8 +73,8 @@ def train(
     temporary file.
 
     Rows with scores are trained by distillation, others with a contrastive loss. Some queries are split off as a
-    validation set, which is measured before, during and after training. The best checkpoint is saved; it also loads in
-    plain sentence-transformers.
+    validation set, of which no positive is trained on; it is measured before, during and after training. The best
+    checkpoint is saved; it also loads in plain sentence-transformers.
 
     \b
     Example:
@@ -86,8 +89,11 @@ def train(
         refuse_unused(
             context, ("epochs", "batch_size", "learning_rate", "temperature"), "has no effect with --head-only"
         )
+    if validation is not None:
+        refuse_unused(context, ("validation_queries",), "has no effect with --validation")
     quiet_loading()
     data = load_training_set(file, queries=queries, documents=documents)
+    held = None if validation is None else load_training_set(validation, queries=queries, documents=documents)
     from latelier.training import TrainingOptions  # after the data, as it imports for seconds
     from latelier.training import train as run_training
 
@@ -111,6 +117,7 @@ def train(
             data,
             output,
             model,
+            validation=held,
             options=options,
             on_progress=lambda line: typer.echo(line, err=True),
             show_progress=True,

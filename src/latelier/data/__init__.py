@@ -1,7 +1,8 @@
-"""Training data: loading it from files and data sets, mining hard negatives, and a teacher's scores."""
+"""Training data: loading it from files and data sets, splitting, mining hard negatives, and a teacher's scores."""
 
 from latelier.data.loading import TrainingSet, load_training_set
 from latelier.data.negatives import InOrder, mine_hard_negatives, order_by_neighbours, teacher_scores
+from latelier.data.splitting import split_validation
 
 __all__ = [
     "InOrder",
@@ -9,5 +10,6 @@ __all__ = [
     "load_training_set",
     "mine_hard_negatives",
     "order_by_neighbours",
+    "split_validation",
     "teacher_scores",
 ]

@@ -67,12 +67,16 @@ _LONGEST_NAME = 100  # a longer name is no misspelling, and difflib takes quadra
 
 
 class Example(NamedTuple):
-    """One row: its name in messages, its query, its documents, and a teacher's scores of them or None."""
+    """One row: its name in messages, its query, its documents, and a teacher's scores of them or None.
+
+    `group`: the document that the positive is a passage of.
+    """
 
     where: str
     query: str
     documents: list[str]
     scores: list[float] | None
+    group: str | None = None
 
 
 def read_row(
@@ -97,6 +101,8 @@ def read_row(
         roles = ["query_id"] * (queries is not None)
         examples = _examples(row, where, *roles, "query")
         has_ids = all(_is_number(value) for each in examples for value in (each.query, *each.documents))
+    if (document := row.get("document_id")) is not None:
+        examples = [example._replace(group=str(document)) for example in examples]
     if queries is not None and documents is not None:
         return [_with_texts(example, queries, documents) for example in examples]
     if has_ids or queries is not None or documents is not None:
@@ -150,7 +156,11 @@ def _examples(row: dict[Any, Any], where: str, *query_roles: str) -> list[Exampl
         return [Example(where, query, [*positives, *negatives], scores)]
     if not positives:
         raise InvalidArgumentError(f"{where} has no positive; give each query at least one.")
-    return [Example(where, query, [one, *negatives], None) for one in positives]
+    titles = [each.get("title") if isinstance(each, Mapping) else None for each in _records(positive)]
+    return [
+        Example(where, query, [one, *negatives], None, title or None)
+        for one, title in zip(positives, titles, strict=True)
+    ]
 
 
 def texts_by_id(rows: Iterable[tuple[str, Any]], kind: str) -> dict[Any, str]:
@@ -264,10 +274,15 @@ def _negatives(row: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(value: Any) -> list[Any]:
-    """Return texts that are given as one, as a list, or as passages with titles, of which a data set makes columns."""
+    """Return texts that are given as one, as a list, or as passages with titles."""
+    return [titled(each) if isinstance(each, Mapping) else each for each in _records(value)]
+
+
+def _records(value: Any) -> list[Any]:
+    """Return texts, or passages with titles, of which a data set makes columns, as a list."""
     if isinstance(value, Mapping) and all(isinstance(column, list) for column in value.values()):
         value = [dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True)]
-    return [titled(each) if isinstance(each, Mapping) else each for each in _one_or_several(value)]
+    return _one_or_several(value)
 
 
 def titled(record: Mapping[str, Any]) -> Any:
@@ -355,6 +370,9 @@ class TrainingSet:
         A teacher's scores of the documents of each row, or None.
     rows
         Names of the rows in error messages, such as ``pairs.jsonl:12``; default: their positions.
+    groups
+        Name of the document that each row's positive is a passage of, or None: a split keeps a group on one side. None
+        for no groups.
 
     Raises
     ------
@@ -377,6 +395,7 @@ class TrainingSet:
     documents: Sequence[Sequence[str]]
     scores: Sequence[Sequence[float]] | None = None
     rows: Sequence[str] | None = None
+    groups: Sequence[str | None] | None = None
 
     def __post_init__(self) -> None:
         counts = {n: len(v) for n, v in vars(self).items() if v is not None}
@@ -421,6 +440,7 @@ class TrainingSet:
             [self.documents[i] for i in rows],
             None if self.scores is None else [self.scores[i] for i in rows],
             None if self.rows is None else [self.rows[i] for i in rows],
+            None if self.groups is None else [self.groups[i] for i in rows],
         )
 
     def to_dataset(self) -> Dataset:
@@ -514,9 +534,11 @@ def load_training_set(
         ``qidpidtriples`` and ColBERT's ``triples.jsonl``.
 
         ``scores`` may also be called ``score``, ``labels`` or ``label``, which beside scores are ignored; they are
-        lists of numbers in any case. Lists may be arrays. Other fields are ignored, unless the name is nearly that of
-        negatives or scores: ``hard_negative`` and ``negative_text`` are errors. So are two fields of which only one
-        would be read, such as ``positive`` and ``answer``, or ``documents`` and ``negative``.
+        lists of numbers in any case. ``document_id``, one for the row, or the title of a passage, or of a document in
+        BEIR layout, names the document that the positive is a passage of (`TrainingSet.groups`). Lists may be arrays.
+        Other fields are ignored, unless the name is nearly that of negatives or scores: ``hard_negative`` and
+        ``negative_text`` are errors. So are two fields of which only one would be read, such as ``positive`` and
+        ``answer``, or ``documents`` and ``negative``.
     queries, documents
         Id to text, for rows that hold ids: a dict, or rows (file, data set, iterable) of ``{query_id, text}`` and
         ``{document_id, text}``. The id may also be called ``_id``, ``id``, ``qid``, ``docid``, ``docno``, ``doc_id`` or
@@ -626,6 +648,7 @@ def _in_memory(examples: Sequence[Example]) -> TrainingSet:
         [example.documents for example in examples],
         scores,
         [example.where for example in examples],
+        [example.group for example in examples],
     )
 
 
@@ -645,7 +668,8 @@ def _stored(examples: Iterator[Example]) -> TrainingSet:
     with ExitStack() as stack:
         while batch := list(itertools.islice(examples, _ROWS_OF_BATCH)):
             checked = _in_memory([first, *batch])  # the first of all again: each has as many documents
-            table = pyarrow.table({**checked._columns(), "row": checked.rows}).slice(1)
+            groups = pyarrow.array(checked.groups, pyarrow.string())  # also where all are None
+            table = pyarrow.table({**checked._columns(), "row": checked.rows, "group": groups}).slice(1)
             if writer is None:
                 sink = stack.enter_context(pyarrow.OSFile(file, "wb"))
                 writer = stack.enter_context(pyarrow.ipc.new_stream(sink, table.schema))
@@ -670,10 +694,10 @@ class _StoredTrainingSet(TrainingSet):
     def __init__(self, dataset: Dataset, folder: _TemporaryFolder) -> None:
         self.__dict__ |= {"_dataset": dataset, "_folder": folder, "scores": None}
         names = dataset.column_names
-        for name, column in {"queries": "query", "scores": "scores", "rows": "row"}.items():
+        for name, column in {"queries": "query", "scores": "scores", "rows": "row", "groups": "group"}.items():
             if column in names:
                 self.__dict__[name] = _Values(dataset, column)
-        others = [name for name in names if name not in ("query", "scores", "row")]
+        others = [name for name in names if name not in ("query", "scores", "row", "group")]
         self.__dict__["documents"] = _Values(dataset, others)
 
     def select(self, rows: Sequence[int] | np.ndarray) -> TrainingSet:
@@ -684,7 +708,7 @@ class _StoredTrainingSet(TrainingSet):
 
     def to_dataset(self) -> Dataset:
         """Return the data set of the file."""
-        return self._dataset.remove_columns(["row"])
+        return self._dataset.remove_columns(["row", "group"])
 
 
 class _Values(Sequence[Any]):
@@ -747,4 +771,5 @@ def _from_beir(folder: Path, split: str) -> TrainingSet:
         [collection.queries[query] for query, _ in pairs],
         [[texts[document]] for _, document in pairs],
         rows=[f"query {query!r}, document {document!r}" for query, document in pairs],
+        groups=[collection.documents[document].get("title") or None for _, document in pairs],
     )

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from latelier.data.loading import TrainingSet
+from latelier.data.splitting import text_key
 from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import Index
 from latelier.indexes.results import Hit
@@ -57,7 +58,8 @@ def mine_hard_negatives(
         Query id to text.
     qrels
         Relevance judgements: query id to document id to relevance. A document of relevance above 0 is a
-        positive; a negative is a document of relevance 0, or without a judgement.
+        positive; a negative is a document of relevance 0, or without a judgement. A document with the text of a
+        positive, up to normal form, case and white space, is no negative, whatever its id.
     documents
         Document id to text; default: the texts that the index stores.
     negatives
@@ -121,14 +123,11 @@ def mine_hard_negatives(
     with progress_bar(shown=show_progress_bar, total=len(wanted), desc="Mining negatives") as bar:
         for start in range(0, len(wanted), batch_size):
             batch = wanted[start : start + batch_size]
-            # The hits may include all positives of a query besides the documents of the window.
-            room = max(sum(value != 0 for value in qrels[id_].values()) for id_ in batch)
             vectors = model.encode_query([queries[id_] for id_ in batch], packed=True)
-            found = index.search(vectors, k=last + room)
-            for position, (id_, hits) in enumerate(zip(batch, found, strict=True)):
-                judged = qrels[id_]
-                window = [hit for hit in hits if not judged.get(hit.id)][first - 1 : last]
-                for positive in (document for document, value in judged.items() if value > 0):
+            searched = _search(index, vectors, [qrels[id_] for id_ in batch], last, documents)
+            for position, (id_, (hits, candidates)) in enumerate(zip(batch, searched, strict=True)):
+                window = candidates[first - 1 : last]
+                for positive in _positive_ids(qrels[id_]):
                     limit = _score_limit(margin, index, vectors[position], positive, hits)
                     kept = [hit for hit in window if hit.score <= limit]
                     if len(kept) >= negatives:
@@ -143,6 +142,44 @@ def mine_hard_negatives(
         [queries[id_] for id_, _, _ in rows],
         [[texts[id_] for id_ in (positive, *others)] for _, positive, others in rows],
     )
+
+
+def _positive_ids(judged: Mapping[Any, int]) -> list[Any]:
+    return [id_ for id_, value in judged.items() if value > 0]
+
+
+def _search(
+    index: Index,
+    vectors: Any,
+    judgements: Sequence[Mapping[Any, int]],
+    last: int,
+    documents: Mapping[Any, str] | None,
+) -> list[tuple[Sequence[Hit], list[Hit]]]:
+    """Return the hits of each query, and those that may be negatives: at least `last`, if the index holds so many."""
+    k = last + max(sum(value != 0 for value in judged.values()) for judged in judgements)
+    own = [_text_keys(index, documents, set(_positive_ids(judged))) for judged in judgements]
+    while True:
+        found = index.search(vectors, k=k)
+        keys = _text_keys(index, documents, {hit.id for hits in found for hit in hits})
+        searched = []
+        copies = False
+        for judged, positives, hits in zip(judgements, own, found, strict=True):
+            others = [hit for hit in hits if not judged.get(hit.id)]
+            candidates = [hit for hit in others if keys.get(hit.id) not in positives.values()]
+            copies = copies or len(candidates) < min(last, len(others))
+            searched.append((hits, candidates))
+        if not copies or k >= len(index):
+            return searched
+        k *= 2  # copies of positives took the places of candidates
+
+
+def _text_keys(index: Index, documents: Mapping[Any, str] | None, ids: set[Id]) -> dict[Id, str]:
+    """Return what tells whether texts are equal, of documents that have a text."""
+    if documents is not None:
+        texts = {id_: documents.get(id_) for id_ in ids}
+    else:
+        texts = {record.id: record.text for record in index.get(list(ids))}
+    return {id_: text_key(text) for id_, text in texts.items() if text}
 
 
 def _score_limit(margin: float | None, index: Index, query: Any, positive: Id, hits: Sequence[Hit]) -> float:
@@ -315,7 +352,7 @@ def teacher_scores(
         )
     width = examples.width
     scores = [flat[start : start + width] for start in range(0, len(flat), max(width, 1))]
-    return TrainingSet(examples.queries, examples.documents, scores, examples.rows)
+    return TrainingSet(examples.queries, examples.documents, scores, examples.rows, examples.groups)
 
 
 def _late_interaction(teacher: Any, pairs: list[tuple[str, str]], options: dict[str, Any]) -> list[float]:

@@ -19,14 +19,20 @@ from latelier.errors import InvalidArgumentError, ModelLoadError
 from latelier.models import arguments, encoding, location
 from latelier.models import pooling as compression
 from latelier.models.arguments import Recipe, check_text_pairs, read_inputs, untrained_recipe
-from latelier.models.construction import Construction, check_lengths, fit_pca, max_length, set_max_lengths
+from latelier.models.checkpoint import Checkpoint
+from latelier.models.construction import (
+    Construction,
+    check_lengths,
+    fit_pca,
+    lower_max_lengths,
+    max_length,
+    set_max_lengths,
+)
 from latelier.models.encoding import OutputForm
 from latelier.models.exported_encoder import tokenizer_lock
 from latelier.models.foreign_layouts import (
-    BEHIND_FIRST,
-    check_settings,
+    check_head_size,
     choose_head,
-    complete_settings,
     insert_markers,
     inserted_markers,
     is_late_interaction,
@@ -42,22 +48,25 @@ from latelier.models.onnx_export import check_backend, export
 from latelier.models.pages import PageEncoder, read_pages
 from latelier.models.pooling import Pooling, PoolMethod
 from latelier.models.pylate_layout import LayoutName, save_for_pylate
+from latelier.models.settings import BEHIND_FIRST, check_settings, complete_settings
 from latelier.models.text_encoder import TextEncoder
-from latelier.models.tokenization import check_features, check_preprocessing, scored_tokens
+from latelier.models.tokenization import check_features, check_preprocessing, flat_candidates, scored_tokens
 from latelier.models.weights import (
-    Checkpoint,
+    check_files,
     check_listed,
     check_modules,
+    check_numbers,
     check_type,
     damage_errors,
     refuse_missing,
     refuse_unused,
+    try_out,
     unmatched,
 )
 from latelier.modules import AttentionPooling
 from latelier.scores import colbert_scores, colbert_scores_pairwise
 from latelier.utils import resolve_device
-from latelier.utils.batching import move_features
+from latelier.utils.batching import SHORTEST_LENGTH, move_features
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.files import as_path
 
@@ -232,6 +241,9 @@ class ColBERT(MultiVectorEncoder):
         self.truncate_dim = arguments.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self.embedding_size)
         self.cpu_backend = backend
+        if name is not None:
+            check_numbers(name, self)
+            try_out(name, self)
 
     @classmethod
     def from_dense(
@@ -296,6 +308,17 @@ class ColBERT(MultiVectorEncoder):
     def max_length_document(self) -> int:
         """Maximum number of tokens of a document, markers and special tokens included."""
         return max_length(self, "document")
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Maximum number of tokens that the tokenizer keeps; setting it lowers the two lengths above if need be."""
+        return super().max_seq_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        length = check_count("max_seq_length", value, SHORTEST_LENGTH)
+        lower_max_lengths(self, length)
+        self[0].max_seq_length = length
 
     def encode(  # type: ignore[override]
         self,
@@ -508,7 +531,12 @@ class ColBERT(MultiVectorEncoder):
         return vectors, mask
 
     def scores(
-        self, queries: Sequence[str], documents: Sequence[str], batch_size: int = 2, tqdm_bar: bool = True
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        batch_size: int = 2,
+        tqdm_bar: bool = True,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Score query ``i`` against document ``i``, with gradients.
 
@@ -518,19 +546,25 @@ class ColBERT(MultiVectorEncoder):
             As many texts each.
         batch_size, tqdm_bar
             Pairs per batch, and whether to show a progress bar on standard error.
+        **kwargs
+            For queries and documents: ``truncation`` and ``add_special_tokens``, as in `encode`; ``max_length`` and
+            ``processing_kwargs``, as in `preprocess`.
 
         Returns
         -------
         torch.Tensor
             ``(n,)`` float32.
         """
+        known = ("truncation", "add_special_tokens", "max_length", "processing_kwargs")
+        arguments.check("scores", kwargs, known, self.scores)
+        kwargs.pop("add_special_tokens", None)
         queries, documents = check_text_pairs(queries, documents)
         check_count("batch_size", batch_size)
         batches = []
         for start in trange(0, len(queries), batch_size, desc="Scoring pairs", disable=not tqdm_bar):
             pairs = slice(start, start + batch_size)
-            left, left_mask = self._token_vectors(self.preprocess(queries[pairs], task="query"))
-            right, right_mask = self._token_vectors(self.preprocess(documents[pairs], task="document"))
+            left, left_mask = self._token_vectors(self.tokenize(queries[pairs], task="query", **kwargs))
+            right, right_mask = self._token_vectors(self.tokenize(documents[pairs], task="document", **kwargs))
             batches.append(colbert_scores_pairwise(left, right, left_mask, right_mask, backend="torch"))
         if batches:
             return torch.cat(batches)
@@ -593,7 +627,8 @@ class ColBERT(MultiVectorEncoder):
         Parameters
         ----------
         inputs
-            The texts, in a flat list.
+            The texts, in a flat list. Documents may be lists, the candidates of each query, of as many texts each: a
+            trainer's column of lists. They are put one after the other, as losses take them.
         prompt
             What to put before each; None: the model's prompt for the task, ``""``: nothing.
         **kwargs
@@ -604,8 +639,9 @@ class ColBERT(MultiVectorEncoder):
         dict
             The features, and ``task`` if it was given.
         """
-        check_preprocessing(self, inputs, kwargs)
+        check_preprocessing(self, kwargs)
         task = kwargs.get("task")
+        inputs = flat_candidates(inputs, task)
         if isinstance(inputs, (list, tuple)):
             inputs = [_stripped(each) for each in inputs]
             if "image" in self.modalities:  # where sentence-transformers opens a text that is an address or a path
@@ -727,8 +763,9 @@ class ColBERT(MultiVectorEncoder):
 
     def _load_modules(self, model_name_or_path: str, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         checkpoint = Checkpoint(model_name_or_path, kwargs)
-        with damage_errors(model_name_or_path, kwargs):
+        with damage_errors(checkpoint):
             check_settings(checkpoint)
+            check_files(checkpoint)
             modules, module_kwargs = super()._load_modules(model_name_or_path, *args, **kwargs)
             loaded: list[Any] = list(modules.values() if isinstance(modules, dict) else modules)
             check_modules(model_name_or_path, loaded, self._legacy.prefixes.values())
@@ -763,6 +800,7 @@ class ColBERT(MultiVectorEncoder):
         else:
             heads = read_heads(checkpoint, first.model, first.get_embedding_dimension())
         if heads:
+            check_head_size(checkpoint, heads)
             others[0] = choose_head(heads, model_name_or_path, self._construction.embedding_size).to_dense()
         elif self._legacy.prefixes or (first.transformer_task != "retrieval" and is_late_interaction(checkpoint)):
             raise ModelLoadError(model_name_or_path, ValueError("its weights hold no head, such as linear.weight."))

@@ -264,6 +264,9 @@ def _add_markers(transformer: Transformer | TextEncoder, markers: list[str]) -> 
             table.weight[before:] = mean
 
 
+NO_LIMIT = 1 << 30  # tokenizers that state no limit have a larger number
+
+
 def encoder_module(model: MultiVectorEncoder) -> Transformer | TextEncoder:
     """Return the encoder module; a model made of other modules (``modules=[...]``) has no length caps."""
     module = model[0]
@@ -285,7 +288,7 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
         cap = encoder.query_length
     else:
         cap = encoder.document_length
-    return cap or length_limit(encoder) or int(model.max_seq_length or 0)
+    return cap or min(length_limit(encoder) or NO_LIMIT, int(model.max_seq_length or 0))
 
 
 # Attention takes memory with the square of this; questions are shorter.
@@ -336,36 +339,54 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
         return
     limit = length_limit(encoder)
     if recipe is None:
-        default = encoder.document_length
+        default = encoder.document_length or own_length(encoder)
     else:
         default = DEFAULT_DOCUMENT_LENGTH
     encoder.document_length = resolve_length("max_length_document", document, default, limit)
+    _set_query_length(encoder, query, limit, recipe)
+
+
+def lower_max_lengths(model: MultiVectorEncoder, most: int) -> None:
+    """Lower the length caps that are above a number of tokens."""
+    lengths = (min(most, max_length(model, task)) for task in ("query", "document"))
+    set_max_lengths(model, *lengths, None)
+
+
+def _set_query_length(
+    encoder: Transformer | TextEncoder, query: int | None, limit: int | None, recipe: Recipe | None
+) -> None:
+    """Set the cap of queries, or the length that all are expanded to; arguments are those of `set_max_lengths`."""
     expansion = encoder.query_expansion
     if recipe is None:
-        default = encoder.query_length
+        default = encoder.query_length or own_length(encoder)
+        if expansion is not None and expansion["strategy"] == "fixed":
+            default = expansion["length"]
+    elif recipe.projection == "learned" and recipe.query_expansion != "min":
+        default = DEFAULT_QUERY_LENGTH
     else:
-        is_least = recipe.query_expansion == "min"
-        if recipe.projection == "learned" and not is_least:
-            default = DEFAULT_QUERY_LENGTH
-        else:
-            default = limit
-        if recipe.query_expansion:
-            strategy = "min" if is_least else "fixed"
-            expansion = {"strategy": strategy, "attend": recipe.attend_to_expansion, "length": 1, "token": None}
+        default = limit
+    if recipe is not None and recipe.query_expansion:
+        strategy = "min" if recipe.query_expansion == "min" else "fixed"
+        attend = recipe.attend_to_expansion
+        expansion = {"strategy": strategy, "attend": attend, "length": DEFAULT_QUERY_LENGTH, "token": None}
     length = resolve_length("max_length_query", query, default, limit)
     if expansion is None:
         encoder.query_length = length
-    elif recipe is not None or query is not None:
-        encoder.query_length = None  # expanded queries have the expansion's length, which a smaller cap contradicts
-        if expansion["strategy"] == "fixed":
-            encoder.query_expansion = {**expansion, "length": length}
-        else:
-            if recipe is not None:
-                least = DEFAULT_QUERY_LENGTH
-            else:
-                least = expansion["length"]
-            encoder.query_expansion = {**expansion, "length": min(least, length or least)}
-            encoder.query_length = length
+        return
+    encoder.query_length = None  # expanded queries have the expansion's length, which a smaller cap contradicts
+    if expansion["strategy"] == "fixed":
+        encoder.query_expansion = {**expansion, "length": length}
+    else:
+        encoder.query_expansion = {**expansion, "length": min(expansion["length"], length or expansion["length"])}
+        encoder.query_length = length
+
+
+def own_length(encoder: Transformer | TextEncoder) -> int | None:
+    """Return where an encoder cuts a text if no length is set: at its tokenizer's limit, or at its positions."""
+    if isinstance(encoder, TextEncoder) or set(encoder.modalities) != {"text"}:
+        return None
+    lengths = [length_limit(encoder), encoder.max_seq_length]
+    return min((length for length in lengths if length is not None and length < NO_LIMIT), default=None)
 
 
 def length_limit(encoder: Transformer | TextEncoder) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +19,11 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor, nn
 
 from latelier.errors import ModelLoadError
+from latelier.models.checkpoint import Checkpoint
 from latelier.models.exported_encoder import put_behind_first, tokenizer_lock
 from latelier.models.location import HEAD_FILES
+from latelier.models.settings import neural_cherche_settings
 from latelier.models.weights import (
-    Checkpoint,
     behind_the_vectors,
     inside_the_encoder,
     refuse_missing,
@@ -34,10 +35,6 @@ from latelier.utils.misc import warn_caller
 _HEAD = re.compile(r"(?:\w+\.)?\w*(?:linear|proj|colbert)\w*(?:\.\w+)?\.weight", re.ASCII | re.IGNORECASE)
 # What a late-interaction checkpoint without a list of modules calls its class or its type: HF_ColBERT, ColBERT.
 _COLBERT = re.compile(r"colbert", re.IGNORECASE)
-# Settings that only PyLate writes; a file with any of them has its markers, unless it names others.
-_OF_PYLATE = ("skiplist_words", "do_query_expansion", "attend_to_expansion_tokens", "query_length", "document_length")
-_PREFIXES = {"query_prefix": "[Q] ", "document_prefix": "[D] "}
-BEHIND_FIRST = "markers_behind_first_token"  # in the settings of a saved model
 
 
 def token_layer(weight: Tensor, bias: Tensor | None = None) -> Dense:
@@ -119,65 +116,19 @@ def read_heads(checkpoint: Checkpoint, encoder: Any, width: int) -> list[SavedHe
     return sorted(heads, key=lambda head: len(head.weight))
 
 
-def complete_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return PyLate's settings with the markers that it takes where none are named; null is absent."""
-    # A query expansion of null is off, in sentence-transformers' own settings.
-    given = {key: value for key, value in settings.items() if value is not None or key == "query_expansion"}
-    is_pylate = given.get("model_type") == "ColBERT" or "model_type" not in given
-    if is_pylate and any(key in given for key in _OF_PYLATE):
-        return {**_PREFIXES, **given}
-    return given
-
-
 def prepare(model: Any, checkpoint: Checkpoint) -> None:
     """Give sentence-transformers' loader the settings that it does not read: of "ColBERT", and neural-cherche's."""
     architectures = checkpoint.read("config.json").get("architectures") or []
     if "ColBERT" in architectures and "HF_ColBERT" not in architectures:
         model._maybe_load_stanford_metadata(checkpoint.name, **checkpoint.place)
-    if checkpoint.path(HEAD_FILES[0]) is not None and (settings := checkpoint.read("metadata.json")):
+    if settings := neural_cherche_settings(checkpoint):
         for task in ("query", "document"):
-            marker = _PREFIXES[f"{task}_prefix"]
             model.prompts.setdefault(task, None)
             if model.prompts[task] is None:  # text, of which neural-cherche makes no token of its own
-                model.prompts[task] = settings.get(f"{task}_prefix", marker)
-        expansion = {"strategy": "fixed", "attend": False, "length": settings.get("max_length_query", 32)}
+                model.prompts[task] = settings[f"{task}_prefix"]
+        expansion = {"strategy": "fixed", "attend": False, "length": settings["max_length_query"]}
         model._legacy.transformer_config |= {"query_expansion": expansion}
-        model._legacy.transformer_config["document_length"] = settings.get("max_length_document", 256)
-
-
-# Files with settings, and those of their settings that are numbers of tokens.
-_SETTINGS = ("config_sentence_transformers.json", "sentence_bert_config.json", "artifact.metadata", "metadata.json")
-_LENGTHS = (
-    *("query_length", "document_length", "max_seq_length"),
-    *("query_maxlen", "doc_maxlen", "max_length_query", "max_length_document"),
-)
-
-
-def check_settings(checkpoint: Checkpoint) -> None:
-    """Raise an error for lengths that are no whole numbers, and for a skiplist of something else than words."""
-    folders = [str(module.get("path") or "") for module in checkpoint.modules()]
-    files = [*((file, "") for file in _SETTINGS), *(("config.json", folder) for folder in folders if folder)]
-    for file, folder in files:
-        settings = checkpoint.read(file, folder)
-        place = f"{folder}/{file}".lstrip("/")
-        expansion = settings.get("query_expansion") or {}
-        lengths = {key: settings[key] for key in _LENGTHS if key in settings}
-        if isinstance(expansion, dict) and "length" in expansion:
-            lengths["query_expansion"] = expansion["length"]
-        for key, value in lengths.items():
-            if type(value) is not int:
-                raise ModelLoadError(
-                    checkpoint.name,
-                    ValueError(f"{place} has {key} = {value!r:.100}, which is not a whole number."),
-                    cure="Correct the file.",
-                )
-        words = settings.get("skiplist_words", [])
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ModelLoadError(
-                checkpoint.name,
-                ValueError(f"{place} has skiplist_words = {words!r:.100}, which is not a list of words."),
-                cure="Write the words of these ids there: tokenizer.convert_ids_to_tokens(ids).",
-            )
+        model._legacy.transformer_config["document_length"] = settings["max_length_document"]
 
 
 def resolve_markers(model: Any, name: str, tokenizer: Any, *, is_stanford: bool) -> None:
@@ -212,6 +163,17 @@ def stanford_skiplist(checkpoint: Checkpoint) -> list[str]:
     if checkpoint.read("artifact.metadata").get("mask_punctuation", True):
         return list(string.punctuation)
     return []
+
+
+def check_head_size(checkpoint: Checkpoint, heads: Sequence[SavedHead]) -> None:
+    """Raise an error if Stanford's settings name a dimension that none of the heads has."""
+    size = checkpoint.read("artifact.metadata").get("dim")
+    if size is not None and size not in [len(head.weight) for head in heads]:
+        raise ModelLoadError(
+            checkpoint.name,
+            ValueError(f"artifact.metadata has dim = {size}, and its head is {heads[-1].described}."),
+            cure="Correct the file, or copy the whole model again.",
+        )
 
 
 def choose_head(heads: Sequence[SavedHead], name: str, size: int | None) -> SavedHead:

@@ -17,9 +17,10 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor, nn
 
 from latelier.errors import InvalidArgumentError, ModelLoadError
+from latelier.models.checkpoint import ADAPTER, Checkpoint
 from latelier.models.foreign_layouts import token_layer
 from latelier.models.location import without_weight_bars
-from latelier.models.weights import ADAPTER, Checkpoint, refuse_missing, refuse_unused
+from latelier.models.weights import refuse_missing, refuse_unused
 
 _ENGINE = "Convert it with colpali-engine, or take a checkpoint in transformers' own layout (*ForRetrieval)."
 _QWEN_PROMPT = "<|im_start|>user\n<|vision_start|>{image}<|vision_end|>Describe the image.<|im_end|><|endoftext|>"

@@ -26,8 +26,8 @@ from latelier.utils import resolve_length
 _OPTIONS = frozenset({"task", "max_length", "processing_kwargs"})
 
 
-def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping[str, Any]) -> None:
-    """Raise an error for options that the encoder would ignore, and for groups of texts.
+def check_preprocessing(model: MultiVectorEncoder, options: Mapping[str, Any]) -> None:
+    """Raise an error for options that the encoder would ignore.
 
     An encoder that is neither `Transformer` nor `TextEncoder` is the user's own, and may have options of its own.
     """
@@ -37,11 +37,23 @@ def check_preprocessing(model: MultiVectorEncoder, inputs: Any, options: Mapping
         check("preprocess", options, _OPTIONS.union(model.get_model_kwargs()))
     if "max_length" in options and isinstance(model[0], (TextEncoder, Transformer)):
         resolve_length("max_length", options["max_length"], None, length_limit(model[0]))
-    if isinstance(inputs, (list, tuple)) and any(map(is_group, inputs)):
+
+
+def flat_candidates(inputs: Any, task: str | None) -> Any:
+    """Return a column of lists, the candidates of each query of a trainer's batch, one list after the other.
+
+    Losses group them again, so all lists have as many texts. Other inputs are returned as they are.
+    """
+    if not isinstance(inputs, (list, tuple)) or not any(map(is_group, inputs)):
+        return inputs
+    sizes = {len(each) if is_group(each) else 0 for each in inputs}
+    if task != "document" or len(sizes) > 1:
         raise InvalidArgumentError(
-            "received lists of texts; features are made of a flat list. encode takes lists of lists, and losses take "
-            "one column per position."
+            "received lists of texts, not as many documents for each query; features are made of a flat list, and "
+            "encode takes lists of lists. For a trainer, latelier.data.load_training_set(dataset, "
+            "candidates=n).to_dataset() makes a data set with n documents for each query of such rows."
         )
+    return [text for group in inputs for text in group]
 
 
 def check_features(model: MultiVectorEncoder, features: Mapping[str, Any], task: str | None) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
+from latelier.models.checkpoint import Checkpoint
 from latelier.models.exported_encoder import tokenizer_lock
 from latelier.models.loading import load
 from latelier.models.location import HEAD_FILES, find_named
@@ -38,10 +40,7 @@ def load_untrusted(name: str, device: str | torch.device | None = None, **option
         if reason := next(_reasons(folder), None):
             raise InvalidArgumentError(reason)
         with tokenizer_lock(None):
-            model = load(str(folder), device, **safely, **options)
-        # Files that do not fit together raise here rather than in a search.
-        model.encode_query(["a"], show_progress_bar=False)
-        return model
+            return load(str(folder), device, **safely, **options)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"the model {short(name)}, which only a file names, is not loaded: {error} Such a model must be a text "
@@ -91,10 +90,20 @@ _CHARACTER_MAPS = (
     "6cec34e8016fd0d0 b30e4085ba1fad56 79372c41389c2b9b 52f11028ff8a7df3 22c292c76f503795 60833ec112014466"
 )
 _LARGEST_FILE = 2**28
+# Numbers of parts that have tensors of their own, by the ends of their names in config.json.
+_COUNT = re.compile(r"(n|num|encoder|decoder|number)_.*(layers?|blocks?|experts?|stages?)|depth|layers", re.ASCII)
+# Tables of a configuration, by the names of their rows and columns.
+_TABLES = (("vocab_size", "hidden_size"), ("hidden_size", "intermediate_size"), ("vocab_size", "dim"))
+_PREFIXED = ("prompts", "_prefix", "_token_id")
+_LONGEST_PROMPT = 10_000
+_LONGEST_EXPANSION = 8192
+_LONGEST_TEMPLATE = 16  # special tokens around a text
+_LONGEST_PADDING = 8192  # tokens that each text is padded to
 
 
 def _reasons(folder: Path) -> Iterator[str]:
     """Yield what is wrong with a folder, an encoder if it lists no modules; what comes after may rely on it."""
+    yield from _reasons_of_places(folder)
     modules = _read(folder / "modules.json") if (folder / "modules.json").exists() else [{"type": "", "path": ""}]
     if not isinstance(modules, list) or not modules:
         yield "modules.json is not a list of modules."
@@ -110,6 +119,23 @@ def _reasons(folder: Path) -> Iterator[str]:
         yield from _reasons_of_module(folder.joinpath(*parts.parts), str(kind).rpartition(".")[2] or "Transformer")
 
 
+def _reasons_of_places(folder: Path) -> Iterator[str]:
+    """Yield the entries of a folder that are neither files nor folders inside it.
+
+    In the cache of huggingface_hub a snapshot is a folder of links to the files of its repository.
+    """
+    root = folder.resolve()
+    inside = [root]
+    if root.parent.name == "snapshots":
+        inside.append(root.parent.parent / "blobs")
+    for path in folder.rglob("*"):
+        place = path.resolve()
+        if not any(place.is_relative_to(each) for each in inside):
+            yield f"{path.relative_to(folder)} is a link to a place outside of its folder."
+        elif not (place.is_file() or place.is_dir()):
+            yield f"{path.relative_to(folder)} is neither a file nor a folder."
+
+
 def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
     """Yield what is wrong with the files of a module, by the name of its class."""
     settings: dict[str, Any] = {}
@@ -118,7 +144,8 @@ def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
     for path in (*folder.glob("*.json"), *folder.glob("artifact.metadata")):
         if path.name == "adapter_config.json":
             yield "it has an adapter_config.json: an adapter, which names other models."
-        if path.name.endswith(("config.json", ".metadata")) and path.name != "data_config.json":  # read by no loader
+        is_read = path.name.endswith(("config.json", ".metadata", "config_sentence_transformers.json"))
+        if is_read and path.name != "data_config.json":  # which no loader reads
             settings[path.name] = _read(path)
             yield from _references(path.name, settings[path.name])
     if name in _WITH_WEIGHTS:
@@ -129,6 +156,7 @@ def _reasons_of_module(folder: Path, name: str) -> Iterator[str]:
         if not shards or not all(re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII) for shard in shards):
             yield f"{folder.name} has weights in {short(shards)}, not in model.safetensors; others are pickles."
     if name in ("TextEncoder", "Transformer"):
+        yield from _reasons_of_size(folder, settings)
         yield from _reasons_of_pages(settings)
         yield from _reasons_of_tokenizer(_read(folder / "tokenizer.json"))
 
@@ -146,6 +174,29 @@ def _references(name: str, settings: Any) -> Iterator[str]:
     known = _METHODS.get(str(settings.get("transformer_task", "feature-extraction")))
     if known is None or settings.get("modality_config", known) != known:
         yield f"{name} calls other methods than a text encoder's: {short(settings.get('modality_config'))}."
+
+
+def _reasons_of_size(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
+    """Yield the parts of an encoder that its tensors do not have, and texts of its settings that are too long.
+
+    Each layer, expert or block has a tensor of its own: a number above that of all tensors is refused before as many
+    are built.
+    """
+    headers = Checkpoint(str(folder), {"local_files_only": True}).shapes()
+    for name in ("config.json", "text_encoder_config.json"):
+        for key, value in json_items(settings.get(name, {})):
+            if _COUNT.fullmatch(key) and isinstance(value, int) and value > len(headers):
+                yield f"{name} has {key} = {value:,}, and its weights hold {len(headers)} tensors."
+    held = sum(math.prod(shape) for shape in headers.values())
+    for rows, columns in _TABLES:
+        needed = settings.get("config.json", {}).get(rows), settings.get("config.json", {}).get(columns)
+        if all(isinstance(each, int) for each in needed) and math.prod(needed) > held:
+            yield f"config.json has {rows} = {needed[0]:,} and {columns} = {needed[1]:,}, more than its weights hold."
+    for key, value in json_items(list(settings.values())):
+        if key.endswith(_PREFIXED) and len(str(value)) > _LONGEST_PROMPT:
+            yield f"it puts {short(str(value))} before each text, {len(str(value)):,} characters."
+        if key == "length" and isinstance(value, int) and value > _LONGEST_EXPANSION:
+            yield f"it expands each query to {value:,} tokens."
 
 
 def _reasons_of_pages(settings: dict[str, Any]) -> Iterator[str]:
@@ -166,6 +217,7 @@ def _reasons_of_pages(settings: dict[str, Any]) -> Iterator[str]:
 
 def _reasons_of_tokenizer(tokenizer: Any) -> Iterator[str]:
     """Yield the parts of a tokenizer that are not in the list, or with which a text that was cut grows again."""
+    yield from _reasons_of_growth(tokenizer)
     model = {**tokenizer["model"], "vocab": None, "merges": None}
     roles = {role: tokenizer.get(role) for role in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
     for key, value in json_items(roles | {"model": {"type": "BPE", **model}}):
@@ -183,6 +235,20 @@ def _reasons_of_tokenizer(tokenizer: Any) -> Iterator[str]:
                 yield "tokenizer.json has a character map that is not one of SentencePiece's."
             if "Regex" in part and _digest(str(part["Regex"]).encode()) not in _REGEXES.split():
                 yield f"tokenizer.json has the regular expression {short(part['Regex'])}, which is not in the list."
+
+
+def _reasons_of_growth(tokenizer: Any) -> Iterator[str]:
+    """Yield what adds tokens to each text: padding to one length, and long templates."""
+    padding = tokenizer.get("padding") or {}
+    lengths = [value for key, value in json_items(padding) if key in ("Fixed", "pad_to_multiple_of")]
+    if any(isinstance(length, int) and length > _LONGEST_PADDING for length in lengths):
+        yield f"tokenizer.json pads each text: {short(padding)}."
+    for key, value in json_items(tokenizer.get("post_processor") or {}):
+        if key not in ("single", "pair", "ids") or not isinstance(value, list):
+            continue
+        texts = [str(each["Sequence"].get("id")) for each in value if isinstance(each, dict) and "Sequence" in each]
+        if len(value) > _LONGEST_TEMPLATE or len(texts) != len(set(texts)):
+            yield f"tokenizer.json has a template of {len(value)} parts that makes a text grow."
 
 
 def _digest(data: bytes) -> str:

@@ -7,7 +7,6 @@ vectors, such as a language model's head, is left to that table.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,18 +18,21 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.util import load_file_path
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor, nn
 from transformers.utils import is_accelerate_available
 
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
+from latelier.models.checkpoint import ADAPTER, WEIGHTS, Checkpoint
 from latelier.models.location import without_weight_bars
+from latelier.models.settings import dense_folders, dense_shapes
 from latelier.models.text_encoder import TextEncoder
+from latelier.utils.batching import move_features
+from latelier.utils.files import json_items, parse_json
 from latelier.utils.misc import warn_caller
 
-_PLACE = ("token", "cache_folder", "revision", "local_files_only")
 # Options of the loader with which the files are others than those that are compared, or the encoder is another.
 _OTHER_FILES = ("variant", "gguf_file", "state_dict", "quantization_config")
 # Computed, not trained; and the encoder's pooler, which no token vector comes from.
@@ -40,81 +42,12 @@ _POOLER = r"(^|\.)pooler\."
 _PRETRAINING = {"cls", "lm_head", "lm_predictions", "mask_predictions", "generator_predictions"}
 _PRETRAINING |= {"discriminator_predictions", "vocab_transform", "vocab_layer_norm", "vocab_projector"}
 _MOST_NAMED = 5
-_MODEL = ("model.safetensors", "pytorch_model.bin")
+_COPY = "Copy the whole model again, or save it again with the library that trained it."
 _ARGUMENTS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # Those that this library passes itself.
 _OWN_OPTIONS = {"use_safetensors", "weights_only"}
 _ROLES = ("unk", "pad", "mask", "cls", "sep", "bos", "eos")
-ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
-
-
-class Checkpoint:
-    """The files of a model, in a folder or on the hub.
-
-    `options`: those of sentence-transformers' loader, of which those that say where the files are are read.
-    """
-
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self.name = name
-        self.options = options
-        self.place: Any = {key: options.get(key) for key in _PLACE} | {
-            "local_files_only": bool(options.get("local_files_only"))
-        }
-
-    def path(self, file: str, folder: str = "") -> str | None:
-        """Return where a file is, downloaded if need be; None if there is none."""
-        return load_file_path(self.name, file, subfolder=folder, **self.place)
-
-    def read(self, file: str, folder: str = "") -> dict[str, Any]:
-        """Return the settings in a JSON file; none where there is none. A setting that is null is absent."""
-        path = self.path(file, folder)
-        if path is None:
-            content = {}
-        else:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {key: value for key, value in content.items() if value is not None}
-
-    def modules(self) -> list[dict[str, Any]]:
-        """Return the modules that the checkpoint lists; none where it has no list."""
-        path = self.path("modules.json")
-        if path is None:
-            return []
-        return list(json.loads(Path(path).read_text(encoding="utf-8")))
-
-    def shapes(self, folder: str = "", files: Sequence[str] = _MODEL) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor in the weights of a folder; none where it has none."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for path in self._files_of_weights(folder, files):
-            if path.endswith(".safetensors"):
-                with safe_open(path, framework="pt") as file:
-                    names = list(file.keys())
-                    shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            else:
-                tensors = torch.load(path, map_location="cpu", weights_only=True)
-                shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-        return shapes
-
-    def tensors(self, names: Collection[str], folder: str = "", files: Sequence[str] = _MODEL) -> dict[str, Tensor]:
-        """Return the tensors of these names in the weights of a folder."""
-        tensors: dict[str, Tensor] = {}
-        for path in self._files_of_weights(folder, files):
-            if path.endswith(".safetensors"):
-                with safe_open(path, framework="pt") as file:
-                    tensors |= {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118
-            else:
-                saved = torch.load(path, map_location="cpu", weights_only=True)
-                tensors |= {name: tensor for name, tensor in saved.items() if name in names}
-        return tensors
-
-    def _files_of_weights(self, folder: str, files: Sequence[str]) -> list[str]:
-        for file in files:
-            path = self.path(file, folder)
-            if path is not None:
-                return [path]
-            shards = set(self.read(f"{file}.index.json", folder).get("weight_map", {}).values())
-            if shards:
-                return [path for shard in sorted(shards) if (path := self.path(shard, folder)) is not None]
-        return []
+_WHOLE_NUMBERS = re.compile(r"u?int\d+|[UI]\d+|(float8|F8)\w*|bool", re.IGNORECASE)
 
 
 class Unmatched(NamedTuple):
@@ -129,7 +62,7 @@ class Unmatched(NamedTuple):
 
 
 def unmatched(checkpoint: Checkpoint, folder: str, encoder: Any) -> Unmatched:
-    """Compare the files in a checkpoint's folder with the encoder that was loaded from them."""
+    """Compare the files in a checkpoint's folder with the encoder that was loaded from them, adapters left out."""
     given = checkpoint.options.get("model_kwargs") or {}
     is_quantized = getattr(encoder.config, "quantization_config", None) is not None
     if is_quantized or any(given.get(option) for option in _OTHER_FILES):
@@ -139,9 +72,9 @@ def unmatched(checkpoint: Checkpoint, folder: str, encoder: Any) -> Unmatched:
         return Unmatched({}, [])
     prefix = f"{encoder.base_model_prefix}."
     saved = {_present_name(name).removeprefix(prefix) for name in shapes}
-    own = {name.removeprefix(prefix) for name in encoder.state_dict()}
+    own = {name.removeprefix(prefix) for name in _without_adapters(encoder, encoder.state_dict())}
     unused = [name for name in shapes if _present_name(name).removeprefix(prefix) not in own]
-    parameters = dict(encoder.named_parameters(remove_duplicate=False))
+    parameters = _without_adapters(encoder, dict(encoder.named_parameters(remove_duplicate=False)))
     filled = {each.data_ptr() for name, each in parameters.items() if name.removeprefix(prefix) in saved}
     missing = [
         name
@@ -156,6 +89,49 @@ def unmatched(checkpoint: Checkpoint, folder: str, encoder: Any) -> Unmatched:
         missing = _without(sorted(report["missing_keys"]), _POOLER)
     # Of what transformers has renamed, the name in the file is not known.
     return Unmatched({name: shapes.get(name, ()) for name in sorted(unused)}, missing)
+
+
+def _without_adapters(encoder: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of an encoder by the names that they have without the adapters of peft around them."""
+    adapters = "|".join(map(re.escape, getattr(encoder, "peft_config", ())))
+    if not adapters:
+        return dict(tensors)
+    return {
+        re.sub(r"\.(base_layer|original_module)(?=\.)", "", name): tensor
+        for name, tensor in tensors.items()
+        if not re.search(rf"\.({adapters})(\.|$)", name)
+    }
+
+
+def check_adapter(checkpoint: Checkpoint, folder: str, encoder: Any) -> None:
+    """Raise an error for a tensor of an adapter, or of its base model, that is missing or that nothing takes."""
+    from peft import get_peft_model_state_dict  # type: ignore[import-not-found,unused-ignore]
+
+    settings = checkpoint.read("adapter_config.json", folder)
+    name = next(iter(encoder.peft_config))
+    expected = get_peft_model_state_dict(encoder, adapter_name=name, save_embedding_layers=False)
+    own = {_name_in_encoder(each, encoder) for each in expected}
+    shapes = {_name_in_encoder(each, encoder): shape for each, shape in checkpoint.shapes(folder, ADAPTER).items()}
+    refuse_missing(checkpoint.name, sorted(own - set(shapes)))
+    whole = _without_adapters(encoder, encoder.state_dict())  # embeddings may be saved beside an adapter
+    saved = checkpoint.tensors(checkpoint.shapes(folder, ADAPTER), folder, ADAPTER)
+    repeated = {
+        key
+        for key, tensor in ((_name_in_encoder(each, encoder), tensor) for each, tensor in saved.items())
+        if key in whole and _are_equal(tensor, whole[key])
+    }
+    unused = {each: shapes[each] for each in sorted(set(shapes) - own - repeated)}
+    refuse_unused(checkpoint.name, unused, "which no part of its base model takes")
+    base = Checkpoint(str(settings.get("base_model_name_or_path")), {**checkpoint.options, "revision": None})
+    others, missing = unmatched(base, "", encoder)
+    refuse_missing(base.name, missing)
+    inside = inside_the_encoder(set(others) - behind_the_vectors(others, encoder), encoder)
+    refuse_unused(base.name, {each: others[each] for each in sorted(inside)}, "which the encoder lacks")
+
+
+def _name_in_encoder(name: str, encoder: Any) -> str:
+    """Return the name of an adapter's tensor without what the classes around the encoder put before it."""
+    return name.removeprefix("base_model.model.").removeprefix(f"{encoder.base_model_prefix}.")
 
 
 def _present_name(name: str) -> str:
@@ -265,8 +241,39 @@ def refuse_missing(name: str, missing: Sequence[str]) -> None:
         raise ModelLoadError(
             name,
             ValueError(f"its weights lack {described({each: () for each in missing})}, which would be random numbers."),
-            cure="Copy the whole model again, or save it again with the library that trained it.",
+            cure=_COPY,
         )
+
+
+def check_files(checkpoint: Checkpoint) -> None:
+    """Raise an error for weights without their scale, and for linear layers of the list whose tensors are others.
+
+    It reads the names and the sizes of tensors only, before anything is loaded.
+    """
+    config = checkpoint.read("config.json")
+    heads = dict(dense_folders(checkpoint))
+    for folder in ("", *(heads if not checkpoint.options.get("quantization_config") else ())):
+        for files in (WEIGHTS, ADAPTER):
+            headers = checkpoint.headers(folder, files)
+            unscaled = {
+                f"{name} ({header.dtype})": header.shape
+                for name, header in headers.items()
+                if name.endswith(".weight") and _WHOLE_NUMBERS.fullmatch(header.dtype)
+            }
+            if unscaled and "quantization_config" not in config:
+                refuse_unused(checkpoint.name, unscaled, "numbers without a scale")
+    for folder, settings in heads.items():
+        expected = dense_shapes(settings)
+        found = checkpoint.shapes(folder)
+        if found != expected:
+            raise ModelLoadError(
+                checkpoint.name,
+                ValueError(
+                    f"the weights in {folder} hold {described(found) or 'nothing'}, and its config.json is of "
+                    f"{described(expected)}."
+                ),
+                cure=_COPY,
+            )
 
 
 def check_listed(checkpoint: Checkpoint, modules: Sequence[nn.Module], *, is_dense: bool) -> None:
@@ -287,14 +294,15 @@ def check_listed(checkpoint: Checkpoint, modules: Sequence[nn.Module], *, is_den
     for folder, kind in folders.items():
         if kind.endswith(".Transformer") and encoder is not None:
             _check_encoder(checkpoint, folder, encoder.model, modules, is_dense=is_dense)
-        elif kind.endswith(".Dense"):
-            _check_activation(checkpoint, folder)
 
 
 def _check_encoder(
     checkpoint: Checkpoint, folder: str, encoder: Any, modules: Sequence[nn.Module], *, is_dense: bool
 ) -> None:
-    if not isinstance(encoder, transformers.PreTrainedModel) or getattr(encoder, "_hf_peft_config_loaded", False):
+    if not isinstance(encoder, transformers.PreTrainedModel):
+        return
+    if getattr(encoder, "_hf_peft_config_loaded", False):
+        check_adapter(checkpoint, folder, encoder)
         return
     unused, missing = unmatched(checkpoint, folder, encoder)
     refuse_missing(checkpoint.name, missing)
@@ -315,24 +323,15 @@ def _are_equal(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape and torch.allclose(left.float(), right.detach().cpu().float(), atol=1e-3)
 
 
-def _check_activation(checkpoint: Checkpoint, folder: str) -> None:
-    """Raise an error for an activation that is not torch's, for which sentence-transformers would take tanh."""
-    named = str(checkpoint.read("config.json", folder).get("activation_function", "torch."))
-    if not named.startswith("torch.") and not checkpoint.options.get("trust_remote_code"):
-        raise ModelLoadError(
-            checkpoint.name,
-            ValueError(f"the layer {folder} has the activation {named!r:.100}, which is code of its own."),
-            cure="To run it: trust_remote_code=True, or --trust-remote-code beside --model.",
-        )
-
-
 @contextmanager
-def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+def damage_errors(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn errors of the loader about the contents of files into `ModelLoadError`.
 
     Where arguments are handed on to transformers, or code of the model is trusted, only errors about the format of a
     file are: others may be of the arguments or of the code.
     """
+    name = checkpoint.name
+    options = checkpoint.options
     try:
         yield
     except (LatelierError, OSError, ImportError, MemoryError):
@@ -346,7 +345,32 @@ def damage_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
         given = any(set(options.get(argument) or ()) - _OWN_OPTIONS for argument in _ARGUMENTS)
         if given or options.get("trust_remote_code"):
             raise
-        raise ModelLoadError(name, error) from error
+        reason: Exception = error
+        cure = None
+        if Path(name).is_dir():
+            reason = ValueError(f"{type(error).__name__}: {error!s}")
+            cure = _COPY
+        if "ignore_mismatched_sizes" in str(error):
+            reason = ValueError(_sizes(checkpoint) or "its tensors have other sizes than its config.json says.")
+        raise ModelLoadError(name, reason, cure=cure) from error
+
+
+def _sizes(checkpoint: Checkpoint) -> str:
+    """Return which tensors of an encoder have other sizes than its configuration says; "" if that is not known."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(checkpoint.name, local_files_only=True)
+        with torch.device("meta"):
+            encoder = transformers.AutoModel.from_config(config)
+    except Exception:  # noqa: BLE001 (the error that this describes is raised in any case)
+        return ""
+    prefix = f"{encoder.base_model_prefix}."
+    expected = {name.removeprefix(prefix): tuple(each.shape) for name, each in encoder.state_dict().items()}
+    found = {_present_name(name).removeprefix(prefix): shape for name, shape in checkpoint.shapes().items()}
+    others = {name: shape for name, shape in found.items() if expected.get(name, shape) != shape}
+    if not others:
+        return ""
+    own = {name: expected[name] for name in others}
+    return f"its weights hold {described(others)}, and its config.json is of {described(own)}."
 
 
 def check_modules(name: str, modules: Sequence[Any], markers: Collection[str]) -> None:
@@ -366,6 +390,13 @@ def check_modules(name: str, modules: Sequence[Any], markers: Collection[str]) -
     if rows is None:
         return
     _check_embeddings(name, tokenizer, rows, markers)
+    kept = [
+        number for each in modules if isinstance(each, MultiVectorMask) for number in each.keep_only_token_ids or ()
+    ]
+    if kept and max(kept) >= rows:
+        raise ModelLoadError(
+            name, ValueError(f"its mask keeps the token {max(kept)}, of {rows:,} embeddings."), cure="Correct the file."
+        )
     files = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
     tokens = len(tokenizer)
     if not Path(name).is_dir():
@@ -375,6 +406,54 @@ def check_modules(name: str, modules: Sequence[Any], markers: Collection[str]) -
         raise ModelLoadError(name, FileNotFoundError(f"{reason}{', '.join(files)}. Copy the whole folder."))
 
 
+def check_numbers(name: str, model: nn.Module) -> None:
+    """Raise an error for a parameter with a number that is not finite, which would reach each vector."""
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.device.type == "meta" or not parameter.is_floating_point():
+            continue
+        if not torch.isfinite(parameter.detach().sum(dtype=torch.float32)):
+            raise ModelLoadError(
+                name, ValueError(f"its weights hold {parameter_name} with numbers that are not finite."), cure=_COPY
+            )
+
+
+def try_out(name: str, model: Any) -> None:
+    """Encode a text of each task, so that modules that do not fit together are errors of loading.
+
+    A model of page images reads texts as queries only.
+    """
+    tasks = ("query", "document") if "image" not in model.modalities else ("query",)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for task in tasks:
+            with torch.inference_mode():
+                features = move_features(model.preprocess(["a word"], task=task), model.device)
+                vectors = model.forward(features, task=task)["token_embeddings"]
+            if vectors.shape[-1] != model.embedding_size or not vectors.any() or not vectors.isfinite().all():
+                raise ValueError(
+                    f"it makes vectors {tuple(vectors.shape)} that are zero, not finite, or of another size"
+                )
+    except LatelierError:
+        raise
+    except Exception as error:
+        described = f"{type(error).__name__}: {error!s:.200}".split("\n")[0].rstrip(".")
+        raise ModelLoadError(
+            name, ValueError(f"a text cannot be encoded by its modules, {_pipeline(model)}: {described}."), cure=_COPY
+        ) from error
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+
+
+def _pipeline(model: Any) -> str:
+    """Return the modules of a model, with the sizes that linear layers read and write."""
+    sizes = [
+        f" ({module.in_features} -> {module.out_features})" if isinstance(module, Dense) else "" for module in model
+    ]
+    return ", ".join(type(module).__name__ + size for module, size in zip(model, sizes, strict=True))
+
+
 def _check_embeddings(name: str, tokenizer: Any, rows: int, markers: Collection[str]) -> None:
     """Raise an error if tokens of texts have no row among the encoder's embeddings.
 
@@ -382,16 +461,28 @@ def _check_embeddings(name: str, tokenizer: Any, rows: int, markers: Collection[
     """
     if not getattr(tokenizer, "is_fast", False):  # others may compute embeddings from characters
         return
+    template = _template_ids(tokenizer)
     used = {*markers, *(tokenizer.special_tokens_map.get(f"{role}_token") for role in _ROLES)}
+    added = {str(token.content) for token in tokenizer.added_tokens_decoder.values()}
     beyond = [
         str(token.content)
         for number, token in sorted(tokenizer.added_tokens_decoder.items())
         if number >= rows and (not token.special or token.content in used)
     ]
-    if beyond or tokenizer.vocab_size > rows:
-        named = ", ".join(map(repr, beyond[:5])) or f"{tokenizer.vocab_size - rows:,} tokens"
+    beyond += [token for token, number in tokenizer.get_vocab().items() if number >= rows and token not in added]
+    beyond += [f"token {number} of its template" for number in template if number >= rows]
+    if beyond:
+        named = ", ".join(map(repr, beyond[:5])) + (f" and {len(beyond) - 5} more" if len(beyond) > 5 else "")
         raise ModelLoadError(
             name,
             ValueError(f"{named} of its tokenizer have no embeddings, of which it has {rows:,}."),
             cure="Load the encoder with transformers, resize_token_embeddings(len(tokenizer)), train it, and save it.",
         )
+
+
+def _template_ids(tokenizer: Any) -> set[int]:
+    """Return the ids that the tokenizer's template puts around a text, whatever its vocabulary says."""
+    template = parse_json(tokenizer.backend_tokenizer.to_str()).get("post_processor") or {}
+    named = [ids for key, ids in json_items(template) if key == "ids"]
+    pairs = [template[role] for role in ("cls", "sep") if isinstance(template.get(role), list)]
+    return {number for ids in (*named, *pairs) for number in ids if isinstance(number, int)}

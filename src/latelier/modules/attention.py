@@ -109,7 +109,8 @@ class Attention(nn.Module):
     processor
         How the attention is computed; None: `SDPAProcessor`.
     out_dim
-        Channels of the output; the number of heads is then ``out_dim / dim_head``. None: `query_dim`.
+        Channels of the output and of all heads together: ``out_dim // dim_head`` heads, with more than `dim_head`
+        channels each if it is no multiple of it. None: `query_dim`.
     out_context_dim
         Channels of the context's output in joint attention; None: `query_dim`.
     context_pre_only
@@ -125,7 +126,8 @@ class Attention(nn.Module):
     Raises
     ------
     InvalidArgumentError
-        If a norm has a name that is not listed here, or `only_cross_attention` comes without `added_kv_proj_dim`.
+        If a norm has a name that is not listed here, `only_cross_attention` comes without `added_kv_proj_dim`, or
+        `out_dim` cannot be divided among heads.
 
     Notes
     -----
@@ -206,14 +208,14 @@ class Attention(nn.Module):
         self._arguments = arguments
         self.dropout = dropout
         self.eps = eps
+        self.qk_norm = qk_norm
         self._set_sizes(query_dim, cross_attention_dim, heads, kv_heads, dim_head, out_dim, out_context_dim)
         self.use_bias = bias
         self.added_proj_bias = bool(added_proj_bias)
-        self.qk_norm = qk_norm
         self.upcast_attention = upcast_attention
         self.upcast_softmax = upcast_softmax
         self.scale_qk = scale_qk
-        self.scale = dim_head**-0.5 if scale_qk else 1.0
+        self.scale = self.head_width**-0.5 if scale_qk else 1.0
         self.added_kv_proj_dim = added_kv_proj_dim
         self.only_cross_attention = only_cross_attention
         self.context_pre_only = context_pre_only
@@ -249,17 +251,23 @@ class Attention(nn.Module):
         out_context_dim: int | None,
     ) -> None:
         """Keep the numbers of channels and heads, under the names that they have in diffusers."""
-        if out_dim is not None and (out_dim < 1 or out_dim % dim_head):
-            raise InvalidArgumentError(
-                f"received out_dim={out_dim} and dim_head={dim_head}; expected a multiple of dim_head, which has "
-                "out_dim / dim_head heads."
-            )
         self.query_dim = query_dim
         self.dim_head = dim_head
         self.heads = heads if out_dim is None else out_dim // dim_head
         self.kv_heads = self.heads if kv_heads is None else kv_heads
-        self.inner_dim = dim_head * self.heads
-        self.inner_kv_dim = dim_head * self.kv_heads
+        self.inner_dim = dim_head * self.heads if out_dim is None else out_dim
+        if self.heads < 1 or self.inner_dim % self.heads:
+            raise InvalidArgumentError(
+                f"received out_dim={out_dim} and dim_head={dim_head}; expected an out_dim that its out_dim // dim_head "
+                "heads divide, such as a multiple of dim_head."
+            )
+        self.head_width = self.inner_dim // self.heads
+        if self.head_width != dim_head and (kv_heads is not None or self.qk_norm is not None):
+            raise InvalidArgumentError(
+                f"received out_dim={out_dim} and dim_head={dim_head}, which make heads of {self.head_width} channels, "
+                "with kv_heads or qk_norm, which need heads of dim_head channels; give a multiple of dim_head."
+            )
+        self.inner_kv_dim = self.head_width * self.kv_heads
         self.sliceable_head_dim = self.heads
         self.is_cross_attention = cross_attention_dim is not None
         self.cross_attention_dim = query_dim if cross_attention_dim is None else cross_attention_dim
@@ -479,6 +487,34 @@ class Attention(nn.Module):
         """Compute `slice_size` heads at a time, from 1 to `heads`; None: all at once, by the default processor."""
         size = check_count("slice_size", slice_size, most=self.sliceable_head_dim, optional=True)
         self.set_processor(SDPAProcessor() if size is None else SlicedProcessor(size))
+
+    def set_use_memory_efficient_attention_xformers(
+        self, use_memory_efficient_attention_xformers: bool, attention_op: Callable[..., Any] | None = None
+    ) -> None:
+        """Choose the default processor for False; True is an error, as there is no processor for xformers here."""
+        self._use_kernel("xformers", is_used=use_memory_efficient_attention_xformers)
+
+    def set_use_npu_flash_attention(self, use_npu_flash_attention: bool) -> None:
+        """Choose the default processor for False; True is an error, as there is no processor for torch_npu here."""
+        self._use_kernel("torch_npu", is_used=use_npu_flash_attention)
+
+    def set_use_xla_flash_attention(
+        self,
+        use_xla_flash_attention: bool,
+        partition_spec: tuple[str | None, ...] | None = None,
+        is_flux: bool = False,
+    ) -> None:
+        """Choose the default processor for False; True is an error, as there is no processor for torch_xla here."""
+        self._use_kernel("torch_xla", is_used=use_xla_flash_attention)
+
+    def _use_kernel(self, package: str, *, is_used: bool) -> None:
+        if is_used:
+            raise InvalidArgumentError(
+                f"latelier has no processor for the attention kernels of {package}. The default one, SDPAProcessor, "
+                f"uses torch's own memory-efficient and flash kernels; a processor that calls {package}, such as that "
+                "of diffusers, can be given to set_processor."
+            )
+        self.set_processor(SDPAProcessor())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Rename the parameters of older checkpoints, if the constructor was told to."""

@@ -130,7 +130,7 @@ class Processor(ABC):
         added = attn.uses_added
         joint = attn.uses_added and attn.add_q_proj is not None
         if added and context is None and not joint:
-            context = _to_sequence(attn, hidden_states, temb)  # without the group norm, as in diffusers
+            context = _own_context(attn, hidden_states, temb)
 
         if added or context is None:
             source = sequence
@@ -209,6 +209,16 @@ def _to_sequence(attn: Any, hidden_states: Tensor, temb: Tensor | None) -> Tenso
     return hidden_states
 
 
+def _own_context(attn: Any, hidden_states: Tensor, temb: Tensor | None) -> Tensor:
+    """Return the sequence as its own context; without the group norm, as in diffusers."""
+    if attn.added_kv_proj_dim != attn.query_dim:
+        raise InvalidArgumentError(
+            f"received no encoder_hidden_states; added_kv_proj_dim={attn.added_kv_proj_dim} needs them: "
+            f"(batch, length, {attn.added_kv_proj_dim})."
+        )
+    return _to_sequence(attn, hidden_states, temb)
+
+
 def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Projected:
     """Split ``(b, l, inner)`` into ``(b, heads, l, dim_head)``, normalising queries and keys before or after."""
     across_heads = is_across_heads(attn.qk_norm)
@@ -218,7 +228,7 @@ def _to_heads(attn: Any, projected: Projected, norm_q: Any, norm_k: Any) -> Proj
             return None
         if norm is not None and across_heads:
             tensor = norm(tensor)
-        heads = tensor.unflatten(-1, (-1, attn.dim_head)).transpose(1, 2)
+        heads = tensor.unflatten(-1, (-1, attn.head_width)).transpose(1, 2)
         if norm is None or across_heads:
             return heads
         return norm(heads)

@@ -381,7 +381,7 @@ class DocumentFolder(FileDocuments):
             self.skip(path, f"{len(found.skipped):,} of its records: {first}", SkipReason.RECORDS)
 
     def warn(self, before: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Name the files that were skipped, those of one kind and for one reason in one line.
+        """Name the files that were skipped, those of one kind and for one reason in one line; excluded ones last.
 
         Returns a digest of the names of each such line. Those that were told `before` are only counted.
         """
@@ -390,14 +390,17 @@ class DocumentFolder(FileDocuments):
             warn_caller(f"no file of {self.folder} is read: looked for {wanted} in it and its sub-folders.")
         kinds: dict[tuple[str, str], list[str]] = {}
         again = set()  # of these, documents are concerned, so each run names them
+        excluded = set()
         for name, message, reason in self.skipped:
             kinds.setdefault((_suffix(name), message), []).append(name if name.isprintable() else short(name))
             if reason in (SkipReason.ID, SkipReason.KEPT):
                 again.add(message)
+            if reason is SkipReason.EXCLUDED:
+                excluded.add(message)
         lines = []
         told: dict[str, str] = {}
         known = 0
-        for (suffix, message), names in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        for (suffix, message), names in sorted(kinds.items(), key=lambda kind: (kind[0][1] in excluded, -len(kind[1]))):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
             line = f"{names[0] if len(names) == 1 else several}: {message}"
             told[line] = hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=8).hexdigest()
@@ -408,7 +411,8 @@ class DocumentFolder(FileDocuments):
         if known:
             lines.append(f"\n  {known:,} as before")
         if len(lines) > _MOST_NAMED:
-            more = f"\n  and files of {len(lines) - _MOST_NAMED:,} more kinds or reasons"
+            hidden = len(lines) - _MOST_NAMED
+            more = f"\n  and files of {hidden:,} more kinds or reasons; --json, or the attribute skipped, lists all"
         else:
             more = ""
         in_part = sum(each.reason is SkipReason.UNREAD for each in self.skipped)

@@ -4,35 +4,49 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from transformers import TrainerCallback
 
 from latelier import indexes
-from latelier.data import InOrder, TrainingSet, load_training_set, mine_hard_negatives, order_by_neighbours
+from latelier.data import (
+    InOrder,
+    TrainingSet,
+    load_training_set,
+    mine_hard_negatives,
+    order_by_neighbours,
+    split_validation,
+)
 from latelier.errors import InvalidArgumentError, StorageError
-from latelier.evaluation.comparison import bootstrap_interval
 from latelier.losses import CachedContrastive, Contrastive, Distillation
 from latelier.losses.base import Loss
 from latelier.models import DEFAULT_MODEL, ColBERT, load
 from latelier.training.distilling import STEPS, distill_head
+from latelier.training.validation import (
+    BEST,
+    Validation,
+    describe_cut_texts,
+    make_validation,
+    measure,
+    measured,
+    sampled,
+)
 from latelier.utils.checks import check_choice, check_count, check_number
 from latelier.utils.files import as_path
-from latelier.utils.misc import bar, fragment, needs_extra, table
+from latelier.utils.misc import bar, fragment, needs_extra, progress_bar, table, warn_caller
 
 _MAX_EPOCHS = _MAX_LEARNING_RATE = 1e6  # more epochs overflow the trainer's number of steps
 # six steps move the weights by 3e-5; passes beyond twenty learn rows by heart
 _LEAST_STEPS = 100
 _MOST_PASSES = 20
 _MAX_SEED = 2**32 - 1  # the largest seed of numpy
+_LEAST_QUERIES = 10  # with fewer, or of fewer positives, the bootstrap interval is far too small
 
 
 @dataclass(frozen=True)
@@ -65,8 +79,8 @@ class TrainingOptions:
     temperature
         Divisor of the scores in the contrastive loss; not used for rows with scores.
     validation_queries
-        Maximum number of queries to split off for validation, at most 10% of the data; 0 trains on all. Not used if
-        `train` gets a validation set.
+        Maximum number of queries to split off for validation, at most 10% of the data (`data.split_validation`); 0
+        trains on all. Not used if `train` gets a validation set.
     seed
         Seed of the validation split, of a new head, of the order of the rows and of the drawn negatives.
     head_only
@@ -150,17 +164,21 @@ class TrainingReport:
     before, after
         Measure (``"success@1"``, ``"ndcg@10"``) to value on the validation queries; empty without them.
     interval
-        95% bootstrap interval of the mean change of ``"ndcg@10"``; with 0 in it, the change may be chance. None without
-        validation queries.
+        95% bootstrap interval of the mean change of ``"ndcg@10"``, over groups of queries that share positives; with 0
+        in it, the change may be chance. None without validation queries.
+    positives, shared_positives
+        Number of different positives of the validation queries, and how many of them are positives of rows that were
+        trained on. With any, the change is not that of new documents.
 
     Examples
     --------
     >>> measures = {"ndcg@10": 0.8}, {"ndcg@10": 0.9}
     >>> interval = (0.07, 0.13)
-    >>> print(TrainingReport(Path("my-model"), 1800, 57, 200, *measures, interval))
+    >>> print(TrainingReport(Path("my-model"), 1800, 57, 200, *measures, interval, 180))
     my-model: trained on 1,800 rows, 57 steps.
       ndcg@10      0.800 before, 0.900 after, on 200 queries
-      a change beyond chance: 95% interval of ndcg@10 [+0.070, +0.130]
+      none of their 180 positives was trained on
+      a gain beyond chance: 95% interval of ndcg@10 [+0.070, +0.130]
     """
 
     model: Path
@@ -170,6 +188,20 @@ class TrainingReport:
     before: dict[str, float]
     after: dict[str, float]
     interval: tuple[float, float] | None = None
+    positives: int = 0
+    shared_positives: int = 0
+
+    @property
+    def measured_on(self) -> str:
+        """Whether the positives of the validation queries were trained on; empty without validation."""
+        if self.interval is None:
+            return ""
+        if not self.shared_positives:
+            return f"none of their {self.positives:,} positives was trained on"
+        return (
+            f"{self.shared_positives:,} of their {self.positives:,} positives were trained on as well: for new "
+            "documents, the change is another one. To measure it, give validation rows with positives of their own."
+        )
 
     @property
     def verdict(self) -> str:
@@ -178,8 +210,18 @@ class TrainingReport:
             return ""
         low, high = self.interval
         shown = f"95% interval of ndcg@10 [{low:+.3f}, {high:+.3f}]"
+        if min(self.validation_queries, self.positives) < _LEAST_QUERIES:
+            return f"too few validation queries, or positives of them, to tell a change from chance: {shown}"
         if low > 0 or high < 0:
-            return f"a change beyond chance: {shown}"
+            if low > 0:
+                kind = "gain"
+            else:
+                kind = "loss"
+            if self.shared_positives:
+                where = f", with {self.shared_positives:,} of {self.positives:,} positives known from training"
+            else:
+                where = ""
+            return f"a {kind} beyond chance{where}: {shown}"
         return (
             f"no change beyond chance: {shown}. Try more rows or epochs, a higher learning rate (1e-4), hard negatives "
             "(neighbours=7); or validate on more queries, which shows smaller changes."
@@ -191,7 +233,8 @@ class TrainingReport:
             lines.append(
                 f"  {name:12} {value:.3f} before, {self.after[name]:.3f} after, on {self.validation_queries} queries"
             )
-        return "\n".join([*lines, *([f"  {self.verdict}"] if self.verdict else [])])
+        lines += [f"  {line}" for line in (self.measured_on, self.verdict) if line]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         title = f"{self.model}: trained on {self.rows:,} rows, {self.steps:,} steps"
@@ -202,93 +245,7 @@ class TrainingReport:
         if not rows:
             return fragment(title)
         caption = f"{title}; measured on {self.validation_queries:,} queries"
-        return fragment(table(["measure", "before", "after"], rows, caption=caption), self.verdict)
-
-
-# Documents to search: enough to make the search hard, few enough to encode them at each validation.
-_CORPUS = 2000
-_SAMPLE = 100_000
-_ONE_IN = 10  # at most one query in ten is used for validation
-_NAME = "validation"
-# Name in reports to key of the evaluator's result.
-_MEASURES = {"success@1": f"{_NAME}_maxsim_accuracy@1", "ndcg@10": f"{_NAME}_maxsim_ndcg@10"}
-BEST = f"eval_{_MEASURES['ndcg@10']}"
-"""The trainer's key of the measure that chooses the best checkpoint."""
-
-
-def split_validation(data: TrainingSet, queries: int, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    """Split off queries for validation, at most a tenth of all, with all of their rows."""
-    shuffled = list(dict.fromkeys(data.queries))
-    random.Random(seed).shuffle(shuffled)
-    chosen = set(shuffled[: min(queries, len(shuffled) // _ONE_IN)])
-    is_chosen = np.fromiter((query in chosen for query in data.queries), bool, len(data))
-    others = np.flatnonzero(~is_chosen).tolist()
-    return data.select(others), data.select(np.flatnonzero(is_chosen).tolist())
-
-
-def _sampled(data: TrainingSet, seed: int) -> TrainingSet:
-    """Return all rows, or a hundred thousand drawn at random, where a sample of the texts is enough."""
-    if len(data) <= _SAMPLE:
-        return data
-    return data.select(random.Random(seed).sample(range(len(data)), _SAMPLE))
-
-
-class Validation(MultiVectorInformationRetrievalEvaluator):
-    """Keeps the nDCG@10 of each query in its last call."""
-
-    per_query: np.ndarray
-
-    def compute_metrics(self, queries_result_list: list[Any]) -> Any:
-        """Compute the measures of all queries."""
-        values = []
-        for query, hits in zip(self.queries_ids, queries_result_list, strict=True):
-            top = sorted(hits, key=lambda hit: (-hit["score"], hit["corpus_id"]))[:10]
-            relevant = self.relevant_docs[query]
-            gains = [hit["corpus_id"] in relevant for hit in top]
-            ideal = self.compute_dcg_at_k([1] * min(10, len(relevant)), 10)
-            values.append(self.compute_dcg_at_k(gains, 10) / ideal)
-        self.per_query = np.array(values, "float64")
-        return super().compute_metrics(queries_result_list)
-
-
-def evaluator(validation: TrainingSet, data: TrainingSet, seed: int) -> Validation:
-    """Make an evaluator of how well positives of `validation` are found among 2,000 documents of `data`."""
-    own = list(dict.fromkeys(text for documents in validation.documents for text in documents))
-    others = sorted({text for documents in _sampled(data, seed).documents for text in documents} - set(own))
-    random.Random(seed).shuffle(others)
-    corpus: dict[str, Any] = {str(i): text for i, text in enumerate([*own, *others[: max(0, _CORPUS - len(own))]])}
-    ids = {text: id_ for id_, text in corpus.items()}
-    queries = {text: str(i) for i, text in enumerate(dict.fromkeys(validation.queries))}
-    relevant: dict[str, set[str]] = {id_: set() for id_ in queries.values()}
-    for query, text in zip(validation.queries, _positives(validation), strict=True):
-        relevant[queries[query]].add(ids[text])
-    return Validation(
-        queries={id_: text for text, id_ in queries.items()},
-        corpus=corpus,
-        relevant_docs=relevant,
-        name=_NAME,
-        write_csv=False,
-    )
-
-
-def measure(evaluator: Any, model: ColBERT) -> dict[str, float]:
-    """Return the measures of a model; an empty dict without an evaluator."""
-    if evaluator is None:
-        return {}
-    return measured(evaluator(model.eval()))
-
-
-def measured(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the measures of a report from the evaluator's result or, with a prefix, from the trainer's logs."""
-    return {name: float(values[prefix + key]) for name, key in _MEASURES.items() if prefix + key in values}
-
-
-def _positives(rows: TrainingSet) -> list[str]:
-    """Return the positive of each row: the first document, or the one with the highest score of the teacher."""
-    if rows.scores is None:
-        return [documents[0] for documents in rows.documents]
-    best = [max(range(len(scores)), key=scores.__getitem__) for scores in rows.scores]
-    return [documents[i] for documents, i in zip(rows.documents, best, strict=True)]
+        return fragment(table(["measure", "before", "after"], rows, caption=caption), self.measured_on, self.verdict)
 
 
 # Larger batches are trained with `CachedContrastive`, in forward passes of 32 texts, which fit into memory even with
@@ -299,17 +256,19 @@ _MINI_BATCH = 32
 def run_trainer(
     model: ColBERT,
     rows: TrainingSet,
-    evaluator: Any,
+    validation: Validation | None,
     options: TrainingOptions,
     on_progress: Callable[[str], None] | None = None,
+    *,
+    show_progress: bool = False,
 ) -> int:
-    """Train a model in place; with an evaluator, it ends with the weights of the best of five checkpoints."""
+    """Train a model in place; with validation, it ends with the weights of the best of five checkpoints."""
     from sentence_transformers import MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
     from sentence_transformers.base.training_args import BatchSamplers
     from transformers import PrinterCallback, ProgressCallback
 
     checkpoints: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no"}
-    if evaluator is not None:
+    if validation is not None:
         checkpoints = {
             "eval_strategy": "steps",
             "eval_steps": 0.2,
@@ -339,7 +298,7 @@ def run_trainer(
             args=arguments,
             train_dataset=rows.to_dataset(),
             loss=choose_loss(model, rows, options),
-            evaluator=evaluator,
+            evaluator=validation,
         )
         card = model.model_card_data  # it is published with the model, but the texts need not be
         card.widget = []
@@ -352,6 +311,8 @@ def run_trainer(
         trainer.remove_callback(ProgressCallback)
         if on_progress is not None:
             trainer.add_callback(_Progress(on_progress))
+        if show_progress:
+            trainer.add_callback(_Bar())
         trainer.train()
     return int(trainer.state.global_step)
 
@@ -388,6 +349,23 @@ class _Progress(TrainerCallback):
             self._on_progress(f"{step}: validation: {shown}")
 
 
+class _Bar(TrainerCallback):
+    """Shows a bar of the steps."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin the bar."""
+        self._stack = ExitStack()
+        self._bar = self._stack.enter_context(progress_bar(shown=True, total=state.max_steps, desc="Training"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count a step."""
+        self._bar.update(1)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the bar."""
+        self._stack.close()
+
+
 # Without neighbours, negatives are drawn from the first 10 ranks; neighbours are found among 10 negatives per row.
 _RANKS = 10
 
@@ -406,8 +384,9 @@ def train(
 
     Rows with a teacher's scores are trained with `Distillation`, others with `Contrastive`, or with
     `CachedContrastive` if batches have more than 32 rows. The model is validated five times during training, and the
-    best checkpoint is saved; without validation rows, the final model is saved. The saved model loads with `ColBERT`
-    and in plain sentence-transformers. Its model card holds none of the texts.
+    best checkpoint is saved, which favours the change on the validation rows a little; without validation rows, the
+    final model is saved. The saved model loads with `ColBERT` and in plain sentence-transformers. Its model card holds
+    the measures and how the validation was split off, and none of the texts.
 
     Parameters
     ----------
@@ -420,27 +399,29 @@ def train(
         all-MiniLM-L6-v2.
     validation
         Rows to validate on, in the same forms as `data`; default: the rows of up to
-        `TrainingOptions.validation_queries` queries are split off from `data`.
+        `TrainingOptions.validation_queries` queries are split off from `data` by `data.split_validation`, so that no
+        passage of theirs is trained on.
     options
         How to build the model, mine, train and validate; default: ``TrainingOptions()``.
     on_progress
-        A function such as `print`, called with a line of text after mining, for each logged loss and for each
-        validation; default: none is called.
+        A function such as `print`, called with a line of text if texts are longer than the model reads, after mining,
+        for each logged loss and for each validation; default: none is called, and cut texts are a warning.
     show_progress
-        Show progress bars of mining on standard error.
+        Show progress bars of mining and of training on standard error.
 
     Returns
     -------
     TrainingReport
-        Rows, steps, and the measures before and after.
+        Rows, steps, the measures before and after, and whether they are those of passages that were trained on.
 
     Raises
     ------
     MissingExtraError
         If the extra 'train' is not installed.
     InvalidArgumentError
-        If `model` or `options` have another type, a row is faulty, fewer than two rows are left to train on, the output
-        folder is not empty, rows with scores are to be mined, or `start`, `dims` or `device` come with a `ColBERT`.
+        If `model` or `options` have another type, a row is faulty, fewer than two rows are left to train on, positives
+        are equal in what the model reads of them, the output folder is not empty, rows with scores are to be mined, or
+        `start`, `dims` or `device` come with a `ColBERT`.
     StorageError
         If the output folder cannot be written.
     ModelLoadError
@@ -484,15 +465,10 @@ def train(
     output = as_path(output, "output")
     _prepare(output)
     encoder = build_model(model, options)
-    if len(validation):
-        evaluation = evaluator(validation, rows, options.seed)
-    else:
-        evaluation = None
-    before = measure(evaluation, encoder)
-    if evaluation is None:
-        first = None
-    else:
-        first = evaluation.per_query
+    _tell(describe_cut_texts(encoder, rows, options.seed, as_pairs=not options.head_only), on_progress)
+    evaluator = make_validation(validation, training, rows, options.seed)
+    before = measure(evaluator, encoder)
+    first = None if evaluator is None else evaluator.per_query
     if options.mine or options.neighbours:
         training = _mine(encoder, rows, training, options, show_progress=show_progress)
         if on_progress is not None:
@@ -500,21 +476,42 @@ def train(
     _check_enough(training)
     if options.head_only:
         steps = STEPS
-        shown = show_progress
-        seen = _sampled(training, options.seed)
-        documents = list(dict.fromkeys(text for own in seen.documents for text in own))
-        queries = list(dict.fromkeys(seen.queries))
-        distill_head(encoder, documents, options.dims or 128, queries, seed=options.seed, show_progress_bar=shown)
+        _distill(encoder, training, options, show_progress=show_progress)
     else:
         options = options.for_rows(len(training))
-        steps = run_trainer(encoder, _ordered(training, options), evaluation, options, on_progress)
-    after = measure(evaluation, encoder)
-    if evaluation is None:
-        interval = None
-    else:
-        interval = bootstrap_interval(evaluation.per_query - first)
+        ordered = _ordered(training, options)
+        steps = run_trainer(encoder, ordered, evaluator, options, on_progress, show_progress=show_progress)
+    after = measure(evaluator, encoder)
     encoder.save_pretrained(str(output))
-    return TrainingReport(output, len(training), steps, len(set(validation.queries)), before, after, interval)
+    if evaluator is None:
+        return TrainingReport(output, len(training), steps, 0, before, after)
+    return TrainingReport(
+        output,
+        len(training),
+        steps,
+        len(evaluator.queries),
+        before,
+        after,
+        evaluator.interval(first),
+        evaluator.positives,
+        evaluator.shared_positives,
+    )
+
+
+def _tell(line: str, on_progress: Callable[[str], None] | None) -> None:
+    """Say a line before the first step: to `on_progress`, or as a warning."""
+    if line and on_progress is not None:
+        on_progress(line)
+    elif line:
+        warn_caller(line)
+
+
+def _distill(model: ColBERT, rows: TrainingSet, options: TrainingOptions, *, show_progress: bool) -> None:
+    """Add a head that learns the model's own scores of the texts of rows."""
+    seen = sampled(rows, options.seed)
+    documents = list(dict.fromkeys(text for own in seen.documents for text in own))
+    queries = list(dict.fromkeys(seen.queries))
+    distill_head(model, documents, options.dims or 128, queries, seed=options.seed, show_progress_bar=show_progress)
 
 
 def build_model(model: str | os.PathLike[str] | ColBERT | None, options: TrainingOptions) -> ColBERT:

@@ -89,7 +89,7 @@ def tokens_per_batch(tokens: int, threads: int) -> int:
 # Positions of these architectures start after the padding index, so two rows of the position table are never used.
 _OFFSET_POSITIONS = {"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
 # [CLS], the marker, one token of the text, and [SEP].
-_SHORTEST = 4
+SHORTEST_LENGTH = 4
 
 
 def encoder_limit(config: Any) -> int | None:
@@ -137,7 +137,7 @@ def resolve_length(name: str, asked: int | None, default: int | None, limit: int
         if limit is None or default is None:
             return default
         return min(default, limit)
-    length = check_count(name, asked, _SHORTEST)
+    length = check_count(name, asked, SHORTEST_LENGTH)
     if limit is not None and length > limit:
         raise InvalidArgumentError(
             f"received {name}={length}, but this encoder reads at most {limit} tokens; give at most that."

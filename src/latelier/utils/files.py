@@ -119,23 +119,16 @@ def _line_ends(error: UnicodeDecodeError) -> int:
     return before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n")
 
 
-def parse_json(text: str, *, nan_as_null: bool = False) -> Any:
-    """Return the value of a JSON text; raise `InvalidArgumentError` if it is malformed, too deep or huge.
-
-    `nan_as_null`: NaN and Infinity, which Python writes and JSON does not have, are None.
-    """
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text; raise `InvalidArgumentError` if it is malformed, too deep or huge."""
     try:
-        return json.loads(text, parse_constant=_no_value if nan_as_null else None)
+        return json.loads(text)
     except RecursionError as error:
         raise InvalidArgumentError("malformed JSON: it is nested too deeply.") from error
     except json.JSONDecodeError as error:
         raise InvalidArgumentError(f"malformed JSON: {error.msg}: {_place(error)}.") from error
     except ValueError as error:  # an integer with more digits than Python converts
         raise InvalidArgumentError("malformed JSON: it holds an integer with too many digits.") from error
-
-
-def _no_value(name: str) -> None:
-    """Return what stands for NaN and Infinity, as in tables."""
 
 
 def json_items(value: Any) -> Iterator[tuple[str, Any]]:

@@ -7,9 +7,10 @@ import pytest
 from index_tampering import change
 from ivf_helpers import check_lists, collection, lists_of, recall
 
+from instructions import forced
 from latelier import indexes
 from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError
-from latelier.kernels import multiply
+from latelier.kernels.library import supported
 
 pytestmark = pytest.mark.processor
 
@@ -93,12 +94,12 @@ def test_instruction_sets_make_the_same_lists_and_find_the_same(early, monkeypat
     documents, queries = collection(600)
     found, stored = [], []
     monkeypatch.setattr("latelier.indexes.ivf.index.CODEBOOK_TOKENS", 5000)
-    for isa in multiply.supported():
-        monkeypatch.setenv("LATELIER_KERNELS", isa.name)
-        index = indexes.IVF(nbits=nbits)
-        index.add(range(600), documents)
-        found.append(index.search(queries, 10))
-        stored.append(lists_of(index).arrays())
+    for name in supported()[:-1]:
+        with forced(name):
+            index = indexes.IVF(nbits=nbits)
+            index.add(range(600), documents)
+            found.append(index.search(queries, 10))
+            stored.append(lists_of(index).arrays())
         assert found[-1] == found[0]
         for name, array in stored[0].items():
             assert np.array_equal(array, stored[-1][name]), name
@@ -243,3 +244,20 @@ def test_snapshots_and_writes_of_several_threads_do_not_wait_for_each_other_fore
     for thread in threads:
         thread.join(timeout=120)
     assert sorted(map(id, finished)) == sorted(map(id, works))
+
+
+@pytest.mark.parametrize("nbits", [8, 4, 2, 1])
+def test_without_the_library_numpy_finds_the_same(early, monkeypatch, nbits):
+    documents, queries = collection(150, dim=20)
+    found = []
+    monkeypatch.setattr("latelier.indexes.ivf.index.CODEBOOK_TOKENS", 1000)
+    for name in supported()[0], "numpy":
+        with forced(name):
+            index = indexes.IVF(nbits=nbits)
+            index.add(range(100), documents[:100])
+            index.add(range(100, 150), documents[100:])
+            index.remove(range(5))
+            found.append(index.search(queries, 5, effort=2.0))
+    for numpy, kernels in zip(found[1], found[0], strict=True):
+        assert [hit.id for hit in numpy] == [hit.id for hit in kernels]
+        np.testing.assert_allclose([h.score for h in numpy], [h.score for h in kernels], rtol=1e-4, atol=1e-5)

@@ -22,10 +22,20 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.ivf import plain
+from latelier.indexes.ivf.kernels import codes as code_kernels
+from latelier.indexes.ivf.kernels.centroids import (
+    CentroidLevels,
+    PackedCentroids,
+    group_rows,
+    nearest_centroids,
+    nearest_in_two_levels,
+    pack_centroids,
+    spherical_kmeans,
+)
 from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
 from latelier.indexes.ivf.layout import (
     COARSE_CELLS,
+    DECIDING,
     FINE_CELLS,
     GROUP,
     PLAIN_BITS,
@@ -113,12 +123,10 @@ def read_codebook(stored: Any, dim: int) -> np.ndarray:
     return codebook
 
 
-# Iterations of each level; the root mean square of the integers of a cell; their size from which on a cell decides on
-# signs, 0.67 standard deviations of what it leaves, which are about that; words of binary codes that are read together.
+# Iterations of each level; the root mean square of the integers of a cell; words of binary codes read together.
 _COARSE_ITERATIONS = 8
 _FINE_ITERATIONS = 12
 _CELL_SIZE = 28
-_DECIDING = 18
 _WORDS = 4
 
 
@@ -135,55 +143,42 @@ class Cells:
         self.masks = np.zeros((parts, CELL_COUNT, 2, _WORDS), dtype="uint32")
         if codebook is not None:
             self.integers[:, :dim] = codebook
-            decided = np.abs(self.integers.astype("int16")) >= _DECIDING
+            decided = np.abs(self.integers.astype("int16")) >= DECIDING
             words = np.zeros((CELL_COUNT, _WORDS * parts), dtype="<u4")
             for i, bits in enumerate((decided, decided & (self.integers > 0))):
                 words[:, : sign_words(dim)] = np.packbits(bits, axis=1, bitorder="little").view("<u4")
                 self.masks[:, :, i] = words.reshape(CELL_COUNT, parts, _WORDS).swapaxes(0, 1)
 
     @cached_property
-    def _packed(self) -> tuple[Any, Any]:
+    def _packed(self) -> CentroidLevels:
         fine = self.integers.astype("float32")
         coarse = fine.reshape(COARSE_CELLS, FINE_CELLS, -1).sum(axis=1)
         coarse /= np.maximum(np.linalg.norm(coarse, axis=1, keepdims=True), 1e-30)
-        return _pack(coarse), (*_pack(fine), np.arange(COARSE_CELLS + 1) * (FINE_CELLS // GROUP))
+        return CentroidLevels(_pack(coarse), _pack(fine), np.arange(COARSE_CELLS + 1) * (FINE_CELLS // GROUP))
 
     def nearest(self, rows: np.ndarray) -> np.ndarray:
         """Return the cell of each token, uint16, given as ``(tokens, byte_width(dim))`` uint8, shifted by 128."""
-        from latelier.indexes.ivf.kernels.kmeans import nearest_in_two_levels
-
-        return nearest_in_two_levels(rows, *self._packed)[0].astype("uint16")
+        return nearest_in_two_levels(rows, self._packed)[0].astype("uint16")
 
 
-def _pack(centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    from latelier.indexes.ivf.kernels.kmeans import pack_centroids
-
+def _pack(centroids: np.ndarray) -> PackedCentroids:
     return pack_centroids(centroids, byte_width(centroids.shape[1]), np.abs(centroids).max() / 127)
 
 
 def _train_cells(rows: np.ndarray, dim: int) -> np.ndarray:
     """Return a codebook, given tokens as for `Cells.nearest`; the cells under one coarse cell follow each other."""
-    from latelier.indexes.ivf.kernels.centroids import nearest_centroids
-    from latelier.indexes.ivf.kernels.kmeans import group_rows, spherical_kmeans
-    from latelier.kernels.multiply import instruction_set
-
-    isa = instruction_set().argument
     lengths = np.linalg.norm(rows.astype("float32") - 128, axis=1)
     rows = rows[lengths > 0]
     scales = 1 / lengths[lengths > 0]
     cells = np.zeros((COARSE_CELLS, FINE_CELLS, dim), dtype="float32")
     if len(rows):
         coarse = np.empty((min(len(rows), COARSE_CELLS), dim), dtype="float32")
-        spherical_kmeans(isa, rows, scales, _COARSE_ITERATIONS, coarse)
-        nearest, dots = (np.empty(len(rows), dtype="int32") for _ in range(2))
-        nearest_centroids(isa, rows, np.arange(len(rows)), *_pack(coarse), nearest, dots)
-        offsets = np.zeros(COARSE_CELLS + 1, dtype="int64")
-        order = np.empty(len(rows), dtype="int64")
-        group_rows(nearest, offsets, order)
-        for own, first, last in zip(cells, offsets[:-1], offsets[1:], strict=True):
+        spherical_kmeans(rows, scales, _COARSE_ITERATIONS, coarse)
+        offsets, order = group_rows(nearest_centroids(rows, _pack(coarse))[0], COARSE_CELLS)
+        for own, (first, last) in zip(cells, pairwise(offsets.tolist()), strict=True):
             if first < last:
                 some = order[first:last]
-                spherical_kmeans(isa, rows[some], scales[some], _FINE_ITERATIONS, own[: last - first])
+                spherical_kmeans(rows[some], scales[some], _FINE_ITERATIONS, own[: last - first])
     levels = np.rint(_CELL_SIZE / _LEVEL * np.sqrt(dim) * cells.reshape(CELL_COUNT, dim)).clip(-_LEVELS, _LEVELS)
     levels[0] = 0
     return (_LEVEL * levels).astype("int8")
@@ -220,9 +215,10 @@ class Codec:
             raise EmbeddingsError(f"received vectors of {self.dim:,} dims; an IVF index takes up to {MOST_DIMS:,}.")
 
     @cached_property
-    def rotation(self) -> tuple[np.ndarray, np.ndarray]:
-        """The axis and the flips, for kernels."""
-        return np.zeros(self.dim, "float32") if self.axis is None else self.axis, _flips(self.dim, self.seed)
+    def rotation(self) -> code_kernels.Rotation:
+        """The axis and the flips."""
+        axis = np.zeros(self.dim, "float32") if self.axis is None else self.axis
+        return code_kernels.Rotation(axis, _flips(self.dim, self.seed))
 
     @property
     def has_cells(self) -> bool:
@@ -247,40 +243,20 @@ class Codec:
         other = replace(self, seed=1)
         if self.codebook is None:
             return other
-        from latelier.indexes.ivf.kernels.codes import restore_rows
-
         cells = self.codebook.astype("float32")
-        restore_rows(cells, *self.rotation, np.zeros(len(cells), dtype="float32"))
+        cells = code_kernels.restore(cells, np.zeros(len(cells), dtype="float32"), self.rotation)
         return replace(other, codebook=np.rint(other.rotate(cells)[0]).clip(-127, 127).astype("int8"))
 
-    def rotate(self, vectors: np.ndarray, *, plainly: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rotated rests of tokens, ``(tokens, dim)`` float32, and their leads, ``(tokens,)`` float32.
-
-        `plainly`: without kernels, see `latelier.indexes.ivf.plain`, which takes up to `plain.MOST_DIMS`.
-        """
-        if plainly:
-            return plain.rotate(vectors, *self.rotation)
-        from latelier.indexes.ivf.kernels.codes import rotate_rows
-
-        vectors = np.array(vectors, order="C")  # for read-only or other arrays, kernels would be compiled again
-        rests = np.empty_like(vectors)
-        leads = np.empty(len(vectors), dtype="float32")
-        rotate_rows(vectors, *self.rotation, rests, leads)
-        return rests, leads
+    def rotate(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rotated rests of tokens, ``(tokens, dim)`` float32, and their leads, ``(tokens,)`` float32."""
+        return code_kernels.rotate(vectors, self.rotation)
 
     @cached_property
     def shape(self) -> CodeShape:
         """The sizes of a token's codes, for kernels."""
-        words = sign_words(self.dim)
-        if self.bits == 8:
-            code_bytes = self.dim
-        else:
-            code_bytes = (self.bits - 1) * words * 4
-        if self.has_cells:
-            codebook = self.cells.integers.ctypes.data
-        else:
-            codebook = 0
-        return CodeShape(self.bits, self.dim, words, code_bytes, codebook)
+        if not self.has_cells:
+            return CodeShape(self.bits, self.dim)
+        return CodeShape(self.bits, self.dim, self.cells.integers.ctypes.data, self.cells.masks.ctypes.data)
 
     @cached_property
     def arrays(self) -> tuple[str, ...]:
@@ -316,35 +292,13 @@ class Codec:
 
         What is not in range is left to `are_in_range`.
         """
-        from latelier.indexes.ivf.kernels.codes import encode_tokens
-
-        vectors = np.ascontiguousarray(embeddings.vectors)
+        vectors = embeddings.vectors
         stored = into or {name: np.empty((len(vectors), *shape), dtype) for name, (dtype, shape) in self.layout.items()}
-        no_codes = np.empty((0, self.dim), dtype="uint8")
-        no_planes = np.empty((0, 0, 0), dtype="uint32")
-        if self.bits == 8:
-            codes = stored[CODES]
-        else:
-            codes = no_codes
-        if 1 < self.bits < 8:
-            planes = stored[CODES]
-        else:
-            planes = no_planes
-        cells = np.empty(0, dtype="uint16")
-        codebook = np.empty((0, 0), dtype="int8")
-        if self.has_cells:
-            cells, codebook = stored[CELLS], self.cells.integers
-            if self.codebook is None:
-                cells[:] = 0
-            else:
-                cells[:] = self.cells.nearest(self.byte_rows(vectors))
-        both = stored[SCALES], stored[LEADS]
-        encode_tokens(vectors, self.rotation, self.bits, stored[SIGNS], codes, planes, *both, cells, codebook)
+        codes = code_kernels.Codes(stored[SIGNS], stored.get(CODES), stored[SCALES], stored[LEADS], stored.get(CELLS))
+        if codes.cells is not None:
+            codes.cells[:] = 0 if self.codebook is None else self.cells.nearest(self.byte_rows(vectors))
+        code_kernels.encode(vectors, self.rotation, self.shape, codes)
         return stored
-
-    def encode_plainly(self, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
-        """Do the same without kernels, at `START_BITS`."""
-        return plain.encode(*plain.rotate(embeddings.vectors, *self.rotation))
 
     def byte_rows(self, vectors: np.ndarray) -> np.ndarray:
         """Return the rotated rests of tokens in 8 bits, ``(tokens, byte_width(dim))`` uint8, shifted by 128."""
@@ -382,18 +336,6 @@ class Codec:
             lengths=np.diff(segment.offsets),
         )
 
-    def decode_plainly(self, part: Part) -> TokenEmbeddings:
-        """Return the vectors of stored documents, without kernels."""
-        rows = self.rests(part)
-        vectors = plain.restore(rows[:, : self.dim], *self.rotation, rows[:, self.dim])
-        return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
-
-    def rests(self, part: Part) -> np.ndarray:
-        """Return the rotated rests and the leads of stored documents, ``(tokens, dim + 1)``, without kernels."""
-        self.locate(part.segment)  # checks the arrays
-        arrays = {name: part.rows(name) for name in self.layout}
-        return plain.decode(arrays, self.dim, self.bits, self.codebook)
-
     def decode(self, part: Part) -> TokenEmbeddings:
         """Return the vectors of stored documents."""
         if len(part.positions) and not 0 <= part.positions.min() <= part.positions.max() < len(part.segment):
@@ -401,14 +343,8 @@ class Codec:
                 f"the positions {part.positions.min()} to {part.positions.max()} are outside of a segment with "
                 f"{len(part.segment)} documents; verify() lists the damaged files."
             )
-        documents = self.locate(part.segment)
-        tokens = int(part.lengths.sum())
-        from latelier.indexes.ivf.kernels.codes import decode_documents, restore_rows
-
-        vectors = np.empty((tokens, self.dim), dtype="float32")
-        leads = np.empty(tokens, dtype="float32")
-        decode_documents(tuple(documents), part.positions, tuple(self.shape), vectors, leads)
-        restore_rows(vectors, *self.rotation, leads)
+        rests, leads = code_kernels.decode_documents(self.locate(part.segment), part.positions, self.shape)
+        vectors = code_kernels.restore(rests, leads, self.rotation)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
 
 
@@ -488,16 +424,14 @@ class DocumentTable:
 
     def unpack(self, ordinals: np.ndarray) -> TokenRows:
         """Return the tokens of some documents, one document after the other."""
-        from latelier.indexes.ivf.kernels.codes import unpack_documents
-
         offsets = lengths_to_offsets(self.documents.lengths[ordinals])
         width = byte_width(self.codec.dim)
-        shape = tuple(self.codec.shape)
         rows = TokenRows(np.empty((offsets[-1], width), dtype="uint8"), np.empty(offsets[-1], "float32"))
 
         def unpack(documents: CodedDocuments, places: np.ndarray, ends: np.ndarray, first: int, last: int) -> None:
             some = slice(ends[first], ends[last])
-            unpack_documents(tuple(documents), places[first:last], shape, rows.codes[some], rows.scales[some])
+            own = rows.codes[some], rows.scales[some]
+            code_kernels.unpack_documents(documents, places[first:last], self.codec.shape, *own)
 
         for some, documents, places in self.windows(ordinals, *self.codec.arrays):
             ends = offsets[some.start : some.stop + 1]
@@ -512,15 +446,13 @@ class DocumentTable:
     def unpack_tokens(self, ordinals: np.ndarray, offsets: np.ndarray, numbers: np.ndarray) -> TokenRows:
         """Return the tokens `numbers` of some documents, if `is_addressable`.
 
-        `offsets`: the number of the first token of each document, ``(documents + 1,)`` int64. `numbers` should ascend:
-        each step back takes the time of many tokens.
+        `offsets`: the number of the first token of each document, ``(documents + 1,)`` int64.
         """
-        from latelier.indexes.ivf.kernels.codes import unpack_tokens
-
+        owners = np.searchsorted(offsets, numbers, side="right") - 1
         rows = TokenRows(
             np.empty((len(numbers), byte_width(self.codec.dim)), dtype="uint8"), np.empty(len(numbers), "float32")
         )
-        unpack_tokens(tuple(self.documents), ordinals, offsets, numbers, tuple(self.codec.shape), *rows)
+        code_kernels.unpack_tokens(self.documents, ordinals[owners], numbers - offsets[owners], self.codec.shape, *rows)
         return rows
 
     def windows(self, ordinals: np.ndarray, *names: str) -> Iterator[tuple[slice, CodedDocuments, np.ndarray]]:

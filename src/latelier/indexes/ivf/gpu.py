@@ -27,13 +27,13 @@ from latelier.embeddings import TokenEmbeddings
 from latelier.errors import LatelierError
 from latelier.indexes.gpu import highest, highest_of_groups, score_vectors
 from latelier.indexes.ivf.codec import CELLS, CODES, LEADS, SCALES, SIGNS, Codec, DocumentTable
+from latelier.indexes.ivf.layout import GROUP as LANES
 from latelier.indexes.ivf.layout import LARGE_2, SIZE_BITS, SIZES, SMALL_1, SMALL_2, DeviceCodes, DeviceQueries
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
 from latelier.indexes.ivf.search import Scope, SearchParameters, choose_search_parameters
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.store import connections
 from latelier.indexes.store.segments import Segment
-from latelier.kernels.jit import LANES
 from latelier.scores.cuda import is_installed
 from latelier.scores.maxsim import TopK
 from latelier.utils.batching import lengths_to_offsets, split_by_rows

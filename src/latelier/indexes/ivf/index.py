@@ -12,7 +12,6 @@ after the tokens have grown by a constant factor, so the cost per added document
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
 from latelier.indexes.base import PathLike, sample_queries
-from latelier.indexes.ivf import plain
 from latelier.indexes.ivf.codec import (
     CELLS,
     CODEBOOK_TOKENS,
@@ -39,24 +37,22 @@ from latelier.indexes.ivf.codec import (
 )
 from latelier.indexes.ivf.layout import BITS, GROUP, PLAIN_BITS, START_BITS, byte_width, coarse_count, list_count
 from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
+from latelier.indexes.ivf.lists import InvertedLists, append_documents, train_lists
+from latelier.indexes.ivf.search import RotatedQuery, Scope, choose_search_parameters, find_loss, search_query
 from latelier.indexes.options import SearchOptions, Tokenizer
-from latelier.indexes.ranking import exact_scores, split_positions
+from latelier.indexes.ranking import exact_scores
 from latelier.indexes.results import CheckReport, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored_index import StoredIndex, token_bytes
-from latelier.kernels.threads import KernelWarmUp, for_ranges, thread_count
-from latelier.scores.maxsim import TopK, maxsim_numpy
-from latelier.utils.batching import lengths_to_offsets
+from latelier.kernels.threads import for_ranges, thread_count
+from latelier.scores.maxsim import TopK
 from latelier.utils.misc import warn_caller
 from latelier.utils.values import Id
 
 if TYPE_CHECKING:
     import torch
-
-    from latelier.indexes.ivf.lists import InvertedLists
-    from latelier.indexes.ivf.search import Scope
 
 
 @dataclass(frozen=True)
@@ -88,10 +84,6 @@ class Thresholds:
 
 # Name of the entries of inverted lists in the report.
 LISTS = "inverted lists"
-# A search without kernels decodes so many tokens at a time; to decode one takes the time of its products with so many
-# tokens of queries.
-_PLAIN_TOKENS = 1 << 12
-_DECODING_WORK = 64
 # Assumed number of multiplications per query: threads then take a few queries at a time.
 _QUERY_WORK = 1 << 25
 # Codes that a thread reads at a time, and tokens in memory during training: these shares of the working memory.
@@ -103,13 +95,6 @@ _CHECKED_HITS = 3
 _KEPT = 0.9
 # Most bytes of the headers of the files of inverted lists, and of their statistics.
 _OVERHEAD = 4096
-
-
-def _are_search_kernels_compiled() -> bool:
-    from latelier.indexes.ivf.kernels.rerank import rerank_scores
-    from latelier.kernels.jit import is_cached
-
-    return is_cached(rerank_scores)
 
 
 class IVF(StoredIndex):
@@ -171,8 +156,6 @@ class IVF(StoredIndex):
     _document_bytes = 136
     _choices: ClassVar = {"nbits": BITS}
     _thresholds: ClassVar = Thresholds()
-    # As many as of `Flat`: about a second.
-    _warm_up: ClassVar = KernelWarmUp(1 << 33, _are_search_kernels_compiled)
     dtype = "float32"
 
     def __init__(
@@ -295,15 +278,7 @@ class IVF(StoredIndex):
 
     def _encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex._encode`."""
-        return self._coded(self._codec(embeddings.dim), embeddings, into)
-
-    def _coded(
-        self, codec: Codec, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None
-    ) -> dict[str, np.ndarray]:
-        """Return the codes of documents: the first ones of few bits, which are few, without kernels."""
-        if codec.bits != self.nbits and codec.dim <= plain.MOST_DIMS:
-            return codec.encode_plainly(embeddings)
-        return codec.encode(embeddings, into)
+        return self._codec(embeddings.dim).encode(embeddings, into)
 
     def _codec(self, dim: int) -> Codec:
         """Return the codec of new documents of a dim, with the axis and the codebook that the index stores for it."""
@@ -342,7 +317,7 @@ class IVF(StoredIndex):
 
     def _encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
         """See `StoredIndex._encode_in`."""
-        return self._coded(self._choose(transaction, embeddings), embeddings)
+        return self._choose(transaction, embeddings).encode(embeddings)
 
     def take_axis(self, other: IVF) -> None:
         """Code as another index does, unless there are documents already: then a copy loses next to nothing."""
@@ -399,10 +374,7 @@ class IVF(StoredIndex):
         return are_in_range(arrays)
 
     def _decode(self, part: Part) -> TokenEmbeddings:
-        codec = self._codec_of(part.segment)
-        if self._warm_up.has_kernels or codec.dim > plain.MOST_DIMS:
-            return codec.decode(part)
-        return codec.decode_plainly(part)
+        return self._codec_of(part.segment).decode(part)
 
     def _describe(self) -> str:
         return f"{self.nbits}-bit"
@@ -412,14 +384,6 @@ class IVF(StoredIndex):
     ) -> None:
         if not parts:
             return
-        is_default = (options.effort, options.nprobe, options.candidates, options.rerank) == (None,) * 4
-        if is_default and self._max_memory is None and queries.dim <= plain.MOST_DIMS:
-            work = sum(part.tokens for part in parts) * queries.dim * max(queries.num_tokens, _DECODING_WORK)
-            if not self._warm_up.is_over(work, load_search_kernels):
-                self._search_plainly(parts, queries, best)
-                return
-        from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, search_query
-
         scope = self._scope(snapshot, parts)
         codec = scope.table.codec
         parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=codec.bits)
@@ -436,20 +400,6 @@ class IVF(StoredIndex):
             search(0, 1)
         else:
             for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
-
-    def _search_plainly(self, parts: Sequence[Part], queries: TokenEmbeddings, best: TopK) -> None:
-        """Score all documents of `parts`, without kernels: the lead of a token is a further number of its rest."""
-        codec = self._codec_of(parts[0].segment)
-        rotated = TokenEmbeddings(np.column_stack(codec.rotate(queries.vectors, plainly=True)), queries.offsets)
-        for segment, positions in parts:
-            for some in split_positions(segment.offsets, positions, _PLAIN_TOKENS, len(positions)):
-                part = Part(segment, some)
-                documents = TokenEmbeddings(codec.rests(part), lengths_to_offsets(part.lengths))
-                best.add(maxsim_numpy(rotated, documents), segment.row_ids[some], segment.numbers[some])
-
-    def _search_by_kernels(self) -> None:
-        """See `StoredIndex._search_by_kernels`."""
-        self._warm_up.is_over(sys.maxsize, lambda: None)
 
     def _on_device(self, device: torch.device) -> Any:
         """See `StoredIndex._on_device`."""
@@ -468,8 +418,6 @@ class IVF(StoredIndex):
 
     def _scope(self, snapshot: Snapshot, parts: Sequence[Part]) -> Scope:
         """Return the documents of `parts`, as a search takes them."""
-        from latelier.indexes.ivf.search import Scope
-
         table, lists = self._load(snapshot)
         if sum(len(part.positions) for part in parts) == len(table.live):
             has_removed = len(table.live) < len(table.numbers)
@@ -479,8 +427,6 @@ class IVF(StoredIndex):
 
     def find_loss(self, query: Any, id: Id, k: int, options: SearchOptions) -> StageLoss | None:
         """See `Index.find_loss`."""
-        from latelier.indexes.ivf.search import RotatedQuery, choose_search_parameters, find_loss
-
         if self._gpu is not None:
             return None  # its stages are others
         snapshot, allowed = self._storage.select(options)
@@ -548,8 +494,6 @@ class IVF(StoredIndex):
             return
         if snapshot.ann_state is None and not self._thresholds.has_enough(snapshot.tokens, snapshot.documents):
             return
-        from latelier.indexes.ivf.lists import append_documents, train_lists
-
         table, lists = self._load(snapshot)
         due = due_maintenance(table, lists, self._thresholds, compacting=compacting)
         if self._max_memory is None:
@@ -577,8 +521,6 @@ class _Loaded(NamedTuple):
 
 def _read_lists(snapshot: Snapshot) -> tuple[InvertedLists | None, CorruptedIndexError | None]:
     """Return the stored inverted lists, None if there are none that fit, and the damage that they have."""
-    from latelier.indexes.ivf.lists import InvertedLists
-
     lists = None
     damage = snapshot.ann_damage
     try:
@@ -625,50 +567,3 @@ def due_maintenance(
     if table.count_tokens(table.unlisted) > tolerated:
         return Maintenance.APPEND
     return Maintenance.NONE
-
-
-def load_search_kernels() -> DocumentTable:
-    """Load the kernels of codes and of searches without lists, by a search of a few random documents; return these."""
-    from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
-
-    # more documents than are reranked without the binary stage
-    documents = 128
-    tokens = 8
-    dim = 32
-    vectors = np.random.default_rng(0).standard_normal((documents * tokens, dim), dtype="float32")
-    codec = Codec(8, dim)
-    numbers = np.arange(documents)
-    arrays = codec.encode(TokenEmbeddings(vectors, np.arange(0, len(vectors) + 1, tokens)))
-    part = Part(Segment.build(numbers, numbers.tolist(), [tokens] * documents, arrays), numbers)
-    codec.decode(part)
-    table = DocumentTable([part], codec, np.zeros(0, dtype="int64"))
-    query = RotatedQuery(*codec.rotate(vectors[:4]))
-    parameters = SearchParameters(nprobe=4, candidates=documents, rerank=None)
-    search_query(Scope(table, None, np.zeros(0, dtype="uint8"), numbers), query, 1, parameters)
-    return table
-
-
-def compile_kernels() -> None:
-    """Compile all kernels of an index, into the disk cache that later processes read.
-
-    A few random documents are encoded, put into lists, appended and searched in each way.
-    """
-    from latelier.indexes.ivf.lists import append_documents, build_lists, train_centroids
-    from latelier.indexes.ivf.search import RotatedQuery, Scope, SearchParameters, search_query
-
-    table = load_search_kernels()
-    codec = table.codec
-    numbers = table.numbers
-    documents = len(numbers)
-    [part] = [Part(segment, numbers) for segment in table.segments]
-    half = documents // 2
-    some = build_lists(train_centroids(table, numbers), table, numbers[:half])
-    lists = append_documents(some, DocumentTable([part], codec, numbers[:half]), numbers[half:])
-    scope = Scope(DocumentTable([part], codec, lists.numbers), lists, np.zeros(0, dtype="uint8"), numbers)
-    for parameters in (
-        SearchParameters(nprobe=4, candidates=12, rerank=11),
-        SearchParameters(nprobe=4, candidates=documents, rerank=None),
-        SearchParameters(nprobe=4, candidates=12, rerank=11, exact=True),
-    ):
-        query = RotatedQuery(*codec.rotate(codec.decode(part).vectors[:4]))
-        search_query(scope, query, documents if parameters.exact else 1, parameters)

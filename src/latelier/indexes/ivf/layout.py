@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,25 +31,54 @@ EDGES = {1: (), 2: (0.9816,), 4: (0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435
 # Of the number of a size: its bits, and steps per factor of two.
 SIZE_MASK = (1 << SIZE_BITS) - 1
 STEPS = 1 << (SIZE_BITS - 2)
-# The standard deviation of what is left of a token beside its cell, by number of its size, in integers; and the sizes
-# for it: what makes them unbiased, and for a normal distribution, in one bit and in two.
-DEVIATIONS = (74.4 * 2.0 ** ((np.arange(1 << SIZE_BITS) - SIZE_MASK) / STEPS)).astype("float32")
+# The standard deviation of what is left of a token beside its cell, by number of its size, in integers; the edge to
+# the next one, midway; and the sizes for it: what makes them unbiased, and for a normal distribution, in one bit and in
+# two.
+_NUMBERS = np.arange(1 << SIZE_BITS)
+DEVIATIONS = (74.4 * 2.0 ** ((_NUMBERS - SIZE_MASK) / STEPS)).astype("float32")
+ENDS = (74.4 * 2.0 ** ((_NUMBERS + 0.5 - SIZE_MASK) / STEPS)).astype("float32")
 SMALL_1, SMALL_2, LARGE_2 = (np.rint(factor * DEVIATIONS).astype("int64") for factor in (1, 0.511, 1.706))
+# The size of the integers of a cell from which on it decides on signs: 0.67 standard deviations of what it leaves,
+# which are about that.
+DECIDING = 18
 
 
-class CodeShape(NamedTuple):
-    """The sizes of a token's codes.
+class CodeShape(ctypes.Structure):
+    """The sizes of a token's codes, and what they stand for, as kernels read them by address.
 
     `bits`: bits per number; `dim`: dimension of the token vectors; `sign_words`: words of 32 bits of a binary code;
-    `code_bytes`: bytes of a token's codes, without its binary code; `codebook`: address of the integers of the cells,
-    ``(4096, 32 * sign_words)`` int8, which the caller must keep alive; 0 at 8 and 4 bits.
+    `code_bytes`: bytes of a token's codes, without its binary code; `codebook`, `masks`: addresses of the two arrays of
+    `Cells`, which the caller must keep alive; None at 8 and 4 bits. The others are the choices above.
     """
 
     bits: int
     dim: int
     sign_words: int
     code_bytes: int
-    codebook: int
+    codebook: int | None
+    masks: int | None
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("bits", "dim", "sign_words", "code_bytes")),
+        *((name, ctypes.c_void_p) for name in ("codebook", "masks")),
+        ("levels", ctypes.c_uint8 * 16),
+        ("edges", ctypes.c_float * 7),
+        ("edge", ctypes.c_float),
+        ("deviations", ctypes.c_float * len(DEVIATIONS)),
+        ("ends", ctypes.c_float * len(ENDS)),
+        ("small", ctypes.c_uint8 * len(SMALL_1)),
+        ("large", ctypes.c_uint8 * len(SMALL_1)),
+    )
+
+    def __init__(self, bits: int, dim: int, codebook: int | None = None, masks: int | None = None) -> None:
+        words = sign_words(dim)
+        code_bytes = dim if bits == 8 else (bits - 1) * words * 4
+        small = SMALL_1 if bits == 1 else SMALL_2
+        super().__init__(
+            *(bits, dim, words, code_bytes, codebook, masks),
+            (*(128 - size for size in SIZES[4]), *(128 + size for size in SIZES[4])),
+            *(EDGES[4], *EDGES[2]),
+            *(tuple(DEVIATIONS.tolist()), tuple(ENDS.tolist()), tuple(small.tolist()), tuple(LARGE_2.tolist())),
+        )
 
 
 class CodedDocuments(NamedTuple):

@@ -23,19 +23,18 @@ import numpy as np
 from latelier.errors import CorruptedIndexError
 from latelier.indexes.ivf.codec import DocumentTable, TokenRows
 from latelier.indexes.ivf.kernels.candidates import ListEntries, append_lists, invert
-from latelier.indexes.ivf.kernels.centroids import nearest_centroids
-from latelier.indexes.ivf.kernels.kmeans import (
-    empty_groups,
+from latelier.indexes.ivf.kernels.centroids import (
+    NO_CENTROID,
+    CentroidLevels,
+    PackedCentroids,
     group_rows,
+    nearest_centroids,
     nearest_in_two_levels,
     pack_centroids,
-    pack_rows,
     spherical_kmeans,
 )
-from latelier.indexes.ivf.layout import byte_width, coarse_count, list_count
+from latelier.indexes.ivf.layout import GROUP, byte_width, coarse_count, list_count
 from latelier.indexes.store.segments import Scratch, release_memory
-from latelier.kernels.jit import LANES
-from latelier.kernels.multiply import instruction_set
 from latelier.kernels.threads import allowed_threads, for_each, for_ranges
 from latelier.utils.batching import lengths_to_offsets, rows_or_slice, split_by_rows
 
@@ -71,9 +70,10 @@ class Centroids:
     statistics: TrainingStatistics
 
     @cached_property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """All fields but the statistics, as kernels take them."""
-        return self.coarse, self.coarse_start, self.fine, self.fine_start, self.fine_offsets
+    def levels(self) -> CentroidLevels:
+        """The centroids as kernels take them."""
+        coarse = PackedCentroids(self.coarse, self.coarse_start)
+        return CentroidLevels(coarse, PackedCentroids(self.fine, self.fine_start), self.fine_offsets)
 
     @property
     def lists(self) -> int:
@@ -87,6 +87,8 @@ _WORK = 1 << 11
 # Lists are made of at least so many tokens by each thread, and by at most so many threads: each has its own counts.
 _SHARE_TOKENS = 1 << 15
 _MOST_SHARES = 4
+# Bytes in memory per entry while lists are appended to.
+_APPENDING_BYTES = 32
 # Lists that are copied before their mapped memory is given back: up to 64 KiB around each, see `AROUND`.
 _COPIED_LISTS = 32
 
@@ -110,7 +112,7 @@ class InvertedLists:
     @cached_property
     def entries(self) -> ListEntries:
         """Return the entries of all lists, which a kernel reads where they are mapped."""
-        return ListEntries(self.offsets, self.documents.view("uint8"), self.documents.itemsize)
+        return ListEntries(self.offsets, self.documents)
 
     def read_entries(self, probed: np.ndarray) -> tuple[np.ndarray, ListEntries]:
         """Return a copy of the entries of probed lists (-1: none), and the numbers of the probed lists in it."""
@@ -123,7 +125,7 @@ class InvertedLists:
             release_memory(self.documents)
         renumbered = (numbers.reshape(probed.shape) - missing).astype("int32")
         offsets = lengths_to_offsets(np.diff(self.offsets)[lists])
-        return renumbered, ListEntries(offsets, np.concatenate(copies).view("uint8"), self.documents.itemsize)
+        return renumbered, ListEntries(offsets, np.concatenate(copies))
 
     def has_dim(self, dim: int) -> bool:
         """Whether the lists were made from tokens of this dim."""
@@ -180,10 +182,10 @@ class _Stored(NamedTuple):
 
 # The arrays by name on disk; these names are part of the format.
 _STORED = {
-    "centroids_top": _Stored("coarse", ("int8",), (None, None, LANES, 4)),
-    "centroids_top_start": _Stored("coarse_start", ("int32",), (None, LANES)),
-    "centroids_cells": _Stored("fine", ("int8",), (None, None, LANES, 4)),
-    "centroids_cell_start": _Stored("fine_start", ("int32",), (None, LANES)),
+    "centroids_top": _Stored("coarse", ("int8",), (None, None, GROUP, 4)),
+    "centroids_top_start": _Stored("coarse_start", ("int32",), (None, GROUP)),
+    "centroids_cells": _Stored("fine", ("int8",), (None, None, GROUP, 4)),
+    "centroids_cell_start": _Stored("fine_start", ("int32",), (None, GROUP)),
     "centroids_ranges": _Stored("fine_offsets", ("int64",), (None,)),
     "centroids_fit": _Stored("statistics", ("float64",), (len(TrainingStatistics._fields),)),
     "numbers": _Stored("numbers", ("int64",), (None,)),
@@ -197,7 +199,7 @@ def _conditions(lists: InvertedLists) -> Iterator[tuple[str, bool]]:
 
     Each condition relies on those before it.
     """
-    coarse, coarse_start, fine, fine_start, fine_offsets = lists.centroids.arrays
+    (coarse, coarse_start), (fine, fine_start), fine_offsets = lists.centroids.levels
     statistics = lists.centroids.statistics
     yield "training statistics", bool(np.isfinite(statistics).all())
     width = byte_width(int(statistics.dim))
@@ -243,13 +245,11 @@ def append_documents(
     statistics = lists.centroids.statistics._replace(latest_similarity=similarity)
     numbers = np.concatenate([lists.numbers, table.numbers[ordinals]])
     merged = scratch.empty(len(lists.documents) + len(documents), _entry_dtype(len(numbers)))
-    for begin, end in split_by_rows(lists.offsets + offsets, scratch.block // merged.itemsize):
+    for begin, end in split_by_rows(lists.offsets + offsets, max(1, scratch.block // _APPENDING_BYTES)):
         before, new = (slice(part[begin], part[end]) for part in (lists.offsets, offsets))
         some = slice(before.start + new.start, before.stop + new.stop)
         own, more = (part[begin : end + 1] - part[begin] for part in (lists.offsets, offsets))
-        block = np.empty(some.stop - some.start, dtype="int32")
-        append_lists(own, lists.documents[before].astype("int32"), more, documents[new].astype("int32"), block)
-        merged[some] = block
+        merged[some] = append_lists(own, lists.documents[before], more, documents[new])
         for array in (lists.documents, documents, merged):
             release_memory(array)
     centroids = replace(lists.centroids, statistics=statistics)
@@ -277,7 +277,7 @@ def _invert(
     shares = max(1, min(allowed_threads(), _MOST_SHARES, len(lists) // _SHARE_TOKENS))
     cuts = np.searchsorted(starts, np.arange(shares + 1) * len(lists) // shares)
 
-    def pass_over(begin: int, end: int, places: np.ndarray, documents: np.ndarray) -> None:
+    def pass_over(begin: int, end: int, places: np.ndarray, documents: np.ndarray | None) -> None:
         """Count or write the documents of the lists `begin` to `end - 1`; `places` has a row for each share."""
 
         def pass_over_share(share: int) -> None:
@@ -292,7 +292,7 @@ def _invert(
         for_each(pass_over_share, range(shares))
 
     counts = np.zeros((shares, centroids.lists), dtype="int64")
-    pass_over(0, centroids.lists, counts, np.empty(0, dtype="int32"))
+    pass_over(0, centroids.lists, counts, None)
     offsets = lengths_to_offsets(counts.sum(axis=0))
     documents = scratch.empty(int(offsets[-1]), _entry_dtype(first + len(ordinals)))
     for begin, end in split_by_rows(offsets, scratch.block // 4):
@@ -319,9 +319,7 @@ def _assign(
 
     def assign(first: int, last: int) -> None:
         codes, scales = table.unpack(ordinals[first:last])
-        coarse = centroids.coarse, centroids.coarse_start
-        fine = centroids.fine, centroids.fine_start, centroids.fine_offsets
-        nearest, dots = nearest_in_two_levels(codes, coarse, fine)
+        nearest, dots = nearest_in_two_levels(codes, centroids.levels)
         lists[starts[first] : starts[last]] = nearest
         release_memory(lists)
         totals.append(float((dots * scales).sum(dtype="float64")))
@@ -392,8 +390,6 @@ _FINE_SAMPLE = 32
 _COARSE_ITERATIONS = 8
 _FINE_ITERATIONS = 3
 _MAX_SAMPLE = 1 << 21
-# Multiplications that take the time in which a number of a centroid is packed.
-_PACKING = 64
 
 
 def train_centroids(
@@ -409,17 +405,15 @@ def train_centroids(
     lists = list_count(tokens)
     sample = TrainingSample(table, ordinals, min(_MAX_SAMPLE, _FINE_SAMPLE * lists), memory)
     coarse = _train_coarse(sample, coarse_count(lists), dim)
-    packed_coarse, coarse_start = pack_centroids(coarse, width, _scale(coarse))
-    offsets = np.zeros(len(coarse) + 1, dtype="int64")
-    order = np.empty(len(sample), dtype="int64")
-    group_rows(_nearest_coarse(sample, packed_coarse, coarse_start), offsets, order)
+    packed_coarse = pack_centroids(coarse, width, _scale(coarse))
+    offsets, order = group_rows(_nearest_coarse(sample, packed_coarse), len(coarse))
     # Number of groups of 16 centroids under each coarse centroid, in proportion to its share of the tokens. Rounding
     # adds at most one group per coarse centroid, on which the memory budget relies.
-    shares = np.maximum(1, np.round(np.diff(offsets) * (lists / LANES / len(sample)))).astype("int64")
+    shares = np.maximum(1, np.round(np.diff(offsets) * (lists / GROUP / len(sample)))).astype("int64")
     # Number of centroids under each coarse centroid: itself, where it has no tokens.
-    counts = np.maximum(1, np.minimum(LANES * shares, np.diff(offsets)))
+    counts = np.maximum(1, np.minimum(GROUP * shares, np.diff(offsets)))
     ends = lengths_to_offsets(counts)
-    groups = lengths_to_offsets(-(-counts // LANES))
+    groups = lengths_to_offsets(-(-counts // GROUP))
     centroids = (scratch or Scratch()).empty((ends[-1], dim), "float32")
     scale = 0.0
     for begin, end in split_by_rows(offsets, sample.at_once):
@@ -429,17 +423,13 @@ def train_centroids(
         del tokens_of  # before the next ones are loaded
         scale = max(scale, _scale(centroids[some]))
         release_memory(centroids)
-    fine, fine_start = empty_groups(LANES * int(groups[-1]), width)
-    words = fine.view("int32")
-
-    def pack(first: int, last: int) -> None:
-        for c in range(first, last):
-            some = slice(groups[c], groups[c + 1])
-            pack_rows(centroids[ends[c] : ends[c + 1]], np.float32(scale), words[some], fine_start[some])
-
-    for_ranges(pack, ends, _PACKING * dim)
+    fine = np.zeros((int(groups[-1]), width // 4, GROUP, 4), dtype="int8")
+    fine_start = np.full((int(groups[-1]), GROUP), NO_CENTROID, dtype="int32")
+    for c in range(len(coarse)):
+        some = slice(groups[c], groups[c + 1])
+        fine[some], fine_start[some] = pack_centroids(centroids[ends[c] : ends[c + 1]], width, scale)
     statistics = TrainingStatistics(tokens, trained_similarity=0, latest_similarity=0, dim=dim)
-    return Centroids(packed_coarse, coarse_start, fine, fine_start, groups, statistics)
+    return Centroids(*packed_coarse, fine, fine_start, groups, statistics)
 
 
 def train_lists(table: DocumentTable, *, memory: int | None = None, scratch: Scratch | None = None) -> InvertedLists:
@@ -452,22 +442,19 @@ def _train_coarse(sample: TrainingSample, count: int, dim: int) -> np.ndarray:
     """Return the coarse centroids, ``(count, dim)``; fewer if there are fewer tokens."""
     chosen = np.random.default_rng(0).choice(len(sample), min(len(sample), _COARSE_SAMPLE * count), replace=False)
     centroids = np.empty((min(count, len(chosen)), dim), dtype="float32")
-    spherical_kmeans(instruction_set().argument, *sample.take(np.sort(chosen)), _COARSE_ITERATIONS, centroids)
+    spherical_kmeans(*sample.take(np.sort(chosen)), _COARSE_ITERATIONS, centroids)
     return centroids
 
 
-def _nearest_coarse(sample: TrainingSample, packed: np.ndarray, start: np.ndarray) -> np.ndarray:
+def _nearest_coarse(sample: TrainingSample, coarse: PackedCentroids) -> np.ndarray:
     """Return the nearest coarse centroid of each token of the sample, ``(tokens,)`` int32."""
-    isa = instruction_set().argument
     nearest = np.empty(len(sample), dtype="int32")
 
     def assign(first: int, last: int) -> None:
-        rows = sample.unpack(first, last).codes
         some = slice(sample.offsets[first], sample.offsets[last])
-        dots = np.empty(len(rows), dtype="int32")
-        nearest_centroids(isa, rows, np.arange(len(rows)), packed, start, nearest[some], dots)
+        nearest[some], _ = nearest_centroids(sample.unpack(first, last).codes, coarse)
 
-    for_ranges(assign, sample.offsets, packed.size // 4)
+    for_ranges(assign, sample.offsets, coarse.packed.size // 4)
     return nearest
 
 
@@ -483,14 +470,13 @@ def _train_fine(
     `tokens_of` returns a slice of the tokens, which are in the order of the coarse centroids; `offsets` and `ends` say
     where the tokens, and the centroids, under each coarse centroid begin, ``(n + 1,)``, from any number on.
     """
-    isa = instruction_set().argument
     firsts = offsets - offsets[0]
     starts = ends - ends[0]
 
     def train(c: int) -> None:
         own = centroids[starts[c] : starts[c + 1]]
         if firsts[c] < firsts[c + 1]:
-            spherical_kmeans(isa, *tokens_of(slice(firsts[c], firsts[c + 1])), _FINE_ITERATIONS, own)
+            spherical_kmeans(*tokens_of(slice(firsts[c], firsts[c + 1])), _FINE_ITERATIONS, own)
         else:
             own[:] = coarse[c]
 

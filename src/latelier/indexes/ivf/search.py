@@ -13,7 +13,6 @@ documents it excludes, the more lists are probed.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,29 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from latelier.indexes.ivf.codec import DocumentTable
-from latelier.indexes.ivf.kernels.candidates import (
-    MOST_TOKENS,
-    CandidateLimits,
-    find_candidates,
-    find_lists,
-    highest_places,
-    near_highest,
-    select_near,
-)
+from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, imputed_sums, select_candidates, sum_bits
+from latelier.indexes.ivf.kernels.centroids import ProbedLists, find_lists
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
-from latelier.indexes.ivf.kernels.signs import (
-    GROUP,
-    TOKENS,
-    fill_sign_tables,
-    product_variance,
-    round_to_integers,
-    sign_scores,
-)
+from latelier.indexes.ivf.kernels.signs import sign_scores
 from latelier.indexes.ivf.layout import PLAIN_BITS, size_factor
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
 from latelier.indexes.options import SearchOptions, effort_factor
 from latelier.indexes.results import Cause, StageLoss
-from latelier.kernels.multiply import instruction_set
 
 # nprobe and candidates of effort 1.0, for k <= 25, dim >= 128 and at least 2**20 tokens; benchmarks/index.py measures
 # the recall they give.
@@ -135,11 +119,6 @@ _MAX_WIDENING = 16
 # A query token is compared with the centroids under its max(4, nprobe // 8) best coarse centroids.
 _MIN_COARSE = 4
 _LISTS_PER_COARSE = 8
-# Maximum number of bits of a document's sum of imputed scores; the word also holds the number of a query token.
-_SUM_BITS = 24
-# Documents in one block of candidate selection, in which their sums, 4 bytes each, stay in the L2 cache.
-_BLOCK = 1 << 16
-_SCRATCH = threading.local()
 
 
 class Scope(NamedTuple):
@@ -200,16 +179,15 @@ def search_query(scope: Scope, query: RotatedQuery, k: int, parameters: SearchPa
         reranked = keep_by_signs(table, candidates, vectors, k, parameters)
     scores = np.empty((len(reranked), 2), dtype="float32")
     highest = np.full(k + _MARGIN, -np.inf, dtype="float32")
-    isa = instruction_set().argument
-    shape = tuple(table.codec.shape)
     for some, documents, places in table.windows(reranked, *table.codec.arrays):
-        rerank_scores(isa, tuple(documents), places, shape, vectors, query.leads, highest, scores[some])
+        rerank_scores(documents, places, table.codec.shape, vectors, query.leads, highest, scores[some])
     missing = _best_of_documents(table, reranked, scores, k + _MARGIN)
-    highest = np.full(len(missing), -np.inf, dtype="float32")
-    more = np.empty((len(missing), 2), dtype="float32")
-    for some, documents, places in table.windows(reranked[missing], *table.codec.arrays):
-        rerank_scores(isa, tuple(documents), places, shape, vectors, query.leads, highest, more[some])
-    scores[missing] = more
+    if len(missing):
+        highest = np.full(len(missing), -np.inf, dtype="float32")
+        more = np.empty((len(missing), 2), dtype="float32")
+        for some, documents, places in table.windows(reranked[missing], *table.codec.arrays):
+            rerank_scores(documents, places, table.codec.shape, vectors, query.leads, highest, more[some])
+        scores[missing] = more
     best = np.flatnonzero(scores[:, 1] == scores[:, 1])  # NaN where a document was not among the best in 8 bits
     best = best[np.lexsort((table.numbers[reranked[best]], -scores[best, 1]))]
     if table.owners is not None:
@@ -264,51 +242,23 @@ def probe_for_candidates(
     scope: Scope, lists: InvertedLists, vectors: np.ndarray, nprobe: int, k: int, parameters: SearchParameters
 ) -> Candidates:
     """Return the documents in the probed lists with the highest imputed scores; only 65,535 query tokens are used."""
-    vectors = vectors[:MOST_TOKENS]
-    if not hasattr(_SCRATCH, "sums"):
-        _SCRATCH.sums = np.empty(_BLOCK, dtype="uint32")
-    limits = CandidateLimits(
-        bits=sum_bits(len(vectors)),
-        documents=len(scope.table.numbers),
-        most=parameters.candidates,
-        k=k,
-        share=float(parameters.share),
-    )
-    if not lists.is_released:
-        isa = instruction_set().argument
-        probing = (_coarse_count(lists.centroids, nprobe), nprobe)
-        entries = tuple(lists.entries)
-        found = find_candidates(
-            isa, vectors, lists.centroids.arrays, probing, entries, tuple(limits), scope.allowed, _SCRATCH.sums
-        )
-    else:
-        probed = probe_lists(lists.centroids, vectors, nprobe)
-        numbers, read = lists.read_entries(probed.lists)
-        found = select_near(numbers, probed.excess, tuple(read), tuple(limits), scope.allowed, _SCRATCH.sums)
-    return Candidates(*found)
-
-
-class ProbedLists(NamedTuple):
-    """The inverted lists that each query token probes, best first, and the excess of their imputed score.
-
-    Both are ``(query_tokens, nprobe)`` int32, see `latelier.indexes.ivf.kernels.candidates.find_lists`.
-    """
-
-    lists: np.ndarray
-    excess: np.ndarray
+    probed = probe_lists(lists.centroids, vectors, nprobe)
+    entries = lists.entries
+    if lists.is_released:
+        numbers, entries = lists.read_entries(probed.lists)
+        probed = probed._replace(lists=numbers)
+    bits = sum_bits(len(probed.lists))
+    documents = len(scope.table.numbers)
+    found, sums = select_candidates(probed, entries, bits, scope.allowed, documents, parameters.candidates)
+    if len(found) <= k:
+        return Candidates(len(found), found)
+    return Candidates(len(found), found[sums >= parameters.share * nth_highest(sums, k)])
 
 
 def probe_lists(centroids: Centroids, vectors: np.ndarray, nprobe: int) -> ProbedLists:
     """Find the inverted lists of the centroids nearest to each of the first 65,535 query tokens."""
-    isa = instruction_set().argument
-    coarse = _coarse_count(centroids, nprobe)
     vectors = vectors[:MOST_TOKENS]
-    return ProbedLists(*find_lists(isa, vectors, centroids.arrays, coarse, nprobe, sum_bits(len(vectors))))
-
-
-def sum_bits(tokens: int) -> int:
-    """Return the number of bits of a document's sum, for a query of `tokens` tokens, at most `MOST_TOKENS`."""
-    return min(_SUM_BITS, 32 - tokens.bit_length())
+    return find_lists(vectors, centroids.levels, _coarse_count(centroids, nprobe), nprobe, sum_bits(len(vectors)))
 
 
 def _coarse_count(centroids: Centroids, nprobe: int) -> int:
@@ -358,37 +308,34 @@ def keep_by_signs(
     elif len(chosen) <= parameters.rerank:
         kept = everything
     else:
-        kept = np.empty(parameters.rerank, dtype="int64")
-        highest_places(scores, kept)
+        kept = highest_places(scores, parameters.rerank)
     return chosen[kept[np.argsort(-scores[kept], kind="stable")]]
 
 
 def _sign_scores(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:
     """Return the MaxSim of the query with some words of the documents' binary codes, float32."""
-    tokens = len(vectors)
-    dims = 32 * words
-    integers = np.zeros((tokens, dims), dtype="int8")
-    units = np.empty(tokens, dtype="float32")
-    round_to_integers(vectors, integers, units)
-    tables = np.zeros((-(-tokens // 2), dims // GROUP, 2, TOKENS), dtype="uint8")
-    fill_sign_tables(integers, tables)
     scores = np.empty(len(chosen), dtype="float32")
-    row_bytes = 4 * table.codec.shape.sign_words
-    isa = instruction_set().argument
-    codec = table.codec
-    if codec.codebook is None:
-        masks = np.empty((0, 0, 0, 0), dtype="uint32")
-    else:
-        masks = codec.cells.masks
-    for some, documents, places in table.windows(chosen, *codec.sign_arrays):
-        sign_scores(isa, tuple(documents), places, row_bytes, masks, (tables, units), scores[some])
+    for some, documents, places in table.windows(chosen, *table.codec.sign_arrays):
+        sign_scores(documents, places, table.codec.shape, vectors, words, scores[some])
     return scores
 
 
 def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: float) -> np.ndarray:
     """Return the documents with ``score >= k-th best score - tolerance``, in the given order; no score is NaN."""
-    kept = np.empty(len(chosen), dtype="int64")
-    return chosen[kept[: near_highest(scores, min(k, len(chosen)), tolerance, kept)]]
+    return chosen[scores >= nth_highest(scores, min(k, len(chosen))) - tolerance]
+
+
+def highest_places(scores: np.ndarray, most: int) -> np.ndarray:
+    """Return the positions of the highest scores, ascending; of scores equal to the lowest of them, the first."""
+    edge = nth_highest(scores, most)
+    chosen = scores > edge
+    chosen[np.flatnonzero(scores == edge)[: most - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen)
+
+
+def nth_highest(scores: np.ndarray, n: int) -> float:
+    """Return the n-th highest number, n from 1 on."""
+    return float(np.partition(scores, len(scores) - n)[len(scores) - n])
 
 
 def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> float:
@@ -407,6 +354,21 @@ def variance_rows(tokens: int) -> np.ndarray:
     if tokens <= _MANY_TOKENS:
         return np.arange(tokens)
     return (np.arange(_SAMPLED) * _GOLDEN % 1 * tokens).astype("int64")
+
+
+def product_variance(vectors: np.ndarray, dims: int, rows: np.ndarray) -> float:
+    """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``, by the first dims.
+
+    `vectors`: ``(tokens, dim)`` float32. `rows`: from `variance_rows`: the tokens to compare with all; with a part of
+    them, the result is an estimate.
+    """
+    own = vectors[:, :dims].astype("float64")
+    norms = np.sqrt(np.einsum("td,td->t", own, own))
+    directions = (own / np.maximum(norms, 1e-300)[:, None]).astype("float32")
+    powers = np.maximum(directions[rows] @ directions.T, 0)
+    for _ in range(3):
+        powers *= powers
+    return float(norms[rows] @ (powers @ norms)) * len(vectors) / max(1, len(rows))
 
 
 def find_loss(
@@ -436,7 +398,7 @@ def _loss_in_lists(
     scope: Scope, lists: InvertedLists, probed: ProbedLists, candidates: np.ndarray, nprobe: int, ordinal: int
 ) -> StageLoss:
     """Return the loss of a document that is none of the candidates: no probed list holds it, or too many others."""
-    sums = imputed_sums(lists, probed, len(scope.table.numbers))
+    sums = imputed_sums(probed, lists.entries, len(scope.table.numbers))
     per_token = probed.lists.shape[1]
     count = len(lists.offsets) - 1
     if not sums[ordinal]:
@@ -456,20 +418,3 @@ def _loss_in_lists(
     )
     details = {"imputed_rank": better + 1, "in_probed_lists": len(allowed), "candidates": kept}
     return StageLoss(Cause("not_candidate", text, details), "candidates", kept, len(scope.eligible))
-
-
-def imputed_sums(lists: InvertedLists, probed: ProbedLists, documents: int) -> np.ndarray:
-    """Return the sum over query tokens of the excess of the first probed list that holds each document.
-
-    Candidates are the documents with the highest sums; ``(documents,)`` int64, 0 for documents in no probed list.
-    """
-    sums = np.zeros(documents, dtype="int64")
-    for row, excess in zip(probed.lists, probed.excess, strict=True):
-        best = np.zeros(documents, dtype="int64")
-        for i, added in zip(row.tolist(), excess.tolist(), strict=True):
-            if i < 0:  # ends the row
-                break
-            held = lists.documents[lists.offsets[i] : lists.offsets[i + 1]]
-            best[held] = np.maximum(best[held], added)
-        sums += best
-    return sums

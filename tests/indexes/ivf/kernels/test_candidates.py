@@ -1,38 +1,39 @@
-"""Inverted lists, probing and the selection of candidates against dicts and sorts."""
+"""Inverted lists, and the selection of candidates, with kernels and in numpy, against dicts and sorts."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latelier.indexes.ivf.kernels.candidates import (
     MOST_TOKENS,
-    NO_CENTROID,
     ListEntries,
-    best_centroids,
-    highest_places,
-    near_highest,
+    append_lists,
+    invert,
     select_candidates,
+    sum_bits,
 )
-from latelier.indexes.ivf.search import sum_bits
+from latelier.indexes.ivf.kernels.centroids import ProbedLists, group_rows
+from latelier.indexes.ivf.search import highest_places, keep_near_best
 
-pytestmark = pytest.mark.processor
-
-
-def select(probed, excess, lists, allowed, documents, block, most, dtype="int32"):
-    offsets = np.cumsum([0, *map(len, lists)])
-    entries = np.concatenate([*lists, np.zeros(0)]).astype(dtype)
-    best, sums = np.full((2, most), -7, dtype="int64"), np.full(block, 2**32 - 1, dtype="uint32")
-    rows = np.asarray(probed, dtype="int32"), np.asarray(excess, dtype="int32")
-    lists = tuple(ListEntries(offsets, entries.view("uint8"), entries.itemsize))
-    count = select_candidates(*rows, lists, sum_bits(len(probed)), allowed, documents, sums, best)
-    assert (best[:, count:] == -7).all()
-    return best[0, :count].tolist(), best[1, :count].tolist()
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("kernel")]
+# Each example of a test runs with the same kernels.
+SAME = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+NONE = np.zeros(0, "uint8")
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([64, 128, 1024]), st.sampled_from([3, 40, 300]))
-def test_candidates_equal_a_dict(seed, masked, block, most):
+def select(probed, excess, lists, allowed, documents, most, dtype="int32"):
+    entries = ListEntries(np.cumsum([0, *map(len, lists)]), np.concatenate([*lists, np.zeros(0)]).astype(dtype))
+    rows = ProbedLists(np.array(probed, dtype="int32", ndmin=2), np.array(excess, dtype="int32", ndmin=2))
+    found = select_candidates(rows, entries, sum_bits(len(probed)), allowed, documents, most)
+    return found.documents.tolist(), found.sums.tolist()
+
+
+@settings(max_examples=40, **SAME)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([3, 40, 300]))
+def test_candidates_equal_a_dict(seed, masked, most):
     """The excess is a multiple of a bin, so that sums are told apart; of equal ones the first are taken."""
     rng = np.random.default_rng(seed)
     dtype, step = rng.choice(["uint16", "int32"]), 2**12
@@ -51,18 +52,21 @@ def test_candidates_equal_a_dict(seed, masked, block, most):
         for d, added in first.items():
             wanted[d] = wanted.get(d, 0) + added
     best = sorted(wanted, key=lambda d: (-wanted[d], d))[:most]
-    found = select(probed, excess, lists, allowed, 400, block, most, dtype)
+    found = select(probed, excess, lists, allowed, 400, most, dtype)
     assert found == (sorted(best), [wanted[d] for d in sorted(best)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, **SAME)
 @given(
-    st.integers(0, 10**6), st.integers(1, 3_000), st.booleans(), st.sampled_from(["even", "steep", "rising", "falling"])
+    st.integers(0, 10**6),
+    st.integers(1, 20_000),
+    st.booleans(),
+    st.sampled_from(["even", "steep", "rising", "falling"]),
 )
 def test_the_best_of_very_many_documents_are_found_to_within_a_bin(seed, most, masked, shape):
     """Whatever the order of their sums: where these rise, each document is better than those before."""
     rng = np.random.default_rng(seed)
-    n, levels = 20_000, 400
+    n, levels = 150_000, 400  # three blocks
     shares = {"even": rng.random(n), "steep": rng.random(n) ** 20, "rising": np.arange(n) / n}
     shares["falling"] = 1 - shares["rising"]
     level = (shares[shape] * levels).astype("int64")
@@ -74,7 +78,7 @@ def test_the_best_of_very_many_documents_are_found_to_within_a_bin(seed, most, m
     allowed = rng.integers(0, 2, n).astype("uint8") if masked else np.zeros(0, "uint8")
     counts = sums > 0
     counts &= allowed > 0 if masked else True
-    found, found_sums = select([range(len(lists))], [excess], lists, allowed, n, 4096, most)
+    found, found_sums = select([range(len(lists))], [excess], lists, allowed, n, most)
     assert len(found) == min(most, counts.sum())
     assert found_sums == sums[found].tolist()
     assert found == sorted(set(found))
@@ -89,44 +93,65 @@ def test_all_tokens_of_a_long_query_are_told_apart(tokens):
     probed = [[0, 1]] * (tokens - 1) + [[0, -1]]
     excess = np.ones((tokens, 2))
     excess[-1] = 2 ** sum_bits(tokens) - tokens
-    assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 1)[0] == [0]
-    assert select(probed, excess, [[0], [1]], np.zeros(0, "uint8"), 2, 64, 2)[0] == ([0] if tokens == 1 else [0, 1])
+    assert select(probed, excess, [[0], [1]], NONE, 2, 1)[0] == [0]
+    assert select(probed, excess, [[0], [1]], NONE, 2, 2)[0] == ([0] if tokens == 1 else [0, 1])
     assert int(excess[:, 0].sum()) == 2 ** sum_bits(tokens) - 1
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 10**6))
-def test_the_best_centroids_equal_a_stable_sort(most, seed):
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_entries_of_a_damaged_file_that_are_out_of_range_add_nothing(dtype):
+    far = [300, 40_000] if dtype == "uint16" else [300, -5]
+    found = select([[0, 1]], [[7, 3]], [[1, 2, far[0]], [2, 3, far[1]]], NONE, 200, 10, dtype)
+    assert found == ([1, 2, 3], [7, 7, 3])
+
+
+@settings(max_examples=30, **SAME)
+@given(st.integers(0, 10**6), st.integers(0, 3))
+def test_inverted_lists_equal_a_dict(seed, begin):
     rng = np.random.default_rng(seed)
-    ranges = np.array([[[0, 2], [4, 5]], [[1, 2], [2, 4]]])
-    dots = rng.integers(-20, 20, size=(2, 3, 16)).astype("int32")
-    dots[:, :, rng.integers(16)] = NO_CENTROID
-    best, values = (np.empty((2, most), dtype="int32") for _ in range(2))
-    best_centroids(dots, ranges, best, values)
-    for row, own in enumerate(ranges):
-        numbers = [group * 16 + lane for first, last in own for group in range(first, last) for lane in range(16)]
-        pairs = [(int(value), number) for value, number in zip(dots[row].reshape(-1), numbers, strict=True)]
-        wanted = sorted((p for p in pairs if p[0] > NO_CENTROID), key=lambda pair: -pair[0])[:most]
-        assert best[row].tolist() == [number for _, number in wanted] + [-1] * (most - len(wanted))
-        assert values[row, : len(wanted)].tolist() == [value for value, _ in wanted]
+    lengths = rng.integers(0, 6, 40)
+    tokens = rng.integers(0, 9, lengths.sum()).astype("int32")
+    lists = [[] for _ in range(9 - begin)]
+    for d, own in enumerate(np.split(tokens, np.cumsum(lengths)[:-1])):
+        for i in np.unique(own[own >= begin]):
+            lists[i - begin].append(100 + d)
+    counts, last = np.zeros(9 - begin, dtype="int64"), np.full(9 - begin, -1, dtype="int32")
+    invert(tokens, lengths, 100, begin, last, counts, None)
+    assert counts.tolist() == [len(own) for own in lists]
+    offsets, documents = np.append(0, np.cumsum(counts)), np.empty(counts.sum(), dtype="int32")
+    last[:] = -1
+    places = offsets[:-1].copy()
+    for some in (slice(0, 25), slice(25, 40)):  # in two steps
+        first, end = lengths[: some.start].sum(), lengths[: some.stop].sum()
+        invert(tokens[first:end], lengths[some], 100 + some.start, begin, last, places, documents)
+    assert [documents[a:b].tolist() for a, b in pairwise(offsets)] == lists
+    more = [[d + 1000] * (i % 3) for i, d in enumerate(range(9 - begin))]
+    more_offsets = np.append(0, np.cumsum([len(own) for own in more]))
+    merged = append_lists(offsets, documents, more_offsets, np.concatenate(more).astype("uint16"))
+    assert merged.tolist() == [d for own, new in zip(lists, more, strict=True) for d in [*own, *new]]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, **SAME)
+@given(st.lists(st.integers(0, 4), max_size=40))
+def test_grouped_rows_equal_a_stable_sort(clusters):
+    offsets, order = group_rows(np.array(clusters, dtype="int32"), 5)
+    assert order.tolist() == sorted(range(len(clusters)), key=clusters.__getitem__)
+    assert np.diff(offsets).tolist() == [clusters.count(c) for c in range(5)]
+
+
+@settings(max_examples=80, **SAME)
 @given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.data())
 def test_the_highest_places_equal_a_stable_sort(scores, data):
     most = data.draw(st.integers(1, len(scores)))
-    places = np.empty(most, dtype="int64")
-    highest_places(np.array(scores, dtype="float32"), places)
+    places = highest_places(np.array(scores, dtype="float32"), most)
     order = np.argsort(-np.array(scores, dtype="float32"), kind="stable")[:most]
     assert places.tolist() == sorted(order.tolist())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, **SAME)
 @given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.floats(0, 4, width=16), st.data())
 def test_scores_near_the_kth_highest_equal_a_comprehension(scores, slack, data):
     k = data.draw(st.integers(1, len(scores)))
-    places = np.full(len(scores), -1, dtype="int64")
-    count = near_highest(np.array(scores, dtype="float32"), k, slack, places)
+    kept = keep_near_best(np.arange(len(scores)), np.array(scores, dtype="float32"), k, slack)
     edge = sorted(scores, reverse=True)[k - 1] - slack
-    assert places[:count].tolist() == [i for i, score in enumerate(scores) if score >= edge]
-    assert (places[count:] == -1).all()
+    assert kept.tolist() == [i for i, score in enumerate(scores) if score >= edge]

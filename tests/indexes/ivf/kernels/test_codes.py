@@ -1,15 +1,18 @@
-"""Codes of documents: against a naive loop, and what they lose."""
+"""Codes of documents, with kernels and in numpy: against a naive loop, and what they lose."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from coded_documents import DIMS, CodedSample, bit, random_axis
+from coded_documents import DIMS, LENGTHS, CodedSample, bit, random_axis
 
+from instructions import forced
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes.ivf.codec import Codec, choose_axis
-from latelier.indexes.ivf.kernels.codes import decode_documents, restore_rows, unpack_documents
+from latelier.indexes.ivf.kernels.codes import decode_documents, restore, unpack_documents, unpack_tokens
 from latelier.indexes.ivf.layout import BITS, byte_width, sign_words
 
-pytestmark = pytest.mark.processor
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("kernel")]
 
 
 @pytest.mark.parametrize("dim", [*DIMS, 48, 1024])
@@ -21,8 +24,7 @@ def test_rotation_keeps_products_and_is_undone(dim):
     np.testing.assert_allclose(leads, vectors.astype("float64") @ axis, atol=1e-5)
     wanted = vectors.astype("float64") @ vectors.T - np.outer(leads, leads)
     np.testing.assert_allclose(rests.astype("float64") @ rests.T, wanted, atol=1e-5 * dim)
-    restore_rows(rests, *codec.rotation, leads)
-    np.testing.assert_allclose(rests, vectors, atol=1e-5)
+    np.testing.assert_allclose(restore(rests, leads, codec.rotation), vectors, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [[[3.0, 0.0]], [[1.0, 0.0], [-1.0, 0.0]], [[0.0, 0.0]], [[np.nan, 1.0], [2.0, 0.0]]])
@@ -75,12 +77,44 @@ def test_unpacking_and_decoding_equal_the_loop(bits, dim):
     sample = CodedSample(dim, bits)
     decoded = sample.decoded()
     wanted = np.concatenate([decoded[d] for d in sample.chosen])
-    vectors, leads = np.empty((len(wanted), dim), dtype="float32"), np.empty(len(wanted), dtype="float32")
-    documents, shape = tuple(sample.documents), tuple(sample.codec.shape)
-    decode_documents(documents, sample.chosen, shape, vectors, leads)
+    shape = sample.codec.shape
+    vectors, leads = decode_documents(sample.documents, sample.chosen, shape)
     np.testing.assert_allclose(vectors, wanted, rtol=1e-6)
     np.testing.assert_allclose(leads, np.concatenate([sample.leads[d] for d in sample.chosen]), rtol=1e-6)
     rows, scales = np.empty((len(wanted), byte_width(dim)), dtype="uint8"), np.empty(len(wanted), dtype="float32")
-    unpack_documents(documents, sample.chosen, shape, rows, scales)
+    unpack_documents(sample.documents, sample.chosen, shape, rows, scales)
     np.testing.assert_allclose((rows[:, :dim].astype("float64") - 128) * scales[:, None], wanted, rtol=1e-6)
     assert (rows[:, dim:] == 128).all()
+    owners = np.repeat(sample.chosen, LENGTHS[sample.chosen])
+    tokens = np.concatenate([np.arange(LENGTHS[d]) for d in sample.chosen])
+    some = np.random.default_rng(1).permutation(len(owners))[:30]
+    few, few_scales = np.zeros((30, byte_width(dim)), dtype="uint8"), np.zeros(30, dtype="float32")
+    unpack_tokens(sample.documents, owners[some], tokens[some], shape, few, few_scales)
+    np.testing.assert_array_equal(few, rows[some])
+    np.testing.assert_array_equal(few_scales, scales[some])
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", [1, 33, 48, 384])
+def test_codes_are_those_of_numpy_but_where_a_number_is_at_an_edge(bits, dim):
+    rng = np.random.default_rng(dim)
+    vectors = rng.standard_normal((400, dim)).astype("float32") + np.float32(0.5)
+    vectors[:5] *= np.float32([[0], [1e-20], [1e20], [-1e-3], [1]])
+    codec = Codec(bits, dim, choose_axis(vectors))
+    if codec.has_cells:
+        codec = replace(codec, codebook=codec.choose_codebook(vectors))
+    given = TokenEmbeddings(vectors, [0, 400])
+    found = codec.encode(given)
+    with forced("numpy"):
+        wanted = codec.encode(given)
+    for name, expected in wanted.items():
+        assert (found[name].dtype, found[name].shape) == (expected.dtype, expected.shape)
+        assert np.mean(found[name] != expected) < 0.01, name
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_tokens_that_hold_infinity_or_nan_have_scales_that_tell(bits):
+    vectors = np.random.default_rng(7).standard_normal((4, 40)).astype("float32")
+    vectors[1, 3], vectors[2, 4] = np.inf, np.nan
+    scales = Codec(bits, 40, random_axis(40)).encode(TokenEmbeddings(vectors, [0, 4]))["scales"]
+    assert (scales >= 0xFF00).tolist() == [False, True, True, False]

@@ -1,0 +1,281 @@
+"""Checkpoints with one thing wrong: each setting and tensor is used as it is meant, named, or refused in loading."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from layouts import ABSENT, LAYOUTS, Checkpoint, Head, random
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from latelier.errors import ModelLoadError
+from latelier.models import ColBERT
+from latelier.retrieve import Retriever
+
+PYLATE = "colbert-ko: PyLate 1.6"
+STANFORD = "colbert-ir/colbertv2.0"
+NATIVE = "sentence-transformers 6"
+CHERCHE = "neural-cherche"
+MODEL_FILE = "config_sentence_transformers.json"
+ENCODER_FILE = "sentence_bert_config.json"
+DENSE = "1_Dense/config.json"
+MASK = "2_MultiVectorMask/config.json"
+LONG = "pears and figs grow on trees " * 80
+
+
+def written(name, folder, **changes):
+    checkpoint = Checkpoint(replace(LAYOUTS[name], **changes))
+    checkpoint.write(folder)
+    return checkpoint
+
+
+def edit_json(path, **changes):
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ABSENT}))
+
+
+def edit_weights(folder, edit, file="model.safetensors"):
+    weights = load_file(folder / file)
+    edit(weights)
+    save_file({name: each.contiguous() for name, each in weights.items()}, folder / file, metadata={"format": "pt"})
+
+
+SETTINGS = [
+    (PYLATE, MODEL_FILE, {"document_length": 0}, "document_length = 0, which is not a whole number of at least 4"),
+    (PYLATE, MODEL_FILE, {"query_length": 0}, "query_length = 0"),
+    (PYLATE, MODEL_FILE, {"query_length": -4}, "query_length = -4"),
+    (PYLATE, MODEL_FILE, {"query_length": True}, "query_length = True"),
+    (PYLATE, ENCODER_FILE, {"max_seq_length": 0}, "max_seq_length = 0"),
+    (STANFORD, "artifact.metadata", {"doc_maxlen": 0}, "doc_maxlen = 0"),
+    (STANFORD, "artifact.metadata", {"query_maxlen": 2}, "query_maxlen = 2"),
+    (NATIVE, ENCODER_FILE, {"query_expansion": {"strategy": "fixed", "length": 0}}, "an object with a length"),
+    (NATIVE, ENCODER_FILE, {"query_expansion": "fixed"}, "query_expansion = 'fixed', which is not an object"),
+    (NATIVE, ENCODER_FILE, {"query_expansion": {"strategy": "all", "length": 12}}, "must be one of"),
+    (STANFORD, "artifact.metadata", {"similarity": "l2"}, "similarity = 'l2', which is not 'cosine'"),
+    (STANFORD, "artifact.metadata", {"attend_to_mask_tokens": "false"}, "'false', which is not true or false"),
+    (STANFORD, "artifact.metadata", {"mask_punctuation": "no"}, "mask_punctuation = 'no'"),
+    (STANFORD, "artifact.metadata", {"query_token_id": 7}, "query_token_id = 7, which is not a text"),
+    (STANFORD, "artifact.metadata", {"dim": 8}, r"dim = 8, and its head is linear\.weight \(16 x 32\)"),
+    (PYLATE, MODEL_FILE, {"do_query_expansion": "false"}, "do_query_expansion = 'false'"),
+    (PYLATE, MODEL_FILE, {"attend_to_expansion_tokens": 0}, "attend_to_expansion_tokens = 0"),
+    (PYLATE, MODEL_FILE, {"query_prefix": 5}, "query_prefix = 5"),
+    (PYLATE, MODEL_FILE, {"prompts": ["a"]}, "prompts = .*an object of texts"),
+    (PYLATE, MODEL_FILE, {"prompts": {"query": 5}}, "prompts = .*an object of texts"),
+    (PYLATE, MODEL_FILE, {"default_prompt_name": "nope"}, "default_prompt_name = 'nope', and no such prompt"),
+    (PYLATE, MODEL_FILE, {"similarity_fn_name": "euclidean"}, "similarity_fn_name = 'euclidean'"),
+    (PYLATE, ENCODER_FILE, {"do_lower_case": "false"}, "do_lower_case = 'false'"),
+    (NATIVE, MASK, {"skiplist_tasks": "document"}, "skiplist_tasks = 'document', which is not a list"),
+    (NATIVE, MASK, {"skiplist_tasks": ["documents"]}, "skiplist_tasks"),
+    (NATIVE, MASK, {"keep_only_token_ids": ["a"]}, "keep_only_token_ids = .*a list of token ids"),
+    (NATIVE, MASK, {"keep_only_token_ids": [100_000]}, "keeps the token 100000, of"),
+    (CHERCHE, "metadata.json", {"add_special_tokens": False}, "add_special_tokens = False, which is not true"),
+    (CHERCHE, "metadata.json", {"max_length_document": 0}, "max_length_document = 0"),
+    (PYLATE, DENSE, {"scale": 2.0}, "has scale, which no Dense reads"),
+    (PYLATE, DENSE, {"use_residual": "false"}, "use_residual = 'false'"),
+    (PYLATE, DENSE, {"activation_function": ABSENT}, "does not say activation_function"),
+    (PYLATE, DENSE, {"activation_function": "torch.nn.modules.activation.Nope"}, "Nope', which torch"),
+    (PYLATE, DENSE, {"out_features": 8}, r"hold linear\.weight \(16 x 32\), and its config\.json is of .*\(8 x 32\)"),
+    (NATIVE, DENSE, {"module_input_name": "sentence_embedding"}, "KeyError: 'sentence_embedding'"),
+    (PYLATE, "config.json", {"vocab_size": 300}, r"word_embeddings\.weight \(\d+ x 32\), and its .*\(300 x 32\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "changes", "message"), SETTINGS)
+def test_settings_that_would_be_taken_for_others_are_refused(name, file, changes, message, tmp_path):
+    written(name, tmp_path / "model")
+    edit_json(tmp_path / "model" / file, **changes)
+    with pytest.raises(ModelLoadError, match=message) as raised:
+        ColBERT(tmp_path / "model", device="cpu")
+    assert "be online" not in str(raised.value)
+
+
+def set_one(name, number):
+    return lambda weights: weights[name].__setitem__((0, 0), number)
+
+
+def as_bytes(weights):
+    for name in [name for name in weights if name.endswith(("dense.weight", "linear.weight"))]:
+        weights[name] = (weights[name] * 100).round().to(torch.int8)
+
+
+INNER = "encoder.layer.0.output.dense.weight"
+TENSORS = [
+    (PYLATE, "1_Dense", set_one("linear.weight", torch.nan), r"1\.linear\.weight with numbers that are not finite"),
+    (PYLATE, "", set_one(INNER, torch.nan), "not finite"),
+    (STANFORD, "", set_one(f"bert.{INNER}", torch.inf), "not finite"),
+    (PYLATE, "1_Dense", lambda weights: weights["linear.weight"].zero_(), "are zero"),
+    (PYLATE, "1_Dense", lambda weights: weights.update({"linear.scale": random(1, 16)}), r"hold .*linear\.scale"),
+    (PYLATE, "1_Dense", lambda weights: weights.update({"w": weights.pop("linear.weight")}), r"hold w \(16 x 32\)"),
+    (PYLATE, "1_Dense", as_bytes, r"linear\.weight \(I8\) \(16 x 32\), numbers without a scale"),
+    (PYLATE, "", as_bytes, "numbers without a scale"),
+    (STANFORD, "", as_bytes, "numbers without a scale"),
+    (PYLATE, "", lambda weights: weights.update({INNER: random(1, 30, 40)}), r"hold .*\(30 x 40\), .*\(32 x 40\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "folder", "edit", "message"), TENSORS)
+def test_tensors_that_make_no_vectors_are_refused(name, folder, edit, message, tmp_path):
+    written(name, tmp_path / "model")
+    edit_weights(tmp_path / "model" / folder, edit)
+    with pytest.raises(ModelLoadError, match=message):
+        ColBERT(tmp_path / "model", device="cpu")
+
+
+def exchange(i, j):
+    def edit(modules):
+        modules[i], modules[j] = modules[j], modules[i]
+
+    return edit
+
+
+SAME = {"heads": (Head(32), Head(32))}
+ORDERS = [
+    (PYLATE, exchange(0, 1), {}, "one encoder comes first|in the order"),
+    (PYLATE, exchange(1, 2), SAME, r"in the order \[0, 2, 1\]"),
+    (PYLATE, lambda modules: modules.append({**modules[1], "idx": 3}), SAME, "folder '1_Dense' more than once"),
+    (PYLATE, lambda modules: modules.insert(1, {**modules[0]}), {}, "folder '' more than once"),
+    (NATIVE, lambda modules: modules.append({**modules.pop(1), "idx": 9}), {}, "a Dense behind Normalize"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "changes", "message"), ORDERS)
+def test_modules_in_an_order_that_is_not_meant_are_refused(name, edit, changes, message, tmp_path):
+    written(name, tmp_path / "model", **changes)
+    path = tmp_path / "model" / "modules.json"
+    modules = json.loads(path.read_text())
+    edit(modules)
+    path.write_text(json.dumps(modules))
+    with pytest.raises(ModelLoadError, match=message):
+        ColBERT(tmp_path / "model", device="cpu")
+
+
+def test_a_head_of_another_width_than_the_encoder_is_refused(tmp_path):
+    written(PYLATE, tmp_path / "model")
+    edit_json(tmp_path / "model" / DENSE, in_features=31)
+    edit_weights(tmp_path / "model" / "1_Dense", lambda weights: weights.update({"linear.weight": random(1, 16, 31)}))
+    with pytest.raises(ModelLoadError, match=r"cannot be encoded by its modules, Transformer, Dense \(31 -> 16\)"):
+        ColBERT(tmp_path / "model", device="cpu")
+
+
+def change_tokenizer(folder, change):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    change(content)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["model"]["vocab"].update(pear=90_000), "'pear' of its tokenizer have no embeddings"),
+        (
+            lambda content: content["post_processor"]["special_tokens"]["[CLS]"].update(ids=[90_000]),
+            "token 90000 of its template",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", [PYLATE, STANFORD])
+def test_token_ids_stay_below_the_vocabulary(name, change, message, tmp_path):
+    written(name, tmp_path / "model")
+    change_tokenizer(tmp_path / "model", change)
+    with pytest.raises(ModelLoadError, match=message):
+        ColBERT(tmp_path / "model", device="cpu")
+
+
+def test_settings_that_are_not_read_are_named(tmp_path):
+    written(PYLATE, tmp_path / "model")
+    edit_json(tmp_path / "model" / MODEL_FILE, attend_to_expantion_tokens=True)
+    with pytest.warns(UserWarning, match="has attend_to_expantion_tokens, which are not read"):
+        ColBERT(tmp_path / "model", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "absent"),
+    [(NATIVE, ENCODER_FILE, "document_length"), (STANFORD, "artifact.metadata", "doc_maxlen")],
+)
+def test_the_smaller_of_the_tokenizers_limit_and_the_positions_is_the_length(name, file, absent, tmp_path):
+    written(name, tmp_path / "model")
+    edit_json(tmp_path / "model" / file, **{absent: ABSENT})
+    edit_json(tmp_path / "model" / "tokenizer_config.json", model_max_length=20)
+    model = ColBERT(tmp_path / "model", device="cpu")
+    assert model.max_length_document == 20
+    assert len(model.tokenize([LONG], is_query=False)["input_ids"][0]) == 20
+    with pytest.raises(ValueError, match=r"texts\[0\] has \d+ tokens, but a document is cut at 20"):
+        model.encode_document([LONG], truncation=False)
+    model.save(tmp_path / "saved")
+    assert ColBERT(tmp_path / "saved", device="cpu").max_length_document == 20
+    retriever = Retriever(model)
+    retriever.add([LONG], passages=True)
+    assert retriever.index.statistics().tokens > 480  # each of the tokens of the text is in a passage
+    model.max_seq_length = 12
+    assert (model.max_length_document, len(model.tokenize([LONG], is_query=False)["input_ids"][0])) == (12, 12)
+
+
+def test_pylates_own_length_of_documents(tmp_path):
+    written(PYLATE, tmp_path / "model", settings={"document_length": ABSENT})
+    model = ColBERT(tmp_path / "model", device="cpu")
+    assert model.max_length_document == 180
+    assert len(model.tokenize([LONG], is_query=False)["input_ids"][0]) == 180
+
+
+@pytest.fixture
+def adapted(tmp_path):
+    """A checkpoint whose encoder is an adapter, its folder, and the vectors of the adapted encoder."""
+    peft = pytest.importorskip("peft", reason="needs the package peft")
+    checkpoint = written(PYLATE, tmp_path / "model")
+    folder, base = tmp_path / "model", tmp_path / "base"
+    base.mkdir()
+    for file in ("config.json", "model.safetensors"):
+        shutil.move(folder / file, base / file)
+    for file in folder.glob("tokenizer*"):
+        shutil.copy(file, base)
+    torch.manual_seed(3)
+    config = peft.LoraConfig(r=4, target_modules=["query", "value"], init_lora_weights=False)
+    encoder = peft.get_peft_model(AutoModel.from_pretrained(base), config)
+    encoder.save_pretrained(folder)
+    checkpoint.encoder = encoder.eval()
+    return checkpoint, folder
+
+
+def rename_one(old, new):
+    def edit(weights):
+        name = next(name for name in sorted(weights) if old in name)
+        weights[name.replace(old, new)] = weights.pop(name)
+
+    return edit
+
+
+def test_an_adapter_is_used_and_its_tensors_are_all_there(adapted):
+    checkpoint, folder = adapted
+    torch.testing.assert_close(
+        ColBERT(folder, device="cpu").encode_document(LONG), checkpoint.by_hand(LONG, "document"), rtol=0, atol=2e-6
+    )
+    file = "adapter_model.safetensors"
+    layer = "base_model.model.encoder.layer"
+    edits = [
+        (
+            lambda weights: weights.pop(f"{layer}.0.attention.self.query.lora_A.weight"),
+            r"lack encoder\.layer\.0\..*lora_A",
+        ),
+        (
+            lambda weights: weights.pop(f"{layer}.1.attention.self.value.lora_B.weight"),
+            r"lack encoder\.layer\.1\..*lora_B",
+        ),
+        (rename_one("query", "queries"), r"lack .*query\.lora_A"),
+        (lambda weights: [rename_one(layer, "base_model.model.h")(weights) for _ in range(8)], "lack .* and 3 more"),
+        (lambda weights: weights.update({f"{layer}.5.query.lora_A.weight": random(1, 4, 32)}), r"hold .*layer\.5"),
+        (lambda weights: weights.update({"base_model.model.linear.weight": random(1, 4, 4)}), r"hold linear\.weight"),
+        (set_one(f"{layer}.0.attention.self.query.lora_A.weight", torch.nan), "not finite"),
+    ]
+    whole = (folder / file).read_bytes()
+    for edit, message in edits:
+        (folder / file).write_bytes(whole)
+        edit_weights(folder, edit, file)
+        with pytest.raises(ModelLoadError, match=message):
+            ColBERT(folder, device="cpu")
+    (folder / file).write_bytes(whole)
+    edit_weights(folder.parent / "base", lambda weights: weights.pop("encoder.layer.0.output.dense.bias"))
+    with pytest.raises(ModelLoadError, match=re.escape("base': its weights lack encoder.layer.0.output.dense.bias")):
+        ColBERT(folder, device="cpu")
