@@ -146,8 +146,7 @@ def test_code_is_written_out():
     for name, tree in TREES.items():
         for node in ast.walk(tree):
             place = f"{name}:{getattr(node, 'lineno', 0)}"
-            inside = [inner for inner in ast.walk(node) if inner is not node]
-            if isinstance(node, ast.IfExp) and any(isinstance(inner, ast.IfExp) for inner in inside):
+            if isinstance(node, ast.IfExp) and sum(isinstance(inner, ast.IfExp) for inner in ast.walk(node)) > 1:
                 nested.append(place)
             pair = isinstance(node, ast.Assign) and [node.targets[0], node.value]
             if pair and all(isinstance(side, ast.Tuple) for side in pair):
