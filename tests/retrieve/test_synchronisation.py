@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from latelier import indexes, models
 from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.reading import folders
+from latelier.reading.process import ReadingTimeoutError
 from latelier.retrieve import Retriever, SkipReason, read_documents
 
 
@@ -93,7 +96,10 @@ def test_a_folder_that_was_moved_is_taken_for_it_if_told_so(notes, tiny, tmp_pat
         retriever.synchronise(notes, moved_from=moved)
     notes.rename(moved)
     (moved / "moon.md").unlink()
-    assert counts(retriever.synchronise(moved, moved_from=notes)) == {"unchanged": 2, "removed": 1}
+    with pytest.warns(UserWarning, match="moon.md: where it was is another place by now"):
+        report = retriever.synchronise(moved, moved_from=notes)
+    assert (report.unchanged, report.kept, report.removed) == (2, 1, 0)  # nothing confirms yet that it is gone
+    assert counts(retriever.synchronise(moved)) == {"unchanged": 2, "removed": 1}
     moved.rename(notes)
     notes.mkdir(exist_ok=True)
     moved.mkdir()
@@ -101,11 +107,14 @@ def test_a_folder_that_was_moved_is_taken_for_it_if_told_so(notes, tiny, tmp_pat
         retriever.synchronise(notes, moved_from=moved)
 
 
-def test_documents_that_are_stored_alike_are_taken_over_and_others_are_not(notes, tiny):
+def test_documents_of_the_user_stay_as_they_are_even_if_they_are_stored_alike(notes, tiny):
     retriever = Retriever(tiny, device="cpu")
-    retriever.synchronise(notes, passages=False)
-    del retriever.index.settings["files"]
+    retriever.add(list(read_documents(notes)), passages=False)
     assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
+    (notes / "moon.md").unlink()
+    assert counts(retriever.synchronise(notes)) == {"unchanged": 2}
+    assert "moon.md" in retriever.index
+    (notes / "moon.md").write_text("About moon.")
     retriever.add([("plums.md", "by hand"), ("fig.md", "by hand")])
     (notes / "plums.md").write_text("About plums.")
     for _ in range(2):  # it is not forgotten
@@ -137,9 +146,11 @@ def test_lines_of_a_text_file_are_not_added_twice(tmp_path, tiny):
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_a_run_interrupted_at_its_commit_goes_on_without_doubles(tiny, tmp_path, is_committed):
     class Interrupted(indexes.Flat):
-        def update(self, *arguments, **options):
+        def write(self, given, *arguments, **options):
+            if not given.ids:
+                return super().write(given, *arguments, **options)
             if is_committed:
-                super().update(*arguments, **options)
+                super().write(given, *arguments, **options)
             else:
                 super().update("first", np.ones((1, 48)), "another's")
             raise KeyboardInterrupt
@@ -301,6 +312,226 @@ def test_an_id_of_two_files_is_that_of_the_first(tmp_path, tiny):
     (tmp_path / "data" / "a.jsonl").write_text('{"id": 4, "text": "figs"}\n')
     report = retriever.synchronise(tmp_path / "data")  # b.jsonl was not forgotten
     assert (report.new, report.changed, retriever.index.get(1).text) == (1, 1, "moon")
+
+
+def test_numbers_are_given_when_documents_are_stored(tmp_path, tiny):
+    retriever = Retriever(tiny, device="cpu")
+    retriever.add([{"id": "own", "text": "Own."}])
+    for name in ("alpha", "beta"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(6)))
+    with meanwhile(retriever.index, lambda: retriever.synchronise(tmp_path / "beta.txt"), at=2):
+        assert retriever.synchronise(tmp_path / "alpha.txt", chunk_size=3).new == 6
+    texts = [record.text.split()[0] for record in retriever.index.get(retriever.index.ids())]
+    assert (texts.count("alpha"), texts.count("beta")) == (6, 6)
+
+
+@contextmanager
+def meanwhile(index, act, at=1):
+    """Do something before the commit of documents with a number, counted from 1."""
+    write = index.write
+    count = 0
+
+    def written(given, *arguments, **options):
+        nonlocal count
+        count += bool(given.ids)
+        if given.ids and count == at:
+            index.write = write
+            act()
+            index.write = written
+        return write(given, *arguments, **options)
+
+    index.write = written
+    try:
+        yield
+    finally:
+        index.write = write
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_what_others_have_stored_meanwhile_stays_and_is_said(notes, tiny):
+    retriever = Retriever(tiny, device="cpu")
+    retriever.synchronise(notes, passages=False)
+    (notes / "moon.md").write_text("Another moon.")
+    (notes / "new.md").write_text("About plums.")
+    mine = [("moon.md", "my moon"), ("new.md", "my plums")]
+    with meanwhile(retriever.index, lambda: retriever.update(mine)):
+        report = retriever.synchronise(notes)
+    assert (report.new, report.changed, report.unchanged) == (0, 0, 2)
+    assert {(each.path, each.reason) for each in report.skipped} == {
+        ("moon.md", SkipReason.ID),
+        ("new.md", SkipReason.ID),
+    }
+    assert [retriever.index.get(id).text for id, _ in mine] == ["my moon", "my plums"]
+    (notes / "moon.md").unlink()
+    assert retriever.synchronise(notes).removed == 0
+    assert retriever.index.get("moon.md").text == "my moon"
+    retriever.remove("new.md")  # so that the folder may have its own
+    assert retriever.synchronise(notes).new == 1
+
+
+def test_two_runs_of_one_folder_at_once(notes, tiny):
+    retriever = Retriever(tiny, device="cpu")
+    with meanwhile(retriever.index, lambda: retriever.synchronise(notes)):
+        report = retriever.synchronise(notes)
+    assert counts(report) == {"unchanged": 3}
+    assert counts(retriever.synchronise(notes)) == {"unchanged": 3}
+
+
+def test_a_killed_run_claims_nothing_that_it_has_not_stored(notes, tiny):
+    class Killed(BaseException):
+        pass
+
+    def kill():
+        raise Killed
+
+    retriever = Retriever(tiny, device="cpu")
+    lines = notes.parent / "lines.txt"
+    lines.write_text("".join(f"line {i}\n" for i in range(3)))
+    for source in (notes, lines):
+        with pytest.raises(Killed), meanwhile(retriever.index, kill, at=2):
+            retriever.synchronise(source, chunk_size=2, passages=False)
+    assert len(retriever) == 4
+    retriever.add(["mine without an id"])
+    retriever.add([{"id": "stone.md", "text": "mine with an id"}])
+    with pytest.warns(UserWarning, match="stone.md: in the index are other documents"):
+        assert counts(retriever.synchronise(notes))["unchanged"] == 2
+    assert counts(retriever.synchronise(lines)) == {"new": 1, "unchanged": 2}
+    (notes / "stone.md").unlink()
+    lines.write_text("line 1\n")
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            retriever.synchronise(notes)
+            retriever.synchronise(lines)
+    texts = {record.text for record in retriever.index.get(retriever.index.ids())}
+    assert {"mine without an id", "mine with an id", "line 1"} < texts
+    assert "line 0" not in texts
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_another_place_confirms_nothing_at_first(notes, tiny, tmp_path):
+    (notes / "sub").mkdir()
+    (notes / "sub" / "a.md").write_text("About a.")
+    retriever = Retriever(tiny, device="cpu")
+    retriever.synchronise(notes)
+    (notes / "sub").rename(tmp_path / "sub")
+    (notes / "sub").mkdir()  # such as a mount point without its drive
+    report = retriever.synchronise(notes)
+    assert (report.unchanged, report.kept, report.removed) == (3, 1, 0)
+    assert "another place" in report.skipped[0].message
+    (notes / "sub").rmdir()
+    (tmp_path / "sub").rename(notes / "sub")
+    assert counts(retriever.synchronise(notes)) == {"unchanged": 4}
+    notes.rename(tmp_path / "drive")
+    notes.mkdir()  # another drive
+    (notes / "photos.md").write_text("About photos.")
+    report = retriever.synchronise(notes)
+    assert (report.new, report.kept, report.removed) == (1, 4, 0)
+    (notes / "photos.md").unlink()
+    notes.rmdir()
+    (tmp_path / "drive").rename(notes)
+    report = retriever.synchronise(notes)
+    assert (report.unchanged, report.kept) == (4, 1)
+    shutil.rmtree(notes / "sub")
+    assert retriever.synchronise(notes).removed == 2  # photos.md has been missed by two runs at this place
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_a_drive_that_is_not_mounted_removes_nothing(notes, tiny, monkeypatch):
+    (notes / "sub").mkdir()
+    (notes / "sub" / "a.md").write_text("About a.")
+    real = Path.stat
+
+    def stat(path, **options):
+        status = real(path, **options)
+        if "sub" in path.parts:  # as on a drive of its own
+            (values, others) = status.__reduce__()[1]
+            status = os.stat_result((*values[:2], status.st_dev + 1, *values[3:]), others)
+        return status
+
+    retriever = Retriever(tiny, device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stat)
+        retriever.synchronise(notes)
+    shutil.rmtree(notes / "sub")
+    for _ in range(3):
+        report = retriever.synchronise(notes)
+        assert (report.unchanged, report.kept, report.removed) == (3, 1, 0)
+        assert report.skipped[0].message.startswith("its drive is not mounted")
+
+
+def test_more_than_half_of_a_source_is_kept_for_one_run(notes, tiny):
+    retriever = Retriever(tiny, device="cpu")
+    retriever.synchronise(notes)
+    for name in ("moon", "pears"):
+        (notes / f"{name}.md").unlink()
+    with pytest.warns(UserWarning, match="more than half of all files are missing at once; its 2 documents are kept"):
+        report = retriever.synchronise(notes)
+    assert (report.unchanged, report.kept, report.removed) == (1, 2, 0)
+    assert counts(retriever.synchronise(notes)) == {"unchanged": 1, "removed": 2}
+
+
+def test_other_options_of_reading_are_a_change(notes, tiny, tmp_path):
+    (notes / "old.txt").write_bytes("\u00dcbung".encode("cp850"))
+    table = tmp_path / "table.csv"
+    table.write_text("id,text,body\n1,Bananas,The moon\n")
+    retriever = Retriever(tiny, device="cpu")
+    retriever.synchronise(notes, passages=False)
+    report = retriever.synchronise(read_documents(notes, encoding="cp850"))
+    assert (report.changed, report.unchanged) == (1, 3)
+    assert "\u00dcbung" in retriever.index.get("old.txt").text
+    retriever.synchronise(read_documents(table, text="text"))
+    assert counts(retriever.synchronise(read_documents(table, text="body"))) == {"changed": 1}
+    assert retriever.index.get("1").text == "The moon"
+
+
+def test_an_edit_with_its_time_put_back_and_documents_that_were_removed_by_hand_are_seen(notes, tiny, monkeypatch):
+    monkeypatch.setattr("latelier.retrieve.synchronisation._COARSEST", -(10**12))
+    retriever = Retriever(tiny, device="cpu")
+    retriever.synchronise(notes)
+    status = (notes / "moon.md").stat()
+    (notes / "moon.md").write_text("About noon.")  # as long as before
+    os.utime(notes / "moon.md", ns=(status.st_mtime_ns, status.st_mtime_ns))
+    assert counts(retriever.synchronise(notes)) == {"changed": 1, "unchanged": 2}
+    retriever.remove("pears.md")
+    with pytest.warns(UserWarning, match="pears.md: documents of it were removed by hand; they are stored again"):
+        assert retriever.synchronise(notes).unchanged == len(retriever) == 3
+    retriever.remove(["moon.md", "pears.md", "stone.md"])
+    with pytest.warns(UserWarning, match="stored again"):
+        assert retriever.synchronise(notes).unchanged == len(retriever) == 3
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_a_file_that_took_all_its_time_is_not_tried_again_until_it_changes(notes, tiny, monkeypatch):
+    real = folders.read_file
+    reads = []
+
+    def read_file(path, *arguments):
+        reads.append(path.name)
+        if path.name == "moon.md":
+            raise ReadingTimeoutError("reading it took longer than 60 seconds.")
+        return real(path, *arguments)
+
+    monkeypatch.setattr(folders, "read_file", read_file)
+    retriever = Retriever(tiny, device="cpu")
+    report = retriever.synchronise(notes)
+    assert (report.new, report.skipped[0].reason) == (2, SkipReason.TIME)
+    report = retriever.synchronise(notes)
+    assert (report.unchanged, report.skipped[0].reason, reads.count("moon.md")) == (2, SkipReason.TIME, 1)
+    (notes / "moon.md").write_text("About noon.")
+    retriever.synchronise(notes)
+    assert reads.count("moon.md") == 2
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="all names are Unicode")
+def test_names_that_are_no_unicode_are_kept_apart_from_their_spelling(tiny, tmp_path):
+    retriever = Retriever(tiny, device="cpu")
+    for number, name in enumerate((b"caf\xe9", rb"caf\xe9", rb"caf\udce9")):
+        folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+        folder.mkdir()
+        (folder / f"{number}.md").write_text(f"About {number}.")
+        assert counts(retriever.synchronise(folder)) == {"new": 1}
+    assert len(retriever) == len(retriever.index.origins.sources()) == 3
 
 
 # What follows draws any sequence of changes of two folders, of faults, and of runs. Names differ between the folders.

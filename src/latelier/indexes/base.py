@@ -44,6 +44,7 @@ from latelier.indexes.results import (
     VerifyReport,
     WhyNotReport,
 )
+from latelier.indexes.store.sources import Changes, FileState, Seen, Source
 from latelier.indexes.why_not import why_not_by_vectors
 from latelier.scores.maxsim import TopK, maxsim
 from latelier.utils.checks import check_count, did_you_mean, short
@@ -57,6 +58,9 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 """A path, as a str or as an object such as `pathlib.Path`."""
 Ranges: TypeAlias = "Sequence[tuple[int | None, int | None] | None]"
 """Of each of some documents, the range of one of its passages; None for all of it, as a `Hit` has it."""
+
+
+NO_CHANGES = Changes()
 
 
 class Index(NotCopied, ABC):
@@ -170,9 +174,41 @@ class Index(NotCopied, ABC):
         given = GivenDocuments(ids, embeddings, texts, metadata, ranges)
         self._write(given, replace=True, show_progress=show_progress)
 
+    def write(self, given: GivenDocuments, changes: Changes = NO_CHANGES, *, replace: bool | None = None) -> list[int]:
+        """Store documents, and where documents came from, in one commit, as a `Retriever` does.
+
+        Parameters
+        ----------
+        given
+            The documents; an id that is None becomes the integer after the largest one.
+        changes
+            What else the commit changes.
+        replace
+            True and False: as `update` and `add`. None: of the documents in the index, only those rows are replaced
+            that are `given.seen`; with another one, the document is not stored.
+
+        Returns
+        -------
+        list of int
+            The positions of the documents that were not stored.
+        """
+        return self._write(given, replace=replace, show_progress=False, changes=changes)
+
     @abstractmethod
-    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
-        """Store documents; see `add` and, for the others, `update`."""
+    def _write(
+        self,
+        given: GivenDocuments,
+        *,
+        replace: bool | None,
+        show_progress: bool,
+        changes: Changes = NO_CHANGES,
+    ) -> list[int]:
+        """Store documents; see `write`."""
+
+    @property
+    @abstractmethod
+    def origins(self) -> Origins:
+        """Where the documents came from."""
 
     @abstractmethod
     def remove(self, ids: Id | Iterable[Id]) -> None:
@@ -668,6 +704,34 @@ class Index(NotCopied, ABC):
         except InvalidArgumentError:
             return False
         return bool(self.existing([known]))
+
+
+class Origins(ABC):
+    """Reads where the documents of an index came from; `Index.write` writes it."""
+
+    @abstractmethod
+    def sources(self) -> list[Source]:
+        """Return the folders and files that the index was filled from."""
+
+    @abstractmethod
+    def files(self, source: str) -> dict[str, FileState]:
+        """Return the files of a source, by its key, by their names."""
+
+    @abstractmethod
+    def counts(self, source: str) -> dict[str, int]:
+        """Return how many documents there are of each file, without those that are missing in it."""
+
+    @abstractmethod
+    def documents(self, source: str, file: str | None = None) -> dict[Id, Seen]:
+        """Return the documents of a file, or of all files, in the order of their insertion."""
+
+    @abstractmethod
+    def missing(self, source: str) -> dict[Id, Seen]:
+        """Return the documents of a source that are missing in their files."""
+
+    @abstractmethod
+    def seen(self, ids: Sequence[Id]) -> dict[Id, Seen]:
+        """Return those of some ids that documents have, with their rows."""
 
 
 def check_ranges(ranges: Ranges | None, count: int) -> list[tuple[int, int] | None] | None:

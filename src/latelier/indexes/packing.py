@@ -148,13 +148,18 @@ _PEEKED = 16
 
 
 class GivenDocuments(NamedTuple):
-    """Documents as a user gives them, or some of them as lists; see `Index.add`."""
+    """Documents as a user gives them, or some of them as lists; see `Index.add`.
+
+    `seen`, `origins`: of a writer that follows files, see `StoredDocument`.
+    """
 
     ids: Any
     embeddings: Any
     texts: Any = None
     metadata: Any = None
     ranges: Any = None
+    seen: Any = None
+    origins: Any = None
 
 
 class DocumentBatches:
@@ -168,7 +173,7 @@ class DocumentBatches:
         batch_bytes: int = 256 << 20,
         show_progress: bool = False,
     ) -> None:
-        ids, embeddings, texts, metadata, ranges = given
+        ids, embeddings, texts, metadata, ranges, seen, origins = given
         if isinstance(embeddings, np.ndarray) and embeddings.dtype == object and embeddings.ndim == 1:
             embeddings = list(embeddings)
         if is_array(embeddings) and embeddings.ndim != 2:  # without a mask, padding would count as tokens
@@ -189,7 +194,7 @@ class DocumentBatches:
                 metadata = [metadata]
         elif is_array(embeddings) or isinstance(metadata, Mapping) or isinstance(texts, str):
             raise InvalidArgumentError("a single matrix, text or dict needs a single id; for several ids, give lists.")
-        columns = {"ids": ids, "texts": texts, "metadata": metadata, "ranges": ranges}
+        columns = {"ids": ids, "texts": texts, "metadata": metadata, "ranges": ranges, "seen": seen, "origins": origins}
         self._columns = {name: values for name, values in columns.items() if values is not None}
         known = {name: len(values) for name, values in self._columns.items() if isinstance(values, Sized)}
         self._count = known.get("ids")
@@ -348,7 +353,7 @@ class _Chunk(NamedTuple):
 
 
 # What is given of a document, in the order of `DocumentColumns.append`.
-_COLUMNS = ("ids", "texts", "metadata", "ranges")
+_COLUMNS = ("ids", "texts", "metadata", "ranges", "seen", "origins")
 
 
 def _sample(embeddings: Any, tokens: int) -> TokenEmbeddings | None:

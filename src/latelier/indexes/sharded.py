@@ -31,7 +31,7 @@ from latelier.errors import (
     LatelierError,
     StorageError,
 )
-from latelier.indexes.base import Index, PathLike, Ranges, check_ranges
+from latelier.indexes.base import NO_CHANGES, Index, Origins, PathLike, Ranges, check_ranges
 from latelier.indexes.fields import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
@@ -55,10 +55,11 @@ from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import closed_error
 from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
-from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, has_texts
+from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, has_texts, next_id
+from latelier.indexes.store.sources import Changes, FileState, Seen, Source, unsettled
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
-from latelier.indexes.stored_index import StoredIndex
+from latelier.indexes.stored_index import StoredIndex, StoredOrigins
 from latelier.utils.batching import consecutive, lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count, parse_bytes
 from latelier.utils.misc import progress_bar
@@ -220,9 +221,9 @@ class ShardWorker:
         documents: Sequence[StoredDocument],
         embeddings: TokenEmbeddings,
         numbers: np.ndarray,
-        replace: bool,
+        replace: bool | None,
         fields: Sequence[str],
-    ) -> None:
+    ) -> list[int]:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction = self._begun()
         vectors = _writable(embeddings)
@@ -230,8 +231,20 @@ class ShardWorker:
         mean = TokenMean.of(vectors.vectors)
         batch = DocumentBatch(DocumentColumns(documents), vectors.lengths, vectors.dim, arrays, mean)
         transaction.make_fields(fields)
-        self._index._insert_batch(transaction, batch, replace=replace, numbers=np.array(numbers))
         self._has_inserted = True
+        return self._index._insert_batch(transaction, batch, replace=replace, numbers=np.array(numbers))
+
+    def change(self, changes: Changes) -> None:
+        """Remove documents, and write where others came from."""
+        self._begun().apply(changes)
+
+    def origins(self, name: str, *arguments: Any) -> Any:
+        """Return what a method of `Index.origins` returns."""
+        return getattr(self._index.origins, name)(*arguments)
+
+    def next_id(self) -> int:
+        """Return the integer after the largest id that is one."""
+        return self._index._storage.ask(next_id)
 
     def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents."""
@@ -326,6 +339,46 @@ _RESTART_SECONDS = 60.0
 _PAUSE_SECONDS = 0.1
 # The setting of the catalog that says that all shards were made: one that is missing later was lost.
 _MADE = "made"
+
+
+class ShardedOrigins(Origins):
+    """Where the documents in shards came from: sources and files are in the index's own catalog."""
+
+    def __init__(self, index: Sharded) -> None:
+        self._index = index
+        self._own = StoredOrigins(index._storage)
+
+    def sources(self) -> list[Source]:
+        """See `Origins.sources`."""
+        return self._own.sources()
+
+    def files(self, source: str) -> dict[str, FileState]:
+        """See `Origins.files`."""
+        return self._own.files(source)
+
+    def counts(self, source: str) -> dict[str, int]:
+        """See `Origins.counts`."""
+        counts = Counter[str]()
+        for own in self._ask("counts", source):
+            counts.update(own)
+        return counts
+
+    def documents(self, source: str, file: str | None = None) -> dict[Id, Seen]:
+        """See `Origins.documents`."""
+        found = [pair for own in self._ask("documents", source, file) for pair in own.items()]
+        return dict(sorted(found, key=lambda pair: pair[1].number))
+
+    def missing(self, source: str) -> dict[Id, Seen]:
+        """See `Origins.missing`."""
+        return {id: seen for own in self._ask("missing", source) for id, seen in own.items()}
+
+    def seen(self, ids: Sequence[Id]) -> dict[Id, Seen]:
+        """See `Origins.seen`."""
+        own = {shard: ("seen", [ids[i] for i in some]) for shard, some in self._index._positions(ids).items()}
+        return {id: seen for found in self._index._call("read", "origins", own) for id, seen in found.items()}
+
+    def _ask(self, name: str, *arguments: Any) -> list[Any]:
+        return self._index._call("read", "origins", (name, *arguments))
 
 
 class Sharded(Index):
@@ -522,18 +575,33 @@ class Sharded(Index):
 
     # Writing.
 
-    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
+    @property
+    def origins(self) -> ShardedOrigins:
+        """See `Index.origins`."""
+        return ShardedOrigins(self)
+
+    def _write(
+        self, given: GivenDocuments, *, replace: bool | None, show_progress: bool, changes: Changes = NO_CHANGES
+    ) -> list[int]:
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
-        with self._writing() as (states, fields):
+        if changes.files or changes.sources:  # shards commit by themselves
+            with self._storage.transaction() as transaction:
+                transaction.apply(unsettled(changes))
+        left: list[int] = []
+        count = 0
+        with self._writing(changes) as (states, fields):
+            following = max(self._call("read", "next_id"))
             dim = next((state.dim for state in states if state.dim is not None), None)
             number = max(state.next_number for state in states)
             known = [field for state in states for field in state.fields]
             seen: set[Id] = set()
             for batch in batches.read(dim, lambda embeddings, _: {"vectors": embeddings.vectors}):
+                batch.documents.number(following)
                 ids = [document.id for document in batch.documents]
+                following = max([following, *(id + 1 for id in ids if isinstance(id, int))])
                 if twice := [id for id, count in Counter(ids).items() if count > 1 or id in seen]:
                     raise duplicate_ids(twice, "given twice in this call; give every document a different id")
-                if not replace and (present := self.existing(ids)):
+                if replace is False and (present := self.existing(ids)):
                     there = [id for id in ids if id in present]
                     raise duplicate_ids(there, "in the index already", advice="update")
                 seen.update(ids)
@@ -548,9 +616,27 @@ class Sharded(Index):
                     some = np.array(own)
                     rows = embeddings[consecutive(begins[some], counts[some])]
                     arguments[shard] = ([documents[i] for i in own], rows, number + begins[some], replace, fields)
-                self._call("write", "insert", arguments)
+                owned = self._positions(ids)
+                found = self._call("write", "insert", arguments)
+                for own, refused in zip(owned.values(), found, strict=True):
+                    left += [count + own[i] for i in refused]
+                count += len(ids)
                 number += int(counts.sum())
+            self._change_documents(changes)
         self._call("write", "maintain")
+        return sorted(left)
+
+    def _change_documents(self, changes: Changes) -> None:
+        """Change documents in their shards, within a transaction."""
+        ids = list(dict.fromkeys([*changes.removed, *changes.moved]))
+        arguments = {}
+        for shard, positions in self._positions(ids).items():
+            own = {ids[i] for i in positions}
+            removed = {id: seen for id, seen in changes.removed.items() if id in own}
+            moved = {id: seen for id, seen in changes.moved.items() if id in own}
+            arguments[shard] = (Changes(removed=removed, moved=moved),)
+        if arguments:
+            self._call("write", "change", arguments)
 
     def remove(self, ids: Id | Iterable[Id]) -> None:
         """See `Index.remove`."""
@@ -562,9 +648,11 @@ class Sharded(Index):
             self._call("write", "remove", {shard: (each,) for shard, each in removed.items()})
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[list[WriteState], list[str]]]:
+    def _writing(self, changes: Changes = NO_CHANGES) -> Iterator[tuple[list[WriteState], list[str]]]:
         """Begin a transaction in every shard, as the only writer of all processes, and commit them at the end."""
-        with self._storage.transaction():
+        with self._storage.transaction() as transaction:
+            if changes != NO_CHANGES:
+                transaction.apply(changes._replace(removed={}, moved={}))
             try:
                 fields: list[str] = []
                 yield self._call("write", "begin"), fields

@@ -19,7 +19,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
-from latelier.indexes.base import Index, PathLike, Ranges, check_ranges
+from latelier.indexes.base import NO_CHANGES, Index, Origins, PathLike, Ranges, check_ranges
 from latelier.indexes.options import SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides
@@ -35,6 +35,7 @@ from latelier.indexes.results import (
     stored_cut,
     warn_of_damage,
 )
+from latelier.indexes.store import sources
 from latelier.indexes.store.catalog import UserSettings, catalog_bytes
 from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
@@ -49,6 +50,7 @@ from latelier.indexes.store.rows import (
     text_bytes,
 )
 from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, TokenArray
+from latelier.indexes.store.sources import Changes, FileState, Seen, Source
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
 from latelier.kernels.threads import thread_count
@@ -106,6 +108,37 @@ _SEGMENT_BYTES = 256 << 20
 # write makes.
 _BATCH_SHARE = 4
 _SCRATCH_SHARE = 4
+
+
+class StoredOrigins(Origins):
+    """Where the documents in a storage came from."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def sources(self) -> list[Source]:
+        """See `Origins.sources`."""
+        return self._storage.ask(sources.read_sources)
+
+    def files(self, source: str) -> dict[str, FileState]:
+        """See `Origins.files`."""
+        return self._storage.ask(sources.read_files, source)
+
+    def counts(self, source: str) -> dict[str, int]:
+        """See `Origins.counts`."""
+        return self._storage.ask(sources.count_documents, source)
+
+    def documents(self, source: str, file: str | None = None) -> dict[Id, Seen]:
+        """See `Origins.documents`."""
+        return self._storage.ask(sources.documents_of, source, file)
+
+    def missing(self, source: str) -> dict[Id, Seen]:
+        """See `Origins.missing`."""
+        return self._storage.ask(sources.missing_documents, source)
+
+    def seen(self, ids: Sequence[Id]) -> dict[Id, Seen]:
+        """See `Origins.seen`."""
+        return self._storage.ask(sources.find_seen, ids)
 
 
 class StoredIndex(Index):
@@ -380,23 +413,49 @@ class StoredIndex(Index):
             f"{self._describe()}, {where})"
         )
 
-    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
-        """Store documents in one transaction, and run maintenance."""
-        self._insert(given, replace=replace, show_progress=show_progress)
-        self._after_write()
+    @property
+    def origins(self) -> StoredOrigins:
+        """See `Index.origins`."""
+        return StoredOrigins(self._storage)
 
-    def _insert(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
+    def _write(
+        self,
+        given: GivenDocuments,
+        *,
+        replace: bool | None,
+        show_progress: bool,
+        changes: Changes = NO_CHANGES,
+    ) -> list[int]:
+        """Store documents in one transaction, and run maintenance."""
+        left = self._insert(given, changes, replace=replace, show_progress=show_progress)
+        self._after_write()
+        return left
+
+    def _insert(
+        self,
+        given: GivenDocuments,
+        changes: Changes,
+        *,
+        replace: bool | None,
+        show_progress: bool,
+    ) -> list[int]:
         """Insert documents; no batch of them is left in memory, whose limit maintenance needs for itself."""
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=self._batch_bytes, show_progress=show_progress)
         before = self._storage.snapshot()
         self._prepare(before, batches.peek)
+        left: list[int] = []
+        count = 0
         with self._storage.transaction() as transaction:
             # The dim is read by another connection, which notices if other files were copied over those of the index.
             encoded = batches.read(self.dim, self._encode, self._are_in_range)
             if self._max_memory is not None:
                 encoded = self._fitting(encoded, before)
             for batch in transaction.prepare(encoded):
-                self._insert_batch(transaction, batch, replace=replace)
+                left += [count + i for i in self._insert_batch(transaction, batch, replace=replace)]
+                count += len(batch.documents)
+            if changes != NO_CHANGES:
+                transaction.apply(changes)
+        return left
 
     def _fitting(self, batches: Iterator[DocumentBatch], before: Snapshot) -> Iterator[DocumentBatch]:
         """Yield batches; raise an error once the index could not be searched within its budget."""
@@ -453,11 +512,11 @@ class StoredIndex(Index):
         return min(self._segment_bytes, working // _BATCH_SHARE)
 
     def _insert_batch(
-        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool, numbers: np.ndarray | None = None
-    ) -> None:
+        self, transaction: Transaction, batch: DocumentBatch, *, replace: bool | None, numbers: np.ndarray | None = None
+    ) -> list[int]:
         """Insert documents in a transaction; see `Transaction.insert`."""
         most = self._max_segment_tokens(batch.dim)
-        transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
+        return transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
 
     def _search_by_kernels(self) -> None:
         """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""

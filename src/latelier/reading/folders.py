@@ -6,11 +6,13 @@ import codecs
 import fnmatch
 import hashlib
 import itertools
+import json
 import mimetypes
 import os
 import re
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast, get_args
@@ -27,6 +29,7 @@ from latelier.reading.files import (
     why_not_read,
 )
 from latelier.reading.images import is_picture
+from latelier.reading.process import ReadingTimeoutError
 from latelier.reading.records import (
     DocumentFields,
     FieldsTaken,
@@ -45,6 +48,12 @@ from latelier.utils.values import Id, encode_fields
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
+
+
+def spelled(path: Path) -> str:
+    """Return an absolute path as a text that also holds names that are no Unicode, apart from all other names."""
+    return json.dumps(os.path.abspath(path))  # noqa: PTH100 (links stay as they were given)
+
 
 DocumentFormat: TypeAlias = Literal["auto", "jsonl", "csv", "tsv", "trec", "parquet", "txt", "whole"]
 
@@ -132,12 +141,16 @@ def read_documents(
     check_choice("on_problem", on_problem, get_args(OnProblem))
     check_choice("pages", pages, get_args(Pages))
     reading = Reading(fields, encoding, delimiter, on_problem, pages)
+    documents: FileDocuments
     if is_folder(source):
         _check_encoding(encoding)
-        return DocumentFolder(source, glob, format, reading)
-    if glob:
+        documents = DocumentFolder(source, glob, format, reading)
+    elif glob:
         raise InvalidArgumentError(f"received glob for {str(source)!r}, which is not a folder; name the file only.")
-    return read_document_file(os.fspath(path), format, reading=reading)
+    else:
+        documents = read_document_file(os.fspath(path), format, reading=reading)
+    documents.options = json.dumps([format, *reading])
+    return documents
 
 
 def _check_encoding(name: str | None) -> None:
@@ -293,16 +306,16 @@ class DocumentFolder(FileDocuments):
             folder = f"{folder}/{part}" if folder else part
         return name
 
-    def mount(self, name: str) -> str:
-        """Return the mount point of the drive on which a file is, or the last folder above it that was listed."""
-        mount = self._folders[""].mount
+    def place(self, name: str) -> Place:
+        """Return where a file is: what the folders from the root down to it are, as far as they were listed."""
+        place = self._folders[""].place
         folder = ""
         for part in name.split("/")[:-1]:
             folder = f"{folder}/{part}" if folder else part
             if folder not in self._folders:
                 break
-            mount = self._folders[folder].mount
-        return mount
+            place = self._folders[folder].place
+        return place
 
     def read(self, path: Path) -> Iterator[InputDocument]:
         """Yield the documents of a file; one that cannot be read is skipped, as it may be one of thousands."""
@@ -325,6 +338,8 @@ class DocumentFolder(FileDocuments):
                 yield document
         except EmptyTextError as error:
             self.skip(path, str(error), SkipReason.EMPTY)
+        except ReadingTimeoutError as error:
+            self.skip(path, f"{error} It is not tried again until the file changes", SkipReason.TIME)
         except LatelierError as error:
             message = str(error).removeprefix(f"{path} ").removeprefix(f"{path}: ")
             self.skip(path, message, SkipReason.UNREADABLE)
@@ -582,30 +597,62 @@ def _is_whole_object(path: Path, reading: Reading) -> bool:
         return False
 
 
+class Place(NamedTuple):
+    """Where a folder is: where its drive is mounted, and what each folder from the root down to it is.
+
+    `folders`: of each the file system, by its UUID or what else the system names it by, and the inode.
+    """
+
+    mount: str
+    folders: tuple[str, ...]
+
+    def confirms(self, other: Place) -> bool:
+        """Whether a file that was at another place before would be found by looking here, down to a missing folder."""
+        return bool(self.folders) and (self.mount, self.folders) == (other.mount, other.folders[: len(self.folders)])
+
+
+def _file_system(path: Path, device: int) -> str:
+    """Return the name of the file system of a folder that stays if it is mounted anew, as far as the system has one."""
+    with suppress(OSError):
+        for link in Path("/dev/disk/by-uuid").iterdir():
+            with suppress(OSError):
+                if link.stat().st_rdev == device:
+                    return link.name
+    with suppress(OSError, AttributeError):  # Windows has no such function
+        if number := os.statvfs(path).f_fsid:
+            return f"{number:x}"
+    return f"d{device:x}"
+
+
 class _ListedFolder(NamedTuple):
-    """A folder that was listed without an error: all names in it, its device, and where its drive is mounted."""
+    """A folder that was listed without an error: all names in it, its device and file system, and where it is."""
 
     path: Path
     entries: list[os.DirEntry[str]]
     names: frozenset[str]
     device: int
-    mount: str
+    system: str
+    place: Place
 
     @classmethod
     def of(cls, path: Path, parent: _ListedFolder | None = None) -> _ListedFolder:
         """List a folder, which is in another one that was listed, or is the root; raise an OSError if it cannot be."""
         with os.scandir(path) as found:
             entries = list(found)
-        device = path.stat().st_dev
-        if parent is None:
-            mount = path.resolve()
-            while mount != mount.parent and mount.parent.stat().st_dev == device:
-                mount = mount.parent
-        elif device == parent.device:
-            mount = Path(parent.mount)
+        status = path.stat()
+        device = status.st_dev
+        if parent is not None and device == parent.device:
+            system = parent.system
+            mount = parent.place.mount
         else:
-            mount = path.resolve()
-        return cls(path, entries, frozenset(entry.name for entry in entries), device, str(mount))
+            system = _file_system(path, device)
+            top = path.resolve()
+            while parent is None and top != top.parent and top.parent.stat().st_dev == device:
+                top = top.parent
+            mount = spelled(top)
+        above = () if parent is None else parent.place.folders
+        place = Place(mount, (*above, f"{system}:{status.st_ino:x}"))
+        return cls(path, entries, frozenset(entry.name for entry in entries), device, system, place)
 
 
 class _Rules(NamedTuple):

@@ -31,7 +31,7 @@ from latelier.utils.checks import cut
 
 _SECONDS = 60  # of a call, until its next values
 _SECONDS_ALONE = 30  # until the process ends itself after that, if the one that waits has not ended it
-_SECONDS_TO_END = 5  # a process that is ended may wait for a dead drive for ever
+_SECONDS_TO_END = 5  # of a process that has closed its answers
 _MEMORY = 4 << 30
 _RETAINED = 1 << 30  # a process that once needed more memory is replaced
 # Values and bytes in a line of an answer, up to which values are sent together, and the longest one that is taken.
@@ -82,6 +82,7 @@ _idle: dict[int, list[_Process]] = {}
 
 
 def _acquired() -> _Process:
+    _ended[:] = [each for each in _ended if each.poll() is None]
     idle = _idle.get(os.getpid(), [])
     while idle:
         process = idle.pop()
@@ -156,7 +157,7 @@ class _Process:
         if len(line) == _LONGEST_LINE:
             reason = "it holds more than can be read at once; split it."
         else:
-            reason = f"reading it ended the process that reads it (exit code {self._end()})."
+            reason = f"reading it ended the process that reads it (exit code {self._exit_code()})."
         return {"error": ["InvalidArgumentError", reason, None], "is_usable": False}
 
     def close(self) -> None:
@@ -165,12 +166,16 @@ class _Process:
         self._process.kill()
         with suppress(OSError):  # what was not sent yet
             self._calls.close()
-        self._end()
+        _ended.append(self._process)
 
-    def _end(self) -> int | None:
+    def _exit_code(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_SECONDS_TO_END)
         return None
+
+
+# Processes that were killed: nobody waits for them, since one that waits for a dead drive ends when that answers.
+_ended: list[subprocess.Popen[bytes]] = []
 
 
 def _started() -> subprocess.Popen[bytes]:

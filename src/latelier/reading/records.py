@@ -78,6 +78,7 @@ class SkipReason(str, Enum):
     EMPTY = "empty"  # it was read, and holds no text
     UNREAD = "unread"  # it was read, but for what the message names
     RECORDS = "records"  # it was read; some or all of its records, mails or pages cannot be stored
+    TIME = "time"  # reading it took too long; it is not tried again until it changes
     UNREADABLE = "unreadable"  # it could not be listed or read
     EXCLUDED = "excluded"  # its kind, a link, an ignore file or a pattern leaves it out
     ID = "id"  # a document has its id already
@@ -139,7 +140,7 @@ class FileDocuments:
     """Documents that are read from files: records, or with `are_texts` files that are one text each.
 
     `skipped` names each file, line or row that was left out so far, `taken` says which fields of its records were taken
-    for what; `path` is that of a file or folder that can be read again.
+    for what; `path` is that of a file or folder that can be read again, `options` are those of reading it, as a text.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class FileDocuments:
         self.skipped = skipped
         self.path = path
         self.are_texts = are_texts
+        self.options = ""
 
     def __iter__(self) -> Iterator[InputDocument]:
         yield from self._documents

@@ -1,35 +1,31 @@
-"""What an index stores of documents: they are read in chunks and given ids, titled, and cut into passages.
+"""What an index stores of documents: they are read in chunks, looked for in the index, and cut into passages.
 
 A chunk goes from one step to the next as a list; what it holds bounds the memory that the steps take.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from latelier.errors import DuplicateIdError, InvalidArgumentError
-from latelier.indexes import Id, Index, Passage, Record
-from latelier.indexes.store.rows import encode_metadata
+from latelier.indexes import Id, Index, Passage
+from latelier.indexes.store.sources import Changes, Origin, Seen
 from latelier.reading.images import Picture
-from latelier.reading.records import HEADINGS, FileDocuments, InputDocument, Part, parse_documents
+from latelier.reading.records import HEADINGS, InputDocument, Part, parse_documents
 from latelier.retrieve.late import LateText, late_text
-from latelier.retrieve.passages import (
-    LEAST_TOKENS,
-    Passages,
-    cut_texts,
-)
+from latelier.retrieve.passages import LEAST_TOKENS, Passages, cut_texts
 from latelier.retrieve.query_model import QueryModel
 from latelier.utils.checks import short
 
 # What to do with a document if its id is in the index; to update, each document needs an id.
-OnExisting: TypeAlias = Literal["raise", "update", "skip", "synchronise"]
-# Documents with the ids that they are to be stored under.
-Chunk: TypeAlias = "list[tuple[Id, InputDocument]]"
+OnExisting: TypeAlias = Literal["raise", "update", "skip"]
 # Characters of the texts of a chunk.
 _MOST_CHARACTERS = 1 << 26
 # Metadata of files that is no reason to encode them again.
@@ -40,60 +36,130 @@ _LONGEST_PASSAGE = 512
 _LEAST_ROOM = 8
 
 
+class Write(NamedTuple):
+    """A document on its way into the index: the number of the row that was seen under its id, and where it is from."""
+
+    document: InputDocument
+    seen: int | None = None
+    origin: Origin = Origin()
+
+
+def given_writes(documents: Iterable[Any]) -> Iterator[Write]:
+    """Yield documents that a user gives, in any form."""
+    return map(Write, parse_documents(documents))
+
+
 def default_passages(
-    documents: Iterable[Any], model: QueryModel, size: int
-) -> tuple[Iterable[InputDocument], Passages | None]:
+    writes: Iterator[Write], model: QueryModel, size: int, *, are_texts: bool
+) -> tuple[Iterator[Write], Passages | None]:
     """Return the documents and passages of a new index: whole documents, if the model reads the first `size` whole."""
     tokens = min(model.limits("document")[1] or _LONGEST_PASSAGE, _LONGEST_PASSAGE)
     if tokens < LEAST_TOKENS:
-        return documents, None
+        return writes, None
     passages = Passages(tokens)
-    if isinstance(documents, FileDocuments) and documents.are_texts:
-        return documents, passages
-    remaining = parse_documents(documents)
-    first = list(itertools.islice(remaining, 1))
-    if not first or first[0].image is not None:
-        return itertools.chain(first, remaining), None
-    first += itertools.islice(remaining, size - 1)
-    is_longer = any(model.unread([whole_text(document)], "document")[0] for document in first)
-    return itertools.chain(first, remaining), passages if is_longer else None
+    if are_texts:
+        return writes, passages
+    first = list(itertools.islice(writes, 1))
+    if not first or first[0].document.image is not None:
+        return itertools.chain(first, writes), None
+    first += itertools.islice(writes, size - 1)
+    is_longer = any(model.unread([whole_text(write.document)], "document")[0] for write in first)
+    return itertools.chain(first, writes), passages if is_longer else None
 
 
-def read_chunks(
-    documents: Iterable[Any], model: QueryModel, index: Index, size: int, on_existing: OnExisting, bar: Any
-) -> Iterator[Chunk]:
-    """Yield `size` documents at a time, fewer if they are long, with ids that the index accepts."""
-    chunk: Chunk = []
+def read_chunks(writes: Iterable[Write], model: QueryModel, size: int) -> Iterator[list[Write]]:
+    """Yield `size` documents at a time, fewer if they are long, with the hash of what each is made of."""
+    chunk: list[Write] = []
     characters = 0
     positions: dict[Id, int] = {}  # of all documents so far: about 100 bytes for each, a thousandth of its vectors
-    number: int | None = None  # the next one for a document without an id
-    for position, document in enumerate(parse_documents(documents)):
+    for position, (document, seen, origin) in enumerate(writes):
         if document.image is not None:
             document = _with_picture(document, position, model)
-        id_ = document.id
-        if id_ is None:
-            if on_existing in ("update", "skip"):
-                raise InvalidArgumentError(
-                    f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
-                    advice="skip-needs-ids" if on_existing == "skip" else None,
+        if document.id is not None:
+            if document.id in positions:
+                raise DuplicateIdError(
+                    f"documents[{position}]: id {short(document.id)} is given twice; "
+                    f"documents[{positions[document.id]}] has it too. Give each document an id of its own, or none an "
+                    "id."
                 )
-            id_ = number = next_number([*index.ids(), *positions]) if number is None else number
-        if id_ in positions:
-            raise DuplicateIdError(
-                f"documents[{position}]: id {short(id_)} is given twice; documents[{positions[id_]}] has it too. Give "
-                "each document an id of its own, or none an id."
-            )
-        positions[id_] = position
-        if number is not None and isinstance(id_, int):
-            number = max(number, id_ + 1)
-        chunk.append((id_, document))
+            positions[document.id] = position
+        chunk.append(Write(document, seen, Origin(origin.source, origin.file, origin.place, content_hash(document))))
         characters += len(document.text) + (document.image.held if document.image else 0)
         if len(chunk) == size or characters > _MOST_CHARACTERS:
-            yield _without_stored(chunk, index, on_existing, positions, bar)
+            yield chunk
             chunk = []
             characters = 0
     if chunk:
-        yield _without_stored(chunk, index, on_existing, positions, bar)
+        yield chunk
+
+
+def content_hash(document: InputDocument) -> str:
+    """Return a hash of what a document is made of, which tells apart 1, 1.0 and true."""
+    metadata = document.metadata
+    if document.parts and _TIME in metadata:
+        metadata = {name: value for name, value in metadata.items() if name != _TIME}
+    content = _ENCODER.encode([document.text, document.title, metadata, document.parts])
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
+
+
+class GivenRule:
+    """What becomes of documents that a user gives: those that are in the index are refused, skipped or replaced."""
+
+    def __init__(
+        self, index: Index, on_existing: OnExisting, *, skip_unchanged: bool = False, needs_ids: bool = True
+    ) -> None:
+        self.replace = {"raise": False, "update": True, "skip": None}[on_existing]
+        self._index = index
+        self._on_existing = on_existing
+        self._skip_unchanged = skip_unchanged
+        self._needs_ids = needs_ids and on_existing != "raise"
+        self._count = 0
+        self.kinds: Counter[str] = Counter()  # of documents that are compared: new, changed, unchanged
+
+    def choose(self, chunk: list[Write]) -> list[Write]:
+        """Return the documents that are stored."""
+        first = self._count
+        self._count += len(chunk)
+        ids = [write.document.id for write in chunk if write.document.id is not None]
+        if self._needs_ids and len(ids) < len(chunk):
+            position = first + next(i for i, write in enumerate(chunk) if write.document.id is None)
+            raise InvalidArgumentError(
+                f"documents[{position}] has no id, so nobody can tell whether it is in the index.",
+                advice="skip-needs-ids" if self._on_existing == "skip" else None,
+            )
+        if self._on_existing == "update" and not self._skip_unchanged:
+            return chunk
+        rows = self._index.origins.seen(ids)
+        if self._on_existing == "update":
+            return [write for write in chunk if self._differs(write, rows)]
+        for position, write in enumerate(chunk, first):
+            if self._on_existing == "raise" and write.document.id in rows:
+                raise DuplicateIdError(
+                    f"documents[{position}]: id {short(write.document.id)} is in the index already.",
+                    advice="update-or-skip",
+                )
+        return [write for write in chunk if write.document.id not in rows]
+
+    def _differs(self, write: Write, rows: Mapping[Id, Seen]) -> bool:
+        id = write.document.id
+        if id is None or id not in rows:
+            kind = "new"
+        elif rows[id].origin.hash == write.origin.hash:
+            kind = "unchanged"
+        else:
+            kind = "changed"
+        self.kinds[kind] += 1
+        return kind != "unchanged"
+
+    def changes(self, stored: list[Write]) -> Changes:
+        """Return what is stored with documents: nothing else."""
+        return Changes()
+
+    def stored(self, stored: list[Write], left: list[int]) -> None:
+        """Do nothing after a commit."""
 
 
 def _with_picture(document: InputDocument, position: int, model: QueryModel) -> InputDocument:
@@ -116,84 +182,41 @@ def _with_picture(document: InputDocument, position: int, model: QueryModel) -> 
     )
 
 
-def _without_stored(chunk: Chunk, index: Index, on_existing: OnExisting, positions: dict[Id, int], bar: Any) -> Chunk:
-    """Leave out, or refuse, the documents that are in the index, unless they are to be replaced."""
-    given = [id for id, document in chunk if document.id is not None]
-    if not given or on_existing in ("update", "synchronise"):
-        return chunk
-    found = index.existing(given)
-    if found and on_existing == "raise":
-        position, id = min((positions[id], id) for id in found)
-        raise DuplicateIdError(
-            f"documents[{position}]: id {short(id)} is in the index already.", advice="update-or-skip"
-        )
-    bar.update(len(found))
-    return [each for each in chunk if each[0] not in found]
-
-
-def next_number(ids: Iterable[Id]) -> int:
-    """Return the integer after the largest id that is one."""
-    return 1 + max((id for id in ids if isinstance(id, int)), default=-1)
-
-
 class PreparedDocument(NamedTuple):
-    """A document in the form that is stored: its text, and its passages, none if it is whole.
+    """A document as it is stored: its text, and where its passages are in it; None: whole.
 
-    `inputs` are what the model reads: the texts of the rows, a picture in their place, or windows of a text.
+    `inputs` are what the model reads: the text, a picture in its place, the passages, or windows of the text.
     """
 
-    id: Id
-    given: InputDocument
+    write: Write
     text: str
-    passages: tuple[Passage, ...]
+    passages: list[Passage] | None
     inputs: list[str | Picture]
     late: LateText | None = None
 
-    @classmethod
-    def whole(cls, id: Id, document: InputDocument) -> PreparedDocument:
-        """Return a document that is stored whole."""
-        text = whole_text(document)
-        return cls(id, document, text, (), [document.image or text])
-
     @property
     def rows(self) -> int:
-        """In how many rows it is stored."""
-        return len(self.passages) or 1
-
-    def equals(self, record: Record) -> bool:
-        """Whether the index holds the same text, passages and metadata."""
-        ignored = {_TIME} if self.given.parts else set()
-        is_same = (record.text, record.passages) == (self.text, self.passages)
-        metadata = self.given.metadata
-        return is_same and _as_json(record.metadata, self.id, ignored) == _as_json(metadata, self.id, ignored)
+        """How many rows of vectors it has."""
+        return len(self.passages or ()) or 1
 
 
-def prepare(chunk: Chunk, passages: Passages | None, model: QueryModel) -> list[PreparedDocument]:
+def prepare(chunk: list[Write], passages: Passages | None, model: QueryModel) -> list[PreparedDocument]:
     """Return documents in the form that is stored: each whole, or as its passages."""
-    if passages is None:
-        return [PreparedDocument.whole(id, document) for id, document in chunk]
-    texts = [each for each in chunk if each[1].image is None]
+    texts = [write for write in chunk if write.document.image is None]
     in_passages: Iterator[PreparedDocument] = iter(())
-    if texts:
+    if texts and passages is not None:
         in_passages = iter(_in_passages(texts, passages, model))
     prepared = []
-    for id, document in chunk:
-        if document.image is None:
+    for write in chunk:
+        if passages is not None and write.document.image is None:
             prepared.append(next(in_passages))
         else:
-            prepared.append(PreparedDocument.whole(id, document))
+            text = whole_text(write.document)
+            prepared.append(PreparedDocument(write, text, None, [write.document.image or text]))
     return prepared
 
 
-def compare(documents: list[PreparedDocument], index: Index) -> dict[Id, bool]:
-    """Return of those documents that are in the index whether they have the same passages, texts and metadata there."""
-    with index.snapshot():
-        found = index.existing([document.id for document in documents])
-        records = {record.id: record for record in index.get(list(found))}
-    return {document.id: document.equals(records[document.id]) for document in documents if document.id in records}
-
-
-def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[PreparedDocument]:
+def _in_passages(chunk: list[Write], passages: Passages, model: QueryModel) -> list[PreparedDocument]:
     tokens = passages.max_tokens or 0
     (overhead, limit) = model.limits("document")
     room = tokens - overhead
@@ -202,30 +225,33 @@ def _in_passages(chunk: Chunk, passages: Passages, model: QueryModel) -> list[Pr
             f"received passages of {tokens} tokens, of which special tokens and markers of this model take {overhead}; "
             f"expected at least {overhead + _LEAST_ROOM}."
         )
-    parts = [document.parts or (Part(0),) for _, document in chunk]
+    documents = [write.document for write in chunk]
+    parts = [document.parts or (Part(0),) for document in documents]
     if passages.late:
         parts = [tuple(part._replace(headings="", header="", is_apart=False) for part in each) for each in parts]
-    titles = _shown_titles(chunk, parts, room // 2, model)
-    places = _places(chunk, parts, titles, room, passages.overlap or 0, model)
+    titles = _shown_titles(documents, parts, room // 2, model)
+    places = _places(documents, parts, titles, room, passages.overlap or 0, model)
     prepared = []
-    for (id, document), each, ranges in zip(chunk, parts, places, strict=True):
+    for write, each, ranges in zip(chunk, parts, places, strict=True):
+        document = write.document
         firsts = [part.start for part in each]
-        own = [each[max(bisect_right(firsts, start) - 1, 0)] for start, _ in ranges]
-        stored = []
-        for (start, end), part in zip(ranges, own, strict=True):
-            shown = titles[_title(document, part)].text
-            before = "" if is_in_text(shown, document.text[start:end]) else shown
-            stored.append(Passage(start, end, before, _place(part)))
-        texts = [passage.text_in(document.text) for passage in stored]
+        found = []
+        for start, end in ranges:
+            part = each[max(bisect_right(firsts, start) - 1, 0)]
+            title = titles[_title(document, part)].text
+            if is_in_text(title, document.text[start:end]):
+                title = ""
+            found.append(Passage(start, end, title, _place(part)))
+        texts = [passage.text_in(document.text) for passage in found]
         inputs: list[str | Picture] = [*texts]
         late = None
         if passages.late:
-            title = titles[_title(document, each[0])]
-            heading = f"{title.text} " if title.text else ""
-            window = (limit or tokens) - overhead - title.tokens
+            shown = titles[_title(document, each[0])]
+            heading = f"{shown.text} " if shown.text else ""
+            window = (limit or tokens) - overhead - shown.tokens
             late = late_text(document.text, each[0].start, heading, ranges, texts, window, model)
             inputs = [*late.inputs]
-        prepared.append(PreparedDocument(id, document, document.text, tuple(stored), inputs, late))
+        prepared.append(PreparedDocument(write, document.text, found, inputs, late))
     return prepared
 
 
@@ -245,10 +271,12 @@ class _ShownTitle(NamedTuple):
     tokens: int
 
 
-def _shown_titles(chunk: Chunk, parts: list[tuple[Part, ...]], most: int, model: QueryModel) -> dict[str, _ShownTitle]:
+def _shown_titles(
+    documents: list[InputDocument], parts: list[tuple[Part, ...]], most: int, model: QueryModel
+) -> dict[str, _ShownTitle]:
     """Return for each title what is put before passages: its first `most` tokens, half of what a passage holds."""
     titles = dict.fromkeys(
-        _title(document, part) for (_, document), each in zip(chunk, parts, strict=True) for part in each
+        _title(document, part) for document, each in zip(documents, parts, strict=True) for part in each
     )
     shown = {}
     for title, starts in zip(titles, model.token_starts(list(titles)), strict=True):
@@ -260,7 +288,7 @@ def _shown_titles(chunk: Chunk, parts: list[tuple[Part, ...]], most: int, model:
 
 
 def _places(
-    chunk: Chunk,
+    documents: list[InputDocument],
     parts: list[tuple[Part, ...]],
     titles: dict[str, _ShownTitle],
     room: int,
@@ -271,7 +299,7 @@ def _places(
     spans = []
     texts = []
     rooms = []
-    for number, ((_, document), each) in enumerate(zip(chunk, parts, strict=True)):
+    for number, (document, each) in enumerate(zip(documents, parts, strict=True)):
         starts = [i for i, part in enumerate(each) if part.is_apart or not i]
         for first, last in zip(starts, [*starts[1:], len(each)], strict=True):
             own_room = room - max(titles[_title(document, part)].tokens for part in each[first:last])
@@ -282,7 +310,7 @@ def _places(
                 spans.append((number, start))
                 texts.append(text)
                 rooms.append(own_room)
-    places: list[list[tuple[int, int]]] = [[] for _ in chunk]
+    places: list[list[tuple[int, int]]] = [[] for _ in documents]
     for (number, begin), ranges in zip(spans, cut_texts(texts, rooms, overlap, model.token_starts), strict=True):
         places[number] += [(begin + start, begin + end) for start, end in ranges]
     return places
@@ -329,9 +357,3 @@ def _begins_with(part: str, title: str) -> bool:
         return True
     name = line.lstrip("#")
     return name != line and title in (name.lstrip(), name.rstrip("#").strip())
-
-
-def _as_json(metadata: dict[str, Any], id: Id, ignored: set[str]) -> str:
-    """Return metadata as JSON with sorted keys, which tells apart 1, 1.0 and true; for ``==`` they are equal."""
-    kept = {name: value for name, value in metadata.items() if name not in ignored}
-    return json.dumps(json.loads(encode_metadata(kept, id)[0]), sort_keys=True)

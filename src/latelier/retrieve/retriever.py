@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from latelier.indexes.results import CUT, stored_cut
 from latelier.rank import in_order
 from latelier.reading.folders import DocumentFolder, read_documents
 from latelier.reading.images import Picture
-from latelier.reading.records import FileDocuments, SkipReason, parse_documents
+from latelier.reading.records import FileDocuments, parse_documents
 from latelier.retrieve.documents import Documents
 from latelier.retrieve.excerpts import Excerpt, excerpts
 from latelier.retrieve.explaining import explain_documents
@@ -38,7 +38,7 @@ from latelier.retrieve.indexing import (
     store,
 )
 from latelier.retrieve.passages import DocumentSettings, Passages
-from latelier.retrieve.preparation import OnExisting, default_passages, read_chunks, whole_text
+from latelier.retrieve.preparation import GivenRule, Write, default_passages, given_writes, read_chunks, whole_text
 from latelier.retrieve.query_model import (
     DeferredModel,
     ModelIdentity,
@@ -346,7 +346,8 @@ class Retriever(NotCopied):
         if _is_path(documents):
             self.synchronise(documents, remove=False, **options)
         else:
-            self._write(documents, "skip" if skip_existing else "raise", **options)
+            rule = GivenRule(self.index, "skip" if skip_existing else "raise")
+            self._write(given_writes(documents), rule, total=_length(documents), **options)
 
     def update(
         self,
@@ -372,7 +373,8 @@ class Retriever(NotCopied):
         if _is_path(documents):
             self.synchronise(documents, remove=False, **options)
         else:
-            self._write(documents, "update", skip_unchanged, **options)
+            rule = GivenRule(self.index, "update", skip_unchanged=skip_unchanged)
+            self._write(given_writes(documents), rule, total=_length(documents), **options)
 
     def synchronise(
         self,
@@ -384,12 +386,13 @@ class Retriever(NotCopied):
     ) -> Synchronised:
         """Bring the index up to date with a folder or a file: only what is new or changed is encoded.
 
-        Files are compared by time and size, and by a hash of what they hold if these have changed or the last look was
-        too soon after the change to tell. An index keeps this for each folder and file that it was filled from.
+        Files are compared by their status, by a hash of what they hold if that has changed or the last look was too
+        soon after the change to tell, by the options of reading, and by the number of their documents in the index.
 
-        A document is removed only if it is known to be gone: each folder down to its file was listed without an error,
-        and one has no such entry; or the file was read whole in two runs, without it. The documents of a file that has
-        got another name keep their vectors. A document with an id that was added in another way stays as it is.
+        A document is removed only if it is known to be gone: each folder down to its file was listed without an error
+        at the same place as before, and one has no such entry; or the file was read whole in two runs, without it. At
+        another place, and if more than half of the files are missing, this takes two runs. The documents of a file that
+        has got another name keep their vectors. A document with an id that was added in another way stays as it is.
 
         Parameters
         ----------
@@ -430,40 +433,32 @@ class Retriever(NotCopied):
             documents = source
         else:
             documents = read_documents(source)
-        path = documents.path
-        if path is None:
-            pace = self._write(documents, "synchronise", True, **options)
-            return Synchronised(pace.new, pace.changed, 0, 0, pace.unchanged, 0, documents.skipped)
+        if documents.path is None:
+            rule = GivenRule(self.index, "update", skip_unchanged=True, needs_ids=False)
+            self._write(given_writes(documents), rule, are_texts=documents.are_texts, **options)
+            kinds = rule.kinds
+            return Synchronised(kinds["new"], kinds["changed"], 0, 0, kinds["unchanged"], 0, documents.skipped)
         if isinstance(documents, DocumentFolder) and not len(documents):
-            raise InvalidArgumentError(f"no file of {path} can be read, so nothing is removed.")
-        run = Synchronisation(self.index, documents, path, moved_from)
-        pace = Pace(1, adapts=False)
-        try:
-            read = run.read(remove=remove)
-            if first := list(islice(read, 1)):  # the model is loaded only if there is something to encode
-                given = FileDocuments(chain(first, read), documents.skipped, are_texts=documents.are_texts)
-                pace = self._write(given, "synchronise", True, run=run, **options)
-            elif self.index.dim is not None:  # other passages are refused all the same
-                chosen = options.get("passages"), options.get("pool_factor")
-                DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)
-            report = run.finish(pace, remove=remove)
-        except BaseException:
-            run.interrupt()
-            raise
+            raise InvalidArgumentError(f"no file of {documents.path} can be read, so nothing is removed.")
+        run = Synchronisation(self.index, documents, documents.path, moved_from)
+        read = run.read(remove=remove)
+        if first := list(islice(read, 1)):  # the model is loaded only if there is something to encode
+            are_texts = documents.are_texts
+            self._write(chain(first, read), run, are_texts=are_texts, total=_length(documents), **options)
+        elif self.index.dim is not None:  # other passages are refused all the same
+            chosen = options.get("passages"), options.get("pool_factor")
+            DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)
+        report = run.finish(remove=remove)
         run.warn()
-        if not isinstance(documents, DocumentFolder):
-            for each in report.skipped:
-                if each.reason in (SkipReason.ID, SkipReason.KEPT):
-                    warn_caller(f"{each.path}: {each.message}")
         return report
 
     def _write(
         self,
-        documents: Iterable[Any],
-        on_existing: OnExisting,
-        skip_unchanged: bool = False,
+        writes: Iterator[Write],
+        rule: GivenRule | Synchronisation,
         *,
-        run: Synchronisation | None = None,
+        are_texts: bool = False,
+        total: int | None = None,
         batch_size: int = 32,
         chunk_size: int | None = None,
         show_progress: bool | None = None,
@@ -471,8 +466,8 @@ class Retriever(NotCopied):
         pool_factor: int | None = None,
         precision: str | None = None,
         workers: EncodingWorkers | int | None = None,
-    ) -> Pace:
-        """Store documents, each transaction by itself; `run` is told of them, and may refuse to replace others."""
+    ) -> None:
+        """Store documents, each transaction by itself; the rule says which, and what each commit takes with it."""
         check_count("batch_size", batch_size)
         check_count("chunk_size", chunk_size, optional=True)
         check_choice("precision", precision, DTYPES, optional=True)
@@ -482,27 +477,21 @@ class Retriever(NotCopied):
         batch_size, size = bounded_sizes(index, model, batch_size, chunk_size or _CHUNK_SIZE)
         pace = Pace(size, adapts=chunk_size is None and workers is None)
         is_new = index.dim is None
-        if isinstance(documents, Sized):
-            total = len(documents)
-        else:
-            total = None
         is_default = passages is None
         if is_default and is_new:
-            documents, passages = default_passages(documents, model, size)
+            writes, passages = default_passages(writes, model, size, are_texts=are_texts)
         settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.limits("document")[1])
         late = settings.passages is not None and settings.passages.late
         encoding = Encoding(batch_size, settings.pool_factor, precision, late)
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
-            chunks = read_chunks(documents, model, index, size, on_existing, bar)
-            may_replace = None if run is None else run.may_replace
-            chosen: dict[str, Any] = {"skip_unchanged": skip_unchanged, "may_replace": may_replace}
-            transactions = divide(chunks, model, settings.passages, pace, index, bar, **chosen)
+            chosen = _chosen(read_chunks(writes, model, size), rule, bar)
+            transactions = divide(chosen, model, settings.passages, pace)
             if workers is None:
                 encoded = encode(model, transactions, size, bar, encoding)
             else:
                 encoded = encode_by_workers(workers, model, transactions, size, bar, encoding)
-            for rows, vectors in encoded:
+            for transaction, vectors in encoded:
                 if is_new:
                     model.identity.store_in(index)
                     if model.is_untrained:
@@ -511,12 +500,12 @@ class Retriever(NotCopied):
                         QueryTransform.remove_from(index)
                     settings.store_in(index)
                     is_new = False
-                if run is not None:
-                    run.before_commit(rows)
-                store(rows, vectors, index, on_existing)
-                pace.committed(rows)
+                stored = transaction.writes
+                left = store(transaction, vectors, index, rule.changes(stored), replace=rule.replace)
+                rule.stored(stored, left)
+                pace.committed(transaction)
                 if settings.passages is None:
-                    unread += rows.unread(model)
+                    unread += transaction.unread(model)
         if unread:
             index.settings[CUT] = stored_cut(index.settings) + len(unread)
         if unread and is_default:
@@ -526,7 +515,6 @@ class Retriever(NotCopied):
                 f"{sum(unread):,} tokens at their ends are not searched; fill a new index with passages=True, or say "
                 "passages=False."
             )
-        return pace
 
     @property
     def documents(self) -> Documents:
@@ -920,6 +908,21 @@ for _writing in (Retriever.add, Retriever.update, Retriever.synchronise):
 def _is_path(documents: Any) -> TypeGuard[str | os.PathLike[str]]:
     """Whether documents are those of a file or a folder, rather than an iterable."""
     return isinstance(documents, os.PathLike) or (isinstance(documents, str) and Path(documents).exists())
+
+
+def _length(documents: Any) -> int | None:
+    """Return how many documents there are, for a progress bar; None if nobody knows."""
+    if isinstance(documents, Sized):
+        return len(documents)
+    return None
+
+
+def _chosen(chunks: Iterable[list[Write]], rule: GivenRule | Synchronisation, bar: Any) -> Iterator[list[Write]]:
+    """Yield of each chunk what is stored; the bar counts the others at once."""
+    for chunk in chunks:
+        chosen = rule.choose(chunk)
+        bar.update(len(chunk) - len(chosen))
+        yield chosen
 
 
 _CHUNK_SIZE = 2048  # documents that are read and checked at once

@@ -28,7 +28,6 @@ from latelier.reading.images import refuse_named
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.drawing import LONGEST_SIDE, page_jpeg
 from latelier.retrieve.explaining import explain_documents, explain_results
-from latelier.retrieve.preparation import next_number
 from latelier.serve import schemas
 from latelier.serve.browsing import browse, newest, questions
 from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
@@ -177,7 +176,8 @@ async def add_documents(request: Request, service: Index, body: schemas.Document
     def add(retriever: Retriever) -> schemas.ChangeResponse:
         without = [document for document in documents if "id" not in document]
         if without:
-            for number, document in enumerate(without, next_number(retriever.documents.ids())):
+            last = max((id for id in retriever.documents.ids() if isinstance(id, int)), default=-1)
+            for number, document in enumerate(without, last + 1):
                 document["id"] = number
         return _change(retriever, retriever.add, documents)
 

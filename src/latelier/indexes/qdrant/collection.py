@@ -24,6 +24,8 @@ The payload of a point has these keys:
 ``lists``, ``true``
     The elements of each list, dict and string that is JSON, as json_each reads them; the fields whose string is true in
     SQL, since it begins with a number other than 0.
+``origin``, ``integer``
+    Where the document came from, see `latelier.indexes.qdrant.origins`; its id if it is an integer.
 ``sequence``, ``tokens``
     The place in the order of insertion, and the number of token vectors.
 
@@ -68,6 +70,7 @@ from latelier.indexes.results import Passage, TokenMean
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
 from latelier.indexes.store.rows import DocumentBatch, SqlValue, StoredDocument
+from latelier.indexes.store.sources import Origin
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.checks import describe
 from latelier.utils.misc import needs_extra
@@ -237,6 +240,7 @@ class QdrantCollection:
             # Payload indexes, which the local mode does not have: reading in the order of a key needs one.
             integers = models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=False, range=True)
             client.create_payload_index(self.name, "sequence", integers)
+            client.create_payload_index(self.name, "integer", integers)
             documents = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD)
             client.create_payload_index(self.name, DOCUMENT, documents)
 
@@ -515,7 +519,7 @@ class Points:
         """Return the payloads of documents by id; those that are not in the index are left out."""
         # A document without a text, or without passages, has no key for it.
         if isinstance(keys, list):
-            needed = [key for key in keys if key not in ("text", "passages")]
+            needed = [key for key in keys if key not in ("text", "passages", "origin")]
         else:
             needed = []
         found = self._retrieve([PointPlace(id) for id in dict.fromkeys(ids)], _PAGE, keys, vectors=False)
@@ -598,16 +602,21 @@ class Points:
 
         yield from _chunks(read(), size)
 
-    def last_sequence(self) -> int:
-        """Return the place of the document that was inserted last; -1 if there is none."""
+    def last(self, key: str) -> int:
+        """Return the largest number under a key of the payloads, such as ``sequence``; -1 if there is none."""
         from qdrant_client import models
 
-        order = models.OrderBy(key="sequence", direction=models.Direction.DESC)
+        order = models.OrderBy(key=key, direction=models.Direction.DESC)
         with self._collection.connection.use() as client:
-            records, _ = client.scroll(self._collection.name, limit=1, order_by=order, with_payload=["sequence"])
+            records, _ = client.scroll(self._collection.name, limit=1, order_by=order, with_payload=[key])
         if records:
-            return int((records[0].payload or {})["sequence"])
+            return int((records[0].payload or {})[key])
         return -1
+
+    def set_origin(self, id: Id, origin: Origin) -> None:
+        """Say where a document came from."""
+        with self._collection.connection.use() as client:
+            client.set_payload(self._collection.name, {"origin": origin._asdict()}, [point_id(id)], wait=True)
 
     def upsert(self, batch: DocumentBatch, sequence: int) -> Iterator[int]:
         """Insert or replace documents from a place in the order on; yield how many each request has stored."""
@@ -735,7 +744,7 @@ _NUMERIC_PREFIX = re.compile(r"[ \t\n\v\f\r]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(
 
 
 def _payload(document: StoredDocument, position: int, sequence: int, tokens: int) -> dict[str, Any]:
-    payload = {"id": document.id, "metadata": document.metadata, "sequence": sequence, "tokens": tokens}
+    payload: dict[str, Any] = {"id": document.id, "metadata": document.metadata, "sequence": sequence, "tokens": tokens}
     payload[DOCUMENT] = point_id(document.id)
     if position:
         payload["position"] = position
@@ -745,6 +754,10 @@ def _payload(document: StoredDocument, position: int, sequence: int, tokens: int
         payload |= {"start": document.passages[position].start, "end": document.passages[position].end}
     if document.passages and not position:
         payload["passages"] = dump_json(document.passages)
+    if isinstance(document.id, int) and not position:
+        payload["integer"] = document.id
+    if document.origin is not None and not position:
+        payload["origin"] = document.origin._asdict()
     return payload | _payload_of_fields(document)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError, StorageError
-from latelier.indexes.base import Index, PathLike, Ranges, check_ranges
+from latelier.indexes.base import NO_CHANGES, Index, PathLike, Ranges, check_ranges
 from latelier.indexes.fields import RESERVED
 from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
@@ -42,6 +43,7 @@ from latelier.indexes.qdrant.collection import (
     point_id,
     query_vector,
 )
+from latelier.indexes.qdrant.origins import QdrantOrigins
 from latelier.indexes.ranking import Ranking, fuse_ranks, fuse_scores
 from latelier.indexes.results import (
     Cause,
@@ -60,6 +62,7 @@ from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.folder import as_folder
 from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, with_parts
 from latelier.indexes.store.rows import DocumentBatch
+from latelier.indexes.store.sources import Changes, unseen, unsettled
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import progress_bar
@@ -586,25 +589,54 @@ class Qdrant(Index):
 
     # Implementation.
 
-    def _write(self, given: GivenDocuments, *, replace: bool, show_progress: bool) -> None:
+    @property
+    def origins(self) -> QdrantOrigins:
+        """See `Index.origins`."""
+        return QdrantOrigins(self._collection, self._points)
+
+    def _write(
+        self, given: GivenDocuments, *, replace: bool | None, show_progress: bool, changes: Changes = NO_CHANGES
+    ) -> list[int]:
         self._collection.read()  # others may have changed its dim or its tokenizer, or deleted it
+        self.origins.write(unsettled(changes))
+        left = self._store(given, replace=replace, show_progress=show_progress)
+        if changes != NO_CHANGES:
+            self._collection.create(None)
+            self.origins.write(changes)
+        return left
+
+    def _store(self, given: GivenDocuments, *, replace: bool | None, show_progress: bool) -> list[int]:
+        """Store documents; return the positions of those that were left out, see `Index.write`."""
         batches = DocumentBatches(given, dtype=self.dtype, batch_bytes=_BATCH_BYTES, show_progress=show_progress)
         seen: set[Id] = set()
-        stored = sequence = 0
+        stored = sequence = count = 0
+        left: list[int] = []
         mean: TokenMean | None = None
         try:
             for batch in batches.read(self.dim, lambda part, _: {"vectors": part.vectors}):
-                self._check_batch(batch, seen, replace)
                 if not stored:
                     self._collection.create(batch.dim)
                     self._set_average_length(batch)
-                    sequence = self._points.last_sequence() + 1
+                    # Numbers are never used again, not even those of removed documents, so the clock counts too.
+                    sequence = max(self._points.last("sequence") + 1, time.time_ns() // 1000)
+                if None in batch.documents.ids:
+                    batch.documents.number(self._points.last("integer") + 1)
+                if replace is None:
+                    numbers = self.existing(batch.documents.ids)
+                    own = unseen(batch.documents.ids, batch.documents.seen, numbers)
+                    left += [count + i for i in own]
+                    kept = [i for i in range(len(batch.documents)) if i not in {*own}]
+                    count += len(batch.documents)
+                    if not kept:
+                        continue
+                    batch = batch.select(kept)
+                self._check_batch(batch, seen, replace)
                 self._collection.add_fields(key for document in batch.documents for key in document.fields)
                 if any(batch.documents.passages):
                     self._collection.add_passages()
                 before = self._points.passages(batch.documents.ids) if self._collection.has_passages else {}
-                for count in self._points.upsert(batch, sequence):
-                    stored = stored + count
+                for more in self._points.upsert(batch, sequence):
+                    stored = stored + more
                 sequence += len(batch.lengths)
                 rows = dict(zip(batch.documents.ids, batch.documents.rows.tolist(), strict=True))
                 self._points.delete_after({id: (rows[id], len(passages)) for id, passages in before.items()})
@@ -617,6 +649,7 @@ class Qdrant(Index):
             ) from error
         if mean is not None:
             self._write_mean(mean, stored)
+        return left
 
     def _write_mean(self, added: TokenMean, documents: int) -> None:
         """Store the mean of so many new documents and of those that were there before and are still."""
@@ -627,7 +660,7 @@ class Qdrant(Index):
             added = added.joined(TokenMean(before.vectors.vector, share * before.vectors.tokens))
         self._collection.write_mean(CollectionMean(added, count))
 
-    def _check_batch(self, batch: DocumentBatch, seen: set[Id], replace: bool) -> None:
+    def _check_batch(self, batch: DocumentBatch, seen: set[Id], replace: bool | None) -> None:
         longest = np.maximum.reduceat(batch.lengths, lengths_to_offsets(batch.documents.rows)[:-1])
         for document, length in zip(batch.documents, longest.tolist(), strict=True):
             if document.id in seen:
@@ -638,7 +671,7 @@ class Qdrant(Index):
                     f"document {document.id!r} has {length:,} tokens of dim {batch.dim}; Qdrant stores fewer than "
                     f"{_MOST_NUMBERS:,} numbers per document. Cut it into passages, or pool its tokens."
                 )
-        if replace:
+        if replace is not False:
             present = {}
         else:
             present = self._points.find(document.id for document in batch.documents)

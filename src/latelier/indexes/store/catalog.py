@@ -25,6 +25,8 @@ Every row has a ``checksum``, in ``document`` the fourth column and elsewhere th
     The range of each passage in the text of its document, what stands before it, and metadata of its own, by row id.
 ``field``
     The column of ``document`` that holds each metadata key.
+``source``, ``file``, ``origin``
+    Where documents came from, see `latelier.indexes.store.sources`.
 ``keyword``
     The keyword index of the texts, see `latelier.indexes.store.keywords`. An index may have none.
 """
@@ -70,6 +72,15 @@ _TABLES = (
     "title TEXT NOT NULL, metadata TEXT, checksum INTEGER NOT NULL)",
     "CREATE TABLE field (name TEXT PRIMARY KEY, spelling TEXT NOT NULL, column TEXT NOT NULL UNIQUE, "
     "checksum INTEGER NOT NULL)",
+    "CREATE TABLE source (key TEXT PRIMARY KEY, root TEXT NOT NULL, system TEXT NOT NULL, options TEXT NOT NULL, "
+    "checksum INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE file (source TEXT, name TEXT, size INTEGER NOT NULL, modified INTEGER NOT NULL, changed INTEGER NOT "
+    "NULL, inode INTEGER NOT NULL, hash TEXT NOT NULL, options TEXT NOT NULL, documents INTEGER NOT NULL, seen INTEGER "
+    "NOT NULL, place TEXT NOT NULL, state TEXT NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (source, name)) "
+    "WITHOUT ROWID",
+    "CREATE TABLE origin (number INTEGER PRIMARY KEY, source TEXT NOT NULL, file TEXT NOT NULL, place TEXT NOT NULL, "
+    "hash TEXT NOT NULL, missing INTEGER NOT NULL, checksum INTEGER NOT NULL)",
+    "CREATE INDEX origin_of_file ON origin (source, file, missing)",
 )
 # Deeper ones could not be read where Python's stack is deep already.
 _SETTING_LEVELS = 400

@@ -43,6 +43,12 @@ COLUMNS = {
     "tombstone": ("segment", "number"),
     "passage": ("number", "start", "stop", "title", "metadata"),
     "field": ("name", "spelling", "column"),
+    "source": ("key", "root", "system", "options"),
+    "file": (
+        *("source", "name", "size", "modified", "changed", "inode", "hash", "options", "documents", "seen"),
+        *("place", "state"),
+    ),
+    "origin": ("number", "source", "file", "place", "hash", "missing"),
 }
 # The type is part of the checksum, so that 1 and "1" differ. All other types, which no index stores, count as "x".
 _TYPES = {str: "\x1fs", int: "\x1fi", float: "\x1ff", type(None): "\x1fn"}

@@ -8,6 +8,7 @@ are constants of SQL, so metadata keys of these names get no column.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sqlite3
@@ -24,6 +25,7 @@ from latelier.indexes.results import FieldValues, Passage, Record, TokenMean, Va
 from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_segment
 from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
 from latelier.indexes.store.keywords import delete_texts, insert_texts, row_texts, stored_tokenizer
+from latelier.indexes.store.sources import Origin, insert_origins
 from latelier.utils.batching import consecutive, lengths_to_offsets, split_by_rows
 from latelier.utils.values import (
     INT64,
@@ -166,7 +168,8 @@ class StoredDocument(NamedTuple):
     """What the catalog stores of one document.
 
     `id`, `text`: as the user gave them; `metadata`: exact JSON; `fields`: the SQL value of each key of the metadata;
-    `passages`: empty for a whole document.
+    `passages`: empty for a whole document; `seen`: the number of the row that a writer has seen under the id, None if
+    there was none; `origin`: where the document came from. The id is None for a number that the transaction gives.
     """
 
     id: Id
@@ -174,6 +177,8 @@ class StoredDocument(NamedTuple):
     metadata: str
     fields: Mapping[str, SqlValue]
     passages: tuple[Passage, ...] = ()
+    seen: int | None = None
+    origin: Origin | None = None
 
 
 class DocumentColumns(Sequence[StoredDocument]):
@@ -182,7 +187,7 @@ class DocumentColumns(Sequence[StoredDocument]):
     An object per document would be looked at by Python's garbage collector: a tenth of the time of building an index.
     """
 
-    __slots__ = ("fields", "ids", "metadata", "passages", "texts")
+    __slots__ = ("fields", "ids", "metadata", "origins", "passages", "seen", "texts")
 
     def __init__(self, documents: Sequence[StoredDocument] = ()) -> None:
         self.ids: list[Id] = [each.id for each in documents]
@@ -190,21 +195,26 @@ class DocumentColumns(Sequence[StoredDocument]):
         self.metadata: list[str] = [each.metadata for each in documents]
         self.fields: list[Mapping[str, SqlValue]] = [each.fields for each in documents]
         self.passages: list[tuple[Passage, ...]] = [each.passages for each in documents]
+        self.seen: list[int | None] = [each.seen for each in documents]
+        self.origins: list[Origin | None] = [each.origin for each in documents]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[StoredDocument]:
-        return map(StoredDocument, self.ids, self.texts, self.metadata, self.fields, self.passages)
+        return map(StoredDocument, *self._columns)
 
     def __getitem__(self, position: Any) -> Any:
         if not isinstance(position, slice):
-            columns = (self.ids, self.texts, self.metadata, self.fields, self.passages)
-            return StoredDocument(*(column[position] for column in columns))
+            return StoredDocument(*(column[position] for column in self._columns))
         some = DocumentColumns()
         for name in self.__slots__:
             setattr(some, name, getattr(self, name)[position])
         return some
+
+    @property
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.ids, self.texts, self.metadata, self.fields, self.passages, self.seen, self.origins
 
     @property
     def nbytes(self) -> int:
@@ -217,9 +227,19 @@ class DocumentColumns(Sequence[StoredDocument]):
         """How many rows each document has: its passages, or one."""
         return np.array([len(each) or 1 for each in self.passages], dtype="int64")
 
-    def append(self, id: object, text: object, metadata: object, ranges: object = None) -> int:
+    def append(
+        self,
+        id: object,
+        text: object,
+        metadata: object,
+        ranges: object = None,
+        seen: int | None = None,
+        origin: Origin | None = None,
+    ) -> int:
         """Append a document as a user gives it; return its size, as in `nbytes`."""
-        known = as_id(id)
+        known: Any = None
+        if id is not None or origin is None:
+            known = as_id(id)
         plain = check_text(text, known)
         passages = as_passages(ranges, known, plain)
         (encoded, fields) = encode_metadata(metadata, known)
@@ -229,7 +249,16 @@ class DocumentColumns(Sequence[StoredDocument]):
         self.metadata.append(encoded)
         self.fields.append(fields)
         self.passages.append(passages)
+        self.seen.append(seen)
+        self.origins.append(origin)
         return _ROW_BYTES * (1 + len(passages)) + sum(map(sys.getsizeof, (known, plain, encoded, encoded)))
+
+    def number(self, following: int) -> None:
+        """Give integer ids, from one on, to the documents without an id."""
+        if None in self.ids:
+            following = max([following, *(id + 1 for id in self.ids if isinstance(id, int))])
+            numbers = itertools.count(following)
+            self.ids = [next(numbers) if id is None else id for id in self.ids]
 
     def extend(self, more: DocumentColumns) -> None:
         """Append more documents."""
@@ -238,6 +267,8 @@ class DocumentColumns(Sequence[StoredDocument]):
         self.metadata += more.metadata
         self.fields += more.fields
         self.passages += more.passages
+        self.seen += more.seen
+        self.origins += more.origins
 
 
 class DocumentBatch(NamedTuple):
@@ -248,6 +279,15 @@ class DocumentBatch(NamedTuple):
     dim: int
     arrays: dict[str, np.ndarray]
     mean: TokenMean  # of the vectors
+
+    def select(self, positions: Sequence[int]) -> DocumentBatch:
+        """Return some of the documents, by ascending positions; the mean stays that of all."""
+        counts = self.documents.rows
+        rows = np.isin(np.repeat(np.arange(len(counts)), counts), positions)
+        tokens = np.repeat(rows, self.lengths)
+        documents = DocumentColumns([self.documents[i] for i in positions])
+        arrays = {name: array[tokens] for name, array in self.arrays.items()}
+        return self._replace(documents=documents, lengths=self.lengths[rows], arrays=arrays)
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:
@@ -271,6 +311,14 @@ def all_ids(connection: sqlite3.Connection) -> list[Id]:
     if not {*map(type, ids)} <= {int, str}:
         raise damaged("it has ids that are neither str nor int")
     return ids
+
+
+def next_id(connection: sqlite3.Connection) -> int:
+    """Return the integer after the largest id that is one."""
+    (largest,) = connection.execute("SELECT max(id) FROM document WHERE id < ''").fetchone()  # texts come after numbers
+    if largest is None:
+        return 0
+    return max(largest + 1, 0)
 
 
 def find_numbers(connection: sqlite3.Connection, ids: Sequence[Id]) -> dict[Id, int]:
@@ -354,6 +402,7 @@ def insert_documents(connection: sqlite3.Connection, numbers: Sequence[int], giv
         _insert_columns(connection, "content", content)
         if any(counts):
             insert_rows(connection, "passage", _passage_rows(own, some.passages))
+        insert_origins(connection, own, some.origins)
     if stored_tokenizer(connection) is not None:
         insert_texts(connection, _row_texts(numbers, given))
 
@@ -384,7 +433,7 @@ def remove_documents(
     if stored_tokenizer(connection) is not None:
         delete_texts(connection, row_texts(connection, numbers))
     connection.executemany("DELETE FROM passage WHERE number = ?", zip(row_ids, strict=True))
-    for table in ("document", "content"):
+    for table in ("document", "content", "origin"):
         connection.executemany(f"DELETE FROM {table} WHERE number = ?", zip(numbers, strict=True))
     return row
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.results import TokenMean, check_known, duplicate_ids
-from latelier.indexes.store import catalog, rows
+from latelier.indexes.store import catalog, rows, sources
 from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
 from latelier.indexes.store.connections import Connection
 from latelier.indexes.store.integrity import MAX_DIM, damaged
@@ -31,6 +31,7 @@ from latelier.indexes.store.keywords import (
 )
 from latelier.indexes.store.rows import DocumentBatch
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Scratch, Segment, SegmentStore
+from latelier.indexes.store.sources import Changes, unseen
 from latelier.utils.batching import consecutive
 from latelier.utils.values import Id
 
@@ -70,14 +71,26 @@ class Transaction:
         return iter(items)
 
     def insert(
-        self, batch: DocumentBatch, *, replace: bool, max_tokens: int, numbers: np.ndarray | None = None
-    ) -> None:
+        self, batch: DocumentBatch, *, replace: bool | None, max_tokens: int, numbers: np.ndarray | None = None
+    ) -> list[int]:
         """Insert documents, at least one, as a segment, merged with small segments before it.
 
-        `replace`: remove documents with the same ids that were in the index before this transaction. `max_tokens`: of a
-        merged segment. `numbers` ascend and are above all before, with room for passages; None takes the next ones.
+        `replace`: remove documents with the same ids that were in the index before this transaction; None removes those
+        alone that the writer has seen, and leaves other ones as they are: returns the positions of what was not stored
+        therefore. `max_tokens`: of a merged segment. `numbers` ascend and are above all before, with room for passages;
+        None takes the next ones.
         """
         connection = self._start()
+        batch.documents.number(rows.next_id(connection))
+        left: list[int] = []
+        if replace is None:
+            left = unseen(batch.documents.ids, batch.documents.seen, rows.find_numbers(connection, batch.documents.ids))
+        if left:
+            kept = [i for i in range(len(batch.documents)) if i not in {*left}]
+            if not kept:
+                return left
+            batch = batch.select(kept)
+            numbers = None if numbers is None else numbers[kept]
         dropped = len(self.dropped)
         ids = batch.documents.ids
         following = self._settings["next_number"]
@@ -96,7 +109,7 @@ class Transaction:
             twice = [id for id, count in Counter(ids).items() if count > 1]
             twice += [id for id, number in present.items() if number >= self._first_number]
             raise duplicate_ids(twice, "given twice in this call; give every document a different id")
-        if present and not replace:
+        if present and replace is False:
             raise duplicate_ids(present, "in the index already", advice="update")
         if present:
             self._remove(list(present.values()))
@@ -115,6 +128,14 @@ class Transaction:
         )
         # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
         self._store.delete({*self.dropped[dropped:]} & {*self.written})
+        return left
+
+    def apply(self, changes: Changes) -> None:
+        """Remove documents, and write where others came from, if their rows are those that were seen."""
+        connection = self._start()
+        found = sources.find_seen(connection, [*changes.removed, *changes.moved])
+        self._remove([seen.number for id, seen in changes.removed.items() if found.get(id) == seen])
+        sources.write(connection, changes, found)
 
     def remove(self, ids: Sequence[Id]) -> None:
         """Remove documents, which must exist; segments without live documents are dropped."""
