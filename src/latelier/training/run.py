@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers import TrainerCallback
 
@@ -468,7 +469,10 @@ def train(
     _tell(describe_cut_texts(encoder, rows, options.seed, as_pairs=not options.head_only), on_progress)
     evaluator = make_validation(validation, training, rows, options.seed)
     before = measure(evaluator, encoder)
-    first = None if evaluator is None else evaluator.per_query
+    if evaluator is None:
+        first = np.empty(0)
+    else:
+        first = evaluator.per_query
     if options.mine or options.neighbours:
         training = _mine(encoder, rows, training, options, show_progress=show_progress)
         if on_progress is not None:
