@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from index_helpers import contents
-from ivf_helpers import DIM, check_lists, collection, lists_module, lists_of, recall
+from ivf_helpers import DIM, check_lists, collection, lists_of, recall
 
 from latelier import indexes
+from latelier.indexes.ivf import index as index_module
 
 pytestmark = pytest.mark.processor
 
@@ -95,7 +96,7 @@ def test_searches_go_on_while_centroids_are_trained(early, monkeypatch):
     documents, _ = collection(200)
     index = indexes.IVF()
     found = []
-    train = lists_module.train_lists
+    train = index_module.train_lists
 
     def slowly(table, **options):
         thread = threading.Thread(target=lambda: found.append(index.search(documents[7], k=1)[0][0].id))
@@ -103,7 +104,7 @@ def test_searches_go_on_while_centroids_are_trained(early, monkeypatch):
         thread.join(timeout=10)
         return train(table, **options)
 
-    monkeypatch.setattr(lists_module, "train_lists", slowly)
+    monkeypatch.setattr(index_module, "train_lists", slowly)
     index.add(range(200), documents)
     assert found == [7]
     assert lists_of(index) is not None
@@ -112,18 +113,18 @@ def test_searches_go_on_while_centroids_are_trained(early, monkeypatch):
 def test_two_processes_may_train_at_once(early, tmp_path, monkeypatch):
     """The lists stored last count; documents that another process has added meanwhile are found all the same."""
     documents, _ = collection(260)
-    train = lists_module.train_lists
+    train = index_module.train_lists
 
     with indexes.IVF(tmp_path / "index") as index, indexes.open(tmp_path / "index") as other:
 
         def interrupted(table, **options):
-            monkeypatch.setattr(lists_module, "train_lists", train)
+            monkeypatch.setattr(index_module, "train_lists", train)
             other.add(range(200, 250), documents[200:250])
             other.remove([0, 5])
             other.compact()
             return train(table, **options)
 
-        monkeypatch.setattr(lists_module, "train_lists", interrupted)
+        monkeypatch.setattr(index_module, "train_lists", interrupted)
         index.add(range(200), documents[:200])
         assert len(lists_of(index).numbers) == 200
         for at in (index, other):
