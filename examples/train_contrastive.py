@@ -3,7 +3,7 @@
 Without a file, the pairs are made of the docstrings of Python's standard library: the first paragraph is the query, the
 rest of a docstring its document. A file holds rows {query, positive, negative, ...}, or any other form that
 `load_training_set` reads; of rows with scores, the document with the highest score is the positive. Runs offline on a
-CPU, in less than two minutes.
+CPU.
 """
 
 import argparse

@@ -3,8 +3,7 @@
 Without a file, the rows are made of the docstrings of Python's standard library: the first paragraph is the query, the
 rest of a docstring its document; all-MiniLM-L6-v2 with its own 384 dimensions per token is the teacher, and scores the
 four documents that it ranks highest. A file holds rows {query, documents, scores}, or any other form with scores that
-`load_training_set` reads. The student keeps 32 dimensions, so its index is twelve times smaller. Runs offline on a CPU,
-in less than two minutes.
+`load_training_set` reads. The student keeps 32 dimensions, so its index is twelve times smaller. Runs offline on a CPU.
 """
 
 import argparse
