@@ -272,7 +272,7 @@ def test_a_table_that_is_cut_keeps_its_columns(tmp_path, tiny):
     [said] = retriever.search("ripen", k=1, mode="keywords")
     assert (said.metadata["time"], next(iter(_places(retriever, "ripen")))) == ("00:00:01", "at 00:00:01")
     assert [result.id for result in retriever.search("Pyrus", mode="keywords")] == ["c.md"]
-    assert _places(retriever, "39") == ["line 45"]
+    assert _places(retriever, "39") == ["line 44"]
 
 
 def _places(retriever, query):

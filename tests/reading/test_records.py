@@ -426,7 +426,7 @@ def test_folders_and_patterns_without_files(tmp_path):
     with pytest.warns(UserWarning, match=r"looked for '\*\.rst', 'b/\*\*/\*\.org'") as caught:
         assert read_folder(tmp_path, glob=["*.rst", "b/**/*.org"]) == ({}, {})
     assert [each.filename for each in caught] == [__file__]
-    with pytest.warns(UserWarning, match="looked for files of known formats"):
+    with pytest.warns(UserWarning, match="looked for texts, and files of known formats"):
         found, skipped = read_folder(tmp_path)
     assert (found, "--glob '*.xyz' reads it as text" in skipped["a.xyz"]) == ({}, True)
     assert [*read_folder(tmp_path, glob="*.xyz")[0]] == ["a.xyz"]

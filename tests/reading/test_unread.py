@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import warnings
 import zipfile
 
@@ -435,3 +438,26 @@ def test_mails_of_which_the_plain_form_says_as_much(tmp_path):
     both = parts_of(mail("The pump leaks."), mail("<p>The pump leaks.", "text/html"), kind="alternative")
     (tmp_path / "a.eml").write_text("From: bo@x\n" + both)
     assert read(tmp_path / "a.eml")[0].text == "The pump leaks."
+
+
+def test_a_format_whose_extra_is_not_installed_is_named_with_it(tmp_path):
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "python_calamine.py").write_text("raise ImportError")
+    (tmp_path / "files").mkdir()
+    workbook(tmp_path / "files" / "a.xlsx", {"Stock": [["Town"]]})
+    script = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from latelier.retrieve import read_documents\n"
+        "documents = read_documents('files')\n"
+        "print([*documents], documents.skipped[0].message)"
+    )
+    paths = [str(tmp_path / "without"), *filter(None, sys.path)]
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.startswith("[] Reading sheets needs the extra 'files'. Install it with: pip install")

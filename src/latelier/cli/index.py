@@ -198,8 +198,8 @@ def index(
 
     \b
     SOURCE is a folder or a file (.gz is decompressed):
-      whole    one text: Markdown, HTML, PDF (extra: files), Office, EPUB, mail, notebooks, source code; in a folder
-               also .txt, and each file has its path as the id
+      whole    one text: Markdown, HTML, PDF and sheets (extra: files), Office, EPUB, mail, notebooks, source code, or
+               any other text; in a folder also .txt, and each file has its path as the id
       jsonl    {"id": "a", "title": "optional", "text": "...", "any other key": "is metadata"}; also a JSON array
       csv      a header with a column "text"; "id", "title" and metadata as above
       tsv      as csv, with tabs; also without a header: id, text, title

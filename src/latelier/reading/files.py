@@ -40,6 +40,7 @@ from latelier.utils.files import open_binary, read_bytes
 
 Reader = Callable[[bytes, "str | None"], Iterable[Content]]
 _TABLES = frozenset({".csv", ".tsv"})
+_SHEETS = frozenset({".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"})
 # Texts that are read in cp1252 if they are in no other encoding; a text of any other name has to be in UTF-8.
 _PLAIN = frozenset({".txt", ".text", ".log", *_TABLES})
 
@@ -188,7 +189,7 @@ def _document(content: Content, kind: str, name: str, title: str, metadata: dict
         parts = rows_below_header(text)
     elif kind in MARKUP or (kind in _READERS and not content.parts):
         found = outline(text, matter.begin, kind if kind in MARKUP else ".md")
-        heading = found.title
+        heading = "" if kind in _SHEETS else found.title  # which is that of one sheet
         parts = tuple(found.parts)
     if matter.lead:
         parts = with_lead(parts, text, matter.lead)
@@ -252,7 +253,7 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys((".srt", ".vtt"), read_subtitles),
     **dict.fromkeys((".docx", ".docm", ".dotx"), _of_bytes(read_word)),
     **dict.fromkeys((".pptx", ".pptm", ".ppsx"), _of_bytes(read_slides)),
-    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), _of_bytes(read_sheets)),
+    **dict.fromkeys(_SHEETS, _of_bytes(read_sheets)),
     **dict.fromkeys((".odt", ".odp", ".ott"), _of_bytes(read_open_document)),
     ".pdf": _of_bytes(read_pdf),
     ".epub": _of_bytes(read_book),

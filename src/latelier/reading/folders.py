@@ -77,15 +77,16 @@ def read_documents(
     Parameters
     ----------
     path
-        A file, or a folder, of which each file is one document: text, Markdown, HTML, source code, Word, PowerPoint,
-        Excel, OpenDocument, EPUB, Jupyter, mail, subtitles, and with the extra ``files`` PDF. ``.gz`` is decompressed.
-        The id is the path of the file relative to the folder, the title that of its front matter, else its first
-        heading, else its name. Metadata are ``path``, ``title``, ``modified`` (UTC, ISO 8601) and the front matter.
+        A file, or a folder, of which each file is one document: any text, light markup, HTML, source code, Word,
+        PowerPoint, OpenDocument, EPUB, Jupyter, mail, subtitles, and with the extra ``files`` PDF and sheets. ``.gz``
+        is decompressed. The id is the path of the file relative to the folder, the title that of its front matter, else
+        its first heading, else its name. Metadata are ``path``, ``title``, ``modified`` (UTC, ISO 8601) and the front
+        matter, and of a passage its ``page`` or ``time``.
         JSONL and Parquet files, and CSV files with a column ``text``, hold a document in each record.
 
         Hidden files, ``node_modules``, virtual environments, Sphinx's ``_sources``, what ``.gitignore`` and
         ``.latelierignore`` name, and links to folders or out of the folder are left out. Files that cannot be read are
-        skipped; a warning at the end, and the attribute `skipped`, name them.
+        skipped; a warning at the end, and the attribute `skipped`, name them, and what of the others was not read.
     format
         ``"jsonl"``: a record per line, with ``text``, optionally ``id`` and ``title``, and metadata under any other
         key; also one JSON array or object, and the dumps of Elasticsearch, Solr and Qdrant. ``"csv"``, ``"tsv"``,
@@ -100,7 +101,7 @@ def read_documents(
         (several, and lists of texts, are joined by line ends), of the title, and of the metadata. Without `metadata`,
         all other fields are metadata. A field inside of another one is ``meta.year``.
     glob
-        Patterns of the files of a folder, such as ``"*.rst"``; default: all of known formats. A pattern with a slash
+        Patterns of the files of a folder, such as ``"*.rst"``; default: texts and known formats. A pattern with a slash
         is compared with the path relative to the folder, where ``*`` also matches slashes, and ``**/`` folders of any
         depth or none; others with the name.
     encoding, delimiter
@@ -401,11 +402,11 @@ class DocumentFolder(FileDocuments):
         Returns a digest of the names of each such line. Those that were told `before` are only counted.
         """
         if not self.files:
-            wanted = ", ".join(map(short, self.glob)) or "files of known formats"
+            wanted = ", ".join(map(short, self.glob)) or "texts, and files of known formats"
             warn_caller(f"no file of {self.folder} is read: looked for {wanted} in it and its sub-folders.")
         kinds: dict[tuple[str, str], list[str]] = {}
         again = set()  # of these, documents are concerned, so each run names them
-        excluded = set()
+        excluded = set()  # of these, kinds are left out, which is told last
         for name, message, reason in self.skipped:
             kinds.setdefault((_suffix(name), message), []).append(name if name.isprintable() else short(name))
             if reason in (SkipReason.ID, SkipReason.KEPT):
@@ -431,11 +432,11 @@ class DocumentFolder(FileDocuments):
         else:
             more = ""
         in_part = sum(each.reason is SkipReason.UNREAD for each in self.skipped)
-        left_out = len(self.skipped) - in_part
-        plural = "" if left_out == 1 else "s"
-        lead = f"skipped {left_out:,} file{plural} of {self.folder}"
+        count = len(self.skipped) - in_part
+        plural = "" if count == 1 else "s"
+        lead = f"skipped {count:,} file{plural} of {self.folder}"
         if in_part:
-            lead += f", read {in_part:,} in part"
+            lead = f"{lead}, and read {in_part:,} in part" if count else f"read {in_part:,} of {self.folder} in part"
         if len(lines) == 1 and known:
             warn_caller(f"{lead}, as before")
         elif lines:

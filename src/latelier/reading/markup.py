@@ -59,10 +59,11 @@ class _Line(NamedTuple):
 
 
 def _lines(text: str, begin: int) -> Iterator[_Line]:
-    at = begin
+    end = begin
     for line in text[begin:].splitlines(keepends=True):
-        yield _Line(at, at + len(line), line.rstrip("\r\n"))
-        at += len(line)
+        start = end
+        end = start + len(line)
+        yield _Line(start, end, line.rstrip("\r\n"))
 
 
 class _Dialect(NamedTuple):
@@ -85,20 +86,25 @@ def _outline(text: str, begin: int, dialect: _Dialect) -> Outline:
     block: list[_Line] = []  # the first line since the last blank one, and the last two
     levels: list[str] = []  # of underlines so far
     for line in _lines(text, begin):
+        if not line.text or line.text.isspace():
+            if block:
+                block = []
+                outline.end_of_table(line.start)
+            continue
         before = fence
         fence = dialect.fence(line.text, before)
         heading = None
         start = line.start
         if not (fence or before):
             heading = dialect.heading(line.text)
-            if heading is None:
+            if heading is None and block:
                 heading = _underlined(block, line.text, dialect, levels)
                 start = block[0].start if heading else start
         if heading:
             outline.heading(start, line.end, *heading)
         elif block and not fence and not outline.in_table and _is_ruler(line.text) and "|" in block[-1].text:
             outline.header(line.end, block[-1].text)
-        if heading or fence or before or not line.text.strip():
+        if heading or fence or before:
             block = []
             outline.end_of_table(line.start)
         else:
@@ -123,7 +129,7 @@ _LONE_MARKS = "~^"  # of which three are an underline; of others, one is
 def _underlined(block: list[_Line], line: str, dialect: _Dialect, levels: list[str]) -> tuple[int, str] | None:
     """Return the level and the name of a heading that has a line of marks below it."""
     found = _UNDERLINE.fullmatch(line)
-    if not found or not block or found[1] not in dialect.underlines:
+    if not found or found[1] not in dialect.underlines:
         return None
     mark = found[1]
     width = len(line.strip())
@@ -257,15 +263,14 @@ _LATEX_MARKS = re.compile(
 def _latex(text: str, begin: int) -> Outline:
     found = Outline(begin)
     title = ""
-    code_end = begin
+    end = begin
+    code = _latex_code(text, begin)
+    starts = [start for start, _ in code]
     for each in _LATEX_HEADING.finditer(text, begin):
-        code = _LATEX_CODE.search(text, code_end, each.start())
-        while code:
-            end = text.find(f"\\end{{{code[1]}}}", code.end())
-            code_end = len(text) if end < 0 else end
-            code = _LATEX_CODE.search(text, code_end, each.start()) if code_end < each.start() else None
-        line = text[max(text.rfind("\n", begin, each.start()) + 1, each.start() - LONGEST_NAME) : each.start()]
-        if each.start() < code_end or re.search(r"(?<!\\)%", line):
+        number = bisect_right(starts, each.start()) - 1
+        before = text[max(each.start() - LONGEST_NAME, begin) : each.start()].rpartition("\n")[2]
+        is_code = number >= 0 and each.start() < code[number][1]
+        if is_code or each.start() < end or re.search(r"(?<!\\)%", before):
             continue
         end = _closing_brace(text, each.end())
         name = _latex_text(text[each.end() : end - 1])
@@ -275,6 +280,16 @@ def _latex(text: str, begin: int) -> Outline:
             found.heading(each.start(), end, _LATEX_LEVELS.index(each[1]), name)
     found.title = title or found.title
     return found
+
+
+def _latex_code(text: str, at: int) -> list[tuple[int, int]]:
+    """Return where code and comments begin and end."""
+    spans = []
+    while (begin := _LATEX_CODE.search(text, at)) is not None:
+        end = text.find(f"\\end{{{begin[1]}}}", begin.end())
+        at = len(text) if end < 0 else end
+        spans.append((begin.start(), at))
+    return spans
 
 
 def _latex_text(name: str) -> str:

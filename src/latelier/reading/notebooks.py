@@ -43,9 +43,8 @@ def _joined(lines: Any) -> str:
 
 
 def _fenced(text: str) -> str:
-    fence = "```"
-    while fence in text:
-        fence += "`"
+    longest = max(map(len, re.findall("`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
     return f"{fence}\n{text}\n{fence}" if text.strip() else ""
 
 

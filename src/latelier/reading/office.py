@@ -188,15 +188,19 @@ def read_word(data: bytes) -> Iterator[Content]:
     """Yield the text of a document of Word, with its notes, comments, headers and footers."""
     archive = Archive(data)
     blocks = _Word(archive)
-    lines = []
-    for name in archive.names(r"word/document\d*\.xml")[:1]:
-        lines = [*blocks.lines(archive.xml(name))]
-    if not lines:
-        raise KeyError("word/document.xml")
-    lines += blocks.left()
+    main = archive.names(r"word/document\d*\.xml")[0]
+    lines = [*blocks.lines(archive.xml(main)), *blocks.left()]
+    others: list[str] = []
     for name in archive.names(r"word/(?:header|footer)\d*\.xml|word/diagrams/data\d*\.xml"):
-        lines += [line for line in blocks.lines(archive.xml(name)) if line not in lines]
-    yield Content("\n\n".join(filter(None, lines)), unread=counted(archive.others()))
+        others += blocks.lines(archive.xml(name))
+    yield Content(_joined(lines, others), unread=counted(archive.others()))
+
+
+def _joined(lines: list[str], others: list[str]) -> str:
+    """Return lines with blank ones between them, and others after them, each once."""
+    known = {*lines}
+    lines = lines + [line for line in dict.fromkeys(others) if line not in known]
+    return "\n\n".join(filter(None, lines))
 
 
 _NO_TEXT = frozenset({"sldNum", "sldImg", "hdr", "dt"})  # what stands on notes beside them
@@ -277,8 +281,8 @@ def read_open_document(data: bytes) -> Iterator[Content]:
     if pages:
         yield in_pages(["\n".join(filter(None, blocks.lines(page))) for page in pages])._replace(unread=unread)
         return
-    lines = [*blocks.lines(root)]
+    others: list[str] = []
     if "styles.xml" in archive:
         for each in inside(archive.xml("styles.xml"), "header", "footer"):
-            lines += [line for line in blocks.lines(each) if line not in lines]
-    yield Content("\n\n".join(filter(None, lines)), unread=unread)
+            others += blocks.lines(each)
+    yield Content(_joined([*blocks.lines(root)], others), unread=unread)

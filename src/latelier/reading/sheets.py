@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from latelier.reading.content import Content, as_table, counted, is_header
 from latelier.utils.misc import needs_extra
 
 _ZIP = b"PK"
+_NO_VALUE = re.compile(rb"</f>\s*(?:<v\s*/>|<v></v>)?\s*</c>")
 
 
 def read_sheets(data: bytes) -> Iterator[Content]:
@@ -89,6 +91,8 @@ def _unread(data: bytes) -> tuple[str, ...]:
         found += ["comment" for _ in inside(archive.xml(name), "comment")]
     for name in archive.names(r"xl/drawings/drawing\d*\.xml"):
         found += ["text box" for each in inside(archive.xml(name), "txBody") if any(inside(each, "t"))]
+    for name in archive.names(r"xl/worksheets/.*\.xml"):
+        found += ["formula without a value"] * len(_NO_VALUE.findall(archive.read(name)))
     if "content.xml" in archive:
         found += ["comment" for _ in inside(archive.xml("content.xml"), "annotation")]
     return counted(found)
