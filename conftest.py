@@ -20,7 +20,6 @@ os.environ.setdefault("RAY_core_worker_internal_heartbeat_ms", "50")
 
 import gc
 import json
-import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ import torch
 from hypothesis import settings
 
 from latelier.errors import MissingExtraError
-from latelier.kernels import threads
 from latelier.kernels.library import supported
 
 # They hold no examples, and doctest would import the many conftest.py of this tree under one name.
@@ -138,15 +136,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATELIER_CACHE", str(folder / "cache"))
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_kernels_beside() -> Iterator[None]:
-    """Compile no kernels beside the tests: numba then sets filters of warnings aside, and standard output."""
-    before = threads._ONE_SEARCH
-    threads._ONE_SEARCH = math.inf
-    yield
-    threads._ONE_SEARCH = before
 
 
 @pytest.fixture(params=supported())

@@ -86,7 +86,7 @@ def compile_kernels(tag: str, path: Path) -> None:
             raise SystemExit(f"the kernels cannot be compiled:\n{done.stderr}")
 
     with TemporaryDirectory() as folder:
-        units = [(source, isa) for source in sorted(CSRC.glob("*.c")) for isa in sets if source.stem != "processor"]
+        units = [(CSRC / "kernels.c", isa) for isa in sets]
         units.append((CSRC / "processor.c", next(iter(sets))))
         objects = [Path(folder, f"{source.stem}-{isa}.o") for source, isa in units]
 

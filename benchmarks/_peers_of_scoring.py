@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from latelier.kernels.multiply import instruction_set
+from latelier.kernels.library import instruction_set
 
 __all__ = ["maxsim_cpu_calls", "numkong_calls"]
 
@@ -41,7 +41,7 @@ def numkong_calls(query: torch.Tensor, documents: list[torch.Tensor]) -> dict[st
         return {}
     import numkong
 
-    allowed = _NUMKONG.get(instruction_set().name, set(numkong.get_capabilities()))
+    allowed = _NUMKONG.get(instruction_set(), set(numkong.get_capabilities()))
     for name, has in numkong.get_capabilities().items():
         if has and name not in allowed:
             numkong.disable_capability(name)

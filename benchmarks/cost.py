@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace, kind: str, count: int, folder: Path) ->
     own = [sys.executable, __file__, "--kind", kind, "--count", str(count), "--folder", str(folder)]
     for name in ("budget", "documents", "queries"):
         own += [f"--{name}", str(getattr(options, name))] if getattr(options, name) else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def run(step: str, **more: Any) -> dict[str, Any]:
         ran = subprocess.run([*own, "--step", step], stdout=subprocess.PIPE, env=environment, check=True, **more)

@@ -30,7 +30,7 @@ from sentence_transformers import MultiVectorEncoder
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, load_beir
-from latelier.kernels.multiply import instruction_set
+from latelier.kernels.library import instruction_set
 from latelier.models import DEFAULT_MODEL, ColBERT
 
 PEER = "sentence-transformers"
@@ -118,7 +118,7 @@ def measure(collection: Collection, options: argparse.Namespace) -> list[dict[st
     ]
     print(
         f"{len(texts):,} documents of {lengths[0]:.0f} tokens, queries of {lengths[1]:.0f}; {options.threads} threads"
-        f"{', one core taken' if options.busy else ''}; {instruction_set().name}"
+        f"{', one core taken' if options.busy else ''}; {instruction_set()}"
     )
     return rows
 

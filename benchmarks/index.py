@@ -343,15 +343,6 @@ def collections(options: argparse.Namespace) -> Iterator[Collection]:
             yield Collection(lambda shape=shape: synthetic_documents(*shape), asked, size, cosine=cosine)
 
 
-def warm_up() -> None:
-    """Compile all kernels, so that the measured times do not include compiling."""
-    rows = TokenEmbeddings.concatenate(synthetic_documents(6000, 100, 32))
-    for nbits in (8, 4):
-        index = indexes.IVF(nbits=nbits)
-        index.add(range(len(rows)), rows)
-        index.search(rows[:2])
-
-
 def show(row: dict[str, Any], count: int) -> None:
     cells = [f"{row['system']:32}{count:>10,}"]
     cells += [f"{row[name]:11,.{n}f}" if name in row else " " * 11 for name, n in DIGITS.items()]
@@ -384,7 +375,6 @@ def main() -> int:
     options = parser.parse_args()
     if bool(options.documents) != bool(options.queries):
         parser.error("--documents and --queries go together")
-    warm_up()
     print(f"{'system':32}{'documents':>10}" + "".join(f"{name:>11}" for name in DIGITS))
     rows: list[dict[str, Any]] = []
     for collection in collections(options):

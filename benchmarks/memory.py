@@ -105,7 +105,6 @@ def warm(kind: str) -> None:
     """Load everything that a build and a search need, so that its memory is not counted."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder, make(kind, Path(folder) / "index", None) as index:
-        index._search_by_kernels()
         index.add(range(20), [rng.standard_normal((4, DIM), dtype="float32") for _ in range(20)])
         index.search(rng.standard_normal((4, DIM), dtype="float32"))
 
@@ -158,7 +157,7 @@ def run(options: argparse.Namespace, kind: str, budget: str, folder: Path) -> It
     """Build and search one index, in a process each."""
     own = [sys.executable, __file__, "--documents", str(options.documents), "--tokens", *map(str, options.tokens)]
     own += ["--kinds", kind, "--budgets", budget, "--folder", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     index = folder / f"{kind}-{budget}"
     steps = [] if index.exists() else ["build"]
     for step in [*steps, "search"]:

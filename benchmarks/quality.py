@@ -196,7 +196,7 @@ GROUPS: list[tuple[tuple[str, ...], Callable[[Encoded, Path], Iterator[System]]]
 def measure(system: System, data: Encoded) -> dict[str, Any]:
     """Return the run of a system, milliseconds per query (median) and bytes per document."""
     queries = list(data.collection.queries)
-    system.search(range(1))  # compiles kernels
+    system.search(range(1))
     found, times = [], []
     for position in range(min(TIMED, len(queries))):
         begin = time.perf_counter()

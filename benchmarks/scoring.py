@@ -7,7 +7,7 @@
 Vectors are random unit vectors of 128 dimensions, queries have 32 tokens. The script measures one query, with documents
 of the same length ("search") and of many lengths ("ragged"); the same with one thread and with two, on idle cores and
 while another process keeps one core busy ("threads"); 64 queries; a training step (64 queries, 2 documents each,
-forward and backward) with the memory that it adds to its inputs; and the first call of a process, which compiles. Times
+forward and backward) with the memory that it adds to its inputs; and the first call of a process. Times
 are medians of repeats, in which all systems take turns, with the ratio to sentence-transformers; where numbers are not
 float32, the recall of the float32 top 10 is shown. Gop/s counts multiplications and additions. Compare it with the
 peak, which is that of a large float32 matrix product: int8 can reach four times the peak with integer dot products.
@@ -24,7 +24,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -41,7 +40,7 @@ from sentence_transformers.util import maxsim as peer_maxsim
 from torch.nn.functional import cross_entropy, normalize
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.kernels.multiply import instruction_set, supported
+from latelier.kernels.library import instruction_set, supported
 from latelier.scores import colbert_scores
 
 DIM, QUERY_TOKENS = 128, 32
@@ -97,8 +96,8 @@ def one_query(work: str, lengths: list[int], repeats: int) -> Iterator[Row]:
         calls[f"latelier, {name}"] = lambda left=left, right=right: colbert_scores(left, right)
     for isa in supported():
         for name, sides in {"packed": (packed_query, packed), "int8": forms["int8"]}.items():
-            if isa is not instruction_set():
-                calls[f"latelier, {name}, {isa.name}"] = lambda isa=isa.name, sides=sides: _forced(isa, sides)
+            if isa != instruction_set():
+                calls[f"latelier, {name}, {isa}"] = lambda isa=isa, sides=sides: _forced(isa, sides)
     calls |= maxsim_cpu_calls(query, listed) | numkong_calls(query, listed)
     queries = pack(unit(20, QUERY_TOKENS, DIM))
     exact = colbert_scores(queries, packed).topk(10).indices.tolist()
@@ -191,7 +190,7 @@ def training(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
 
 def extra_memory(name: str) -> float:
     """Return how many MiB a training step adds to the memory of this process."""
-    training_step(TRAINING[name], size=4, tokens=20)()  # compiles, starts threads
+    training_step(TRAINING[name], size=4, tokens=20)()  # starts threads
     step = training_step(TRAINING[name])
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
@@ -206,10 +205,7 @@ def _status(field: str) -> int:
 
 def first_calls(documents: int, tokens: int, repeats: int) -> Iterator[Row]:
     for form in ("float32", "bfloat16", "int8"):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, cache in (("cold cache", "new"), ("warm cache", "kept")):
-                value = 1e3 * float(_in_child("--first-call", form, NUMBA_CACHE_DIR=folder))
-                yield {"work": "first", "name": f"latelier, {form}, {name}", "ms": value, "cache": cache}
+        yield {"work": "first", "name": f"latelier, {form}", "ms": 1e3 * float(_in_child("--first-call", form))}
 
 
 def first_call(form: str) -> float:
@@ -228,10 +224,12 @@ def _in_child(*arguments: str, **environment: str) -> str:
 
 def _forced(kernels: str, sides: tuple[TokenEmbeddings, TokenEmbeddings]) -> torch.Tensor:
     os.environ["LATELIER_KERNELS"] = kernels
+    instruction_set.cache_clear()
     try:
         return colbert_scores(*sides)
     finally:
         del os.environ["LATELIER_KERNELS"]
+        instruction_set.cache_clear()
 
 
 SECTIONS: dict[str, Callable[[int, int, int], Iterator[Row]]] = {

@@ -6,7 +6,7 @@ The folder is a collection in BEIR layout. Its documents are indexed once (IVF, 
 process of its own with the exported encoder (extra ``onnx``; ``--compute-dtype int8`` exports it with integer weights)
 or torch (``--backend torch``). Each client sends the next query when it has the answer to its last one, over one
 connection. ``texts`` are encoded by the server; ``vectors`` are sent as token vectors. The first searches of the
-process, which compile, are not measured.
+process are not measured.
 
 ``CPU ms`` is the processor time of the server per query, which other work on the machine changes less than the rest.
 ``own MB`` is the memory of the process itself; ``mapped MB`` are pages of files in memory, most of them the index's and
@@ -39,8 +39,7 @@ from latelier import indexes
 from latelier.evaluation import load_beir
 from latelier.retrieve import Retriever
 
-# Enough for an index to search with its compiled kernels.
-WARM_SECONDS = 5
+WARM_SECONDS = 1
 
 
 def make_index(options: argparse.Namespace) -> tuple[Path, list[str], list[list[list[float]]]]:

@@ -35,7 +35,7 @@ try:
     main(sys.argv[1:])
 except SystemExit as end:
     assert not end.code, end.code
-slow = [name for name in ("torch", "transformers", "sentence_transformers", "numba") if name in sys.modules]
+slow = [name for name in ("torch", "transformers", "sentence_transformers") if name in sys.modules]
 print(len(sys.modules), *slow, file=sys.stderr)
 """
 IMPORT = "import sys, latelier.retrieve; latelier.retrieve.Retriever; print(len(sys.modules), file=sys.stderr)"
@@ -115,10 +115,6 @@ def main() -> None:
         for _ in range(options.repeats):
             for name, command in commands.items():
                 runs[name].append(run(*command))
-        # The first use after installation: no compiled kernel is on disk.
-        with tempfile.TemporaryDirectory() as empty:
-            for name in ("latelier search", "latelier search --backend torch"):
-                runs[f"{name}, first use"] = [run(*commands[name], NUMBA_CACHE_DIR=empty)]
     rows = {
         name: {
             "wall s": round(statistics.median(one.wall for one in given), 2),

@@ -47,7 +47,7 @@ COLLECTIONS = ("scifact", "cranfield", "cisi", "vaswani", "debian")
 PACKAGES = ("dict-gcide", "python3.11-doc", "debian-handbook", "opencv-doc", "rust-doc")
 DOCSTRINGS = """
 aiohttp datasets distro docutils fontTools haystack hypothesis IPython jinja2 langchain_core llama_index matplotlib mteb
-nltk networkx numba numpy openai pandas PIL polars pydantic qdrant_client ray scipy sentence_transformers sklearn
+nltk networkx numpy openai pandas PIL polars pydantic qdrant_client ray scipy sentence_transformers sklearn
 sqlalchemy statsmodels sympy torch tornado traitlets transformers werkzeug
 """.split()  # noqa: SIM905 (a list of strings would have a line for each)
 HELD_OUT = ("documentation/python3.11-doc", "documentation/debian-handbook", "docstrings/sklearn", "manual/7")

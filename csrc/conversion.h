@@ -7,7 +7,7 @@
 
 // What rows hold: float32 or pairs of bfloat16, which are multiplied as they are; half precision, which becomes
 // float32.
-enum { WORDS, FLOAT16, BFLOAT16 };
+enum { PLAIN_WORDS, FLOAT16, BFLOAT16 };
 
 typedef uint16_t shorts8 __attribute__((vector_size(16)));
 typedef uint32_t words8 __attribute__((vector_size(32)));
@@ -44,7 +44,7 @@ INLINE void widen_eight(int64_t kind, const char *source, char *target) {
 
 // Copies or widens one row of `numbers` numbers.
 INLINE void convert_row(int64_t kind, const char *source, char *target, int64_t numbers) {
-    if (kind == WORDS) {
+    if (kind == PLAIN_WORDS) {
         memcpy(target, source, 4 * numbers);
         return;
     }

@@ -37,7 +37,7 @@ typedef struct {
 // One step of it, of those that take `STEP` words of each row.
 INLINE void convert_step(Following following, int64_t step) {
     enum { COUNT = TILE_ROWS * STEP };
-    if (following.kind == WORDS) {
+    if (following.kind == PLAIN_WORDS) {
         for (int64_t line = 0; line < 4 * COUNT; line += 64) {
             prefetch(following.ahead + 4 * COUNT * step + line);
         }
@@ -72,7 +72,7 @@ INLINE floats add_products(floats sums, const char *row, const char *query, bool
 
 // best[g][lane] = max(best[g][lane], <rows[r], query[g][lane]>) for the rows of a tile, whose first has the number
 // `first`; `where` gets the number of the row. `words` is a multiple of STEP; a group of the query has 16 * words.
-INLINE void raise_maxima(const char *rows, const char *query, int64_t words, int groups, bool pairs,
+INLINE void raise_float_maxima(const char *rows, const char *query, int64_t words, int groups, bool pairs,
                          Following following, int64_t first, float *best, int32_t *where) {
     floats sums[TILE_ROWS][TILE_GROUPS] = {};
     for (int64_t step = 0; step < words / STEP; step++) {
@@ -115,15 +115,15 @@ typedef struct {
     char *buffers[2];
     float *best;
     int32_t *where;
-} Scoring;
+} FloatScoring;
 
 // Updates the maxima with the document at `address`; `next` is the address of the document after it.
-INLINE void score_document(const Scoring *scoring, const char *address, int64_t tokens, const char *next, bool pairs) {
+INLINE void score_rows_of(const FloatScoring *scoring, const char *address, int64_t tokens, const char *next, bool pairs) {
     int64_t kind = scoring->kind;
     int64_t row_bytes = scoring->row_bytes;
     int64_t words = scoring->words;
     bool padded = scoring->numbers < words; // rows have to be copied, with zeros after them
-    bool in_place = kind == WORDS && tokens >= TILE_ROWS && !padded;
+    bool in_place = kind == PLAIN_WORDS && tokens >= TILE_ROWS && !padded;
     for (int64_t token = 0; token < tokens; token += TILE_ROWS) {
         // The last tile starts earlier, to have all its rows, and scores some rows twice, which changes no maximum.
         int64_t first = most_of(0, least_of(token, tokens - TILE_ROWS));
@@ -143,22 +143,22 @@ INLINE void score_document(const Scoring *scoring, const char *address, int64_t 
         }
         Following following = {kind, coming, scoring->buffers[1 - step], coming};
         if (padded || token + TILE_ROWS >= tokens) {
-            following.kind = WORDS;
+            following.kind = PLAIN_WORDS;
             following.ahead = next;
         } else if (!in_place) {
             following.ahead = coming + TILE_ROWS * row_bytes;
         }
         int64_t g = 0;
         for (; g + TILE_GROUPS <= scoring->groups; g += TILE_GROUPS) {
-            raise_maxima(rows, scoring->packed + 4 * LANES * words * g, words, TILE_GROUPS, pairs, following, first,
+            raise_float_maxima(rows, scoring->packed + 4 * LANES * words * g, words, TILE_GROUPS, pairs, following, first,
                          scoring->best + LANES * g, scoring->where + LANES * g);
-            following.kind = WORDS; // the first groups have converted them
+            following.kind = PLAIN_WORDS; // the first groups have converted them
             following.ahead = rows;
         }
         for (; g < scoring->groups; g++) {
-            raise_maxima(rows, scoring->packed + 4 * LANES * words * g, words, 1, pairs, following, first,
+            raise_float_maxima(rows, scoring->packed + 4 * LANES * words * g, words, 1, pairs, following, first,
                          scoring->best + LANES * g, scoring->where + LANES * g);
-            following.kind = WORDS;
+            following.kind = PLAIN_WORDS;
             following.ahead = rows;
         }
     }
@@ -170,7 +170,7 @@ KERNEL(score_floats)(const int64_t *addresses, const int64_t *lengths, int64_t d
                      int64_t row_bytes, int64_t pairs, const char *packed, int64_t groups, int64_t words,
                      const int64_t *query_offsets, int64_t queries, float *scores, int32_t *positions,
                      int64_t query_tokens, int64_t columns, int64_t column, char *scratch) {
-    Scoring scoring = {kind, numbers, row_bytes, words, groups, packed};
+    FloatScoring scoring = {kind, numbers, row_bytes, words, groups, packed};
     scoring.best = (float *)scratch;
     scoring.where = (int32_t *)(scratch + 4 * LANES * groups);
     scoring.buffers[0] = scratch + 8 * LANES * groups;
@@ -184,11 +184,11 @@ KERNEL(score_floats)(const int64_t *addresses, const int64_t *lengths, int64_t d
         const char *next = (const char *)addresses[least_of(d + 1, documents - 1)];
 #if defined(__AVX512BF16__)
         if (pairs) {
-            score_document(&scoring, (const char *)addresses[d], tokens, next, true);
+            score_rows_of(&scoring, (const char *)addresses[d], tokens, next, true);
         } else
 #endif
         {
-            score_document(&scoring, (const char *)addresses[d], tokens, next, false);
+            score_rows_of(&scoring, (const char *)addresses[d], tokens, next, false);
         }
         for (int64_t i = 0; i < query_tokens; i++) { // 0 where no positions are wanted
             positions[i * columns + column + d] = scoring.where[i];
@@ -203,7 +203,7 @@ KERNEL(score_floats)(const int64_t *addresses, const int64_t *lengths, int64_t d
     }
 }
 
-static void add_row(float *restrict out, float weight, const float *restrict row, int64_t dim) {
+static void add_weighted(float *restrict out, float weight, const float *restrict row, int64_t dim) {
     for (int64_t i = 0; i < dim; i++) {
         out[i] += weight * row[i];
     }
@@ -220,7 +220,7 @@ KERNEL(add_query_gradients)(const float *gradients, const int32_t *positions, in
                 float weight = gradients[columns * q + d];
                 int64_t position = positions[columns * token + d];
                 if (position >= 0 && weight != 0) {
-                    add_row(out + dim * token, weight, vectors + dim * (offsets[d] + position), dim);
+                    add_weighted(out + dim * token, weight, vectors + dim * (offsets[d] + position), dim);
                 }
             }
         }
@@ -237,7 +237,7 @@ KERNEL(add_document_gradients)(const float *gradients, const int32_t *positions,
             for (int64_t token = offsets[q]; token < offsets[q + 1]; token++) {
                 int64_t position = positions[columns * token + d];
                 if (position >= 0 && weight != 0) {
-                    add_row(out + dim * (document_offsets[d] + position), weight, vectors + dim * token, dim);
+                    add_weighted(out + dim * (document_offsets[d] + position), weight, vectors + dim * token, dim);
                 }
             }
         }

@@ -26,7 +26,7 @@ static void shift_rows(const int8_t *codes, int64_t dim, int64_t count, row_numb
 }
 
 // best[lane] = max(best[lane], scales[r] * totals[r][lane]) for eight rows.
-INLINE void raise_maxima(const ints *totals, const float *scales, float *best) {
+INLINE void raise_int8_maxima(const ints *totals, const float *scales, float *best) {
     floats highest = LOAD(floats, best);
     UNROLL
     for (int r = 0; r < ROWS; r++) {
@@ -44,10 +44,10 @@ typedef struct {
     const int32_t *start;
     row_number *rows;
     float *best;
-} Scoring;
+} Int8Scoring;
 
 // Updates the maxima with the document of `tokens` codes of `dim` numbers.
-static void score_document(const Scoring *scoring, const int8_t *codes, int64_t dim, const float *scales,
+static void score_codes_of(const Int8Scoring *scoring, const int8_t *codes, int64_t dim, const float *scales,
                            int64_t tokens) {
     int64_t words = scoring->words;
     float few[ROWS];
@@ -68,7 +68,7 @@ static void score_document(const Scoring *scoring, const int8_t *codes, int64_t 
         for (int64_t g = 0; g < scoring->groups; g++) {
             ints totals[ROWS];
             multiply_rows(scoring->rows, packed, WIDE_ROWS, scoring->start + LANES * g, words, LANES, totals);
-            raise_maxima(totals, scales + first, scoring->best + LANES * g);
+            raise_int8_maxima(totals, scales + first, scoring->best + LANES * g);
             packed += scoring->group_bytes;
         }
     }
@@ -80,7 +80,7 @@ KERNEL(score_int8)(const int8_t *codes, const float *scales, const int64_t *offs
                    const int8_t *packed, const int32_t *start, const float *query_scales, const int64_t *query_offsets,
                    int64_t queries, int64_t groups, int64_t words, float *scores, int64_t columns, int64_t column,
                    char *scratch) {
-    Scoring scoring = {groups, words, packed, 4 * LANES * words, start};
+    Int8Scoring scoring = {groups, words, packed, 4 * LANES * words, start};
     scoring.best = (float *)scratch;
     scoring.rows = (row_number *)(scratch + 4 * LANES * groups);
 #if WIDE_ROWS
@@ -97,7 +97,7 @@ KERNEL(score_int8)(const int8_t *codes, const float *scales, const int64_t *offs
         for (int64_t i = 0; i < LANES * groups; i++) {
             scoring.best[i] = -INFINITY;
         }
-        score_document(&scoring, codes + begin * dim, dim, scales + begin, tokens);
+        score_codes_of(&scoring, codes + begin * dim, dim, scales + begin, tokens);
         for (int64_t q = 0; q < queries; q++) {
             double total = 0;
             for (int64_t i = query_offsets[q]; i < query_offsets[q + 1]; i++) {

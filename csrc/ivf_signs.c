@@ -148,7 +148,7 @@ INLINE looked_up look_up(const uint8_t *table, const uint8_t *row) {
 
 // Raise the maxima of two query tokens, ``(2, 16)`` of which the largest counts, by the sums of the lookups of `blocks`
 // times 32 document tokens.
-INLINE void raise_maxima(const uint8_t *groups, const uint8_t *tables, int64_t words, int blocks, uint16_t *best) {
+INLINE void raise_sign_maxima(const uint8_t *groups, const uint8_t *tables, int64_t words, int blocks, uint16_t *best) {
     for (int first = 0; first < 2 * TOKENS; first += (int)sizeof(looked_up)) {
         highest_of even[BLOCKS], odd[BLOCKS];
         UNROLL
@@ -184,11 +184,11 @@ static void compare(const uint8_t *groups, const uint8_t *tables, int64_t pairs,
                     uint16_t *best) {
     for (int64_t pair = 0; pair < pairs; pair++, tables += 2 * TOKENS * TABLES * words, best += TOKENS) {
         if (blocks == 4)
-            raise_maxima(groups, tables, words, 4, best);
+            raise_sign_maxima(groups, tables, words, 4, best);
         else if (blocks == 2)
-            raise_maxima(groups, tables, words, 2, best);
+            raise_sign_maxima(groups, tables, words, 2, best);
         else
-            raise_maxima(groups, tables, words, 1, best);
+            raise_sign_maxima(groups, tables, words, 1, best);
     }
 }
 

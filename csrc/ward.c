@@ -109,7 +109,7 @@ static void weigh_distances(double *distances, const double *sizes, int64_t n) {
 
 // The first position of the minimum. Non-negative numbers have the same order as their bits read as integers, of which
 // a minimum can be computed in vectors, though not with an early exit.
-static int64_t nearest_of(const double *distances, int64_t active) {
+static int64_t nearest_cluster(const double *distances, int64_t active) {
     int64_t smallest = INT64_MAX;
     for (int64_t i = 0; i < active; i++) {
         int64_t key = LOAD(int64_t, distances + i);
@@ -165,7 +165,7 @@ static void merge_all(Tree tree, int64_t n) {
         }
         for (;;) {
             x = tree.chain[depth - 1];
-            y = nearest_of(distances + n * x, active);
+            y = nearest_cluster(distances + n * x, active);
             // Among equally near clusters the previous one is taken, or the chain would never end.
             if (depth > 1 && distances[n * x + tree.chain[depth - 2]] <= distances[n * x + y]) {
                 y = tree.chain[depth - 2];
@@ -247,7 +247,7 @@ static const int64_t *cluster(const float *rows, int64_t n, int64_t dim, const f
 }
 
 // Gives the sum of a cluster's rows the length 1; returns whether that length is a number.
-static bool normalise(float *mean, int64_t dim) {
+static bool normalise_mean(float *mean, int64_t dim) {
     ANY_ORDER
     double square = 0;
     for (int64_t k = 0; k < dim; k++) {
@@ -285,7 +285,7 @@ EXPORT int64_t JOINED(pool_documents, ISA)(const float *vectors, const int64_t *
             }
         }
         for (int64_t c = 0; c < clusters; c++) {
-            if (!normalise(means + dim * c, dim)) {
+            if (!normalise_mean(means + dim * c, dim)) {
                 return d;
             }
         }

@@ -1,4 +1,4 @@
-"""What each command imports: a search with an exported encoder needs no torch, that of a small index no numba."""
+"""What each command imports: a search with an exported encoder needs no torch."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ COMMANDS = """
 import json, sys
 from latelier.cli import main
 
-SLOW = "torch transformers sentence_transformers numba llvmlite scipy pandas sklearn onnx rich tqdm".split()
+SLOW = "torch transformers sentence_transformers scipy pandas sklearn onnx rich tqdm".split()
 FASTER = "onnxruntime tokenizers numpy sqlite3".split()
 seen = []
 for arguments in json.loads(sys.argv[1]):
@@ -53,6 +53,6 @@ def test_commands_import_what_they_use(tiny, tmp_path, monkeypatch):
 
 def test_importing_sub_packages_imports_no_torch():
     code = "import sys, latelier.retrieve, latelier.indexes, latelier.scores, latelier.models, latelier.embeddings;"
-    code += "latelier.retrieve.Retriever; print(*[n for n in ('torch', 'numba', 'transformers') if n in sys.modules])"
+    code += "latelier.retrieve.Retriever; print(*[n for n in ('torch', 'transformers') if n in sys.modules])"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.split() == []

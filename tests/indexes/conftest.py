@@ -56,12 +56,6 @@ def make(request, folder):
     return KINDS[request.param](folder)
 
 
-@pytest.fixture(autouse=True)
-def _kernels_at_once():
-    indexes.Flat()._search_by_kernels()
-    indexes.IVF()._search_by_kernels()
-
-
 @pytest.fixture(params=kinds(KINDS))
 def index(request, tmp_path):
     with make(request, tmp_path / "index") as index:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latelier.kernels.threads import KernelWarmUp, for_each, for_ranges, limited_threads
+from latelier.kernels.threads import for_each, for_ranges, limited_threads
 
 
 @given(st.lists(st.integers(0, 50_000), max_size=12), st.integers(1, 1 << 16))
@@ -80,10 +80,3 @@ def test_as_many_threads_work_as_are_allowed_with_equal_results(call, allowed):
         assert call(work) == [number**2 for number in range(40)]
     assert len(seen) == allowed
     assert threading.get_ident() in seen
-
-
-def test_kernels_that_are_not_compiled_yet_wait_for_more_work():
-    for are_compiled, work, expected in [(True, 10, False), (True, 11, True), (False, 11, False), (False, 81, True)]:
-        warm_up = KernelWarmUp(10, lambda compiled=are_compiled: compiled)
-        assert warm_up.is_over(work, lambda: None) == expected
-        assert warm_up.has_kernels == expected

@@ -79,7 +79,6 @@ def fill(index: indexes.Index) -> indexes.Index:
 
 def answers(index: indexes.Index, ids: list[Any] | None = None, *, approximate: bool = True) -> dict[str, Any]:
     """Ask everything; an answer is a value or the library's error. `ids` limits the questions to those documents."""
-    index._search_by_kernels()  # which a process begins with depends on how long it has searched
     exact = {"effort": "exact"} if isinstance(index, indexes.IVF) else {}
     known = ids if ids is not None else _ask(index.ids)
     asked = known if isinstance(known, list) else []

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from latelier.cli.evaluate import compare, evaluate
 from latelier.cli.index import copy, index, remove
-from latelier.cli.info import check, demo, info, warmup
+from latelier.cli.info import check, demo, info
 from latelier.cli.output import messages, prepare_streams
 from latelier.cli.rerank import rerank
 from latelier.cli.search import explain, search, why_not
@@ -52,11 +52,10 @@ _COMMANDS = (
     check,
     copy,
     remove,
-    warmup,
     demo,
 )
 for _command in _COMMANDS:
-    app.command(_command.__name__.replace("_", "-"), no_args_is_help=_command not in (demo, warmup))(_command)
+    app.command(_command.__name__.replace("_", "-"), no_args_is_help=_command is not demo)(_command)
 
 
 def _print_version(asked: bool) -> None:

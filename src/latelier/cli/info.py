@@ -1,4 +1,4 @@
-"""The commands info, check, warmup and demo."""
+"""The commands info, check and demo."""
 
 from __future__ import annotations
 
@@ -182,30 +182,6 @@ def check(
             typer.echo(f"compact() frees the vectors of {facts['removed']:,} removed documents.")
     if not files.is_whole:
         raise typer.Exit(1)
-
-
-def warmup(json_output: JsonOption = False) -> None:
-    """Compile the CPU kernels into a cache, for all later processes.
-
-    \b
-    Example:
-      latelier warmup
-    """  # noqa: D301 (\b keeps the lines of a block apart)
-    import time
-
-    from latelier.embeddings import TokenEmbeddings
-    from latelier.kernels.multiply import instruction_set
-    from latelier.scores import colbert_scores
-
-    begin = time.perf_counter()
-    one = TokenEmbeddings.from_list([[[1.0, 0.0], [0.0, 1.0]]])
-    for side in (one, one.to("int8")):
-        colbert_scores(one, side)
-    facts = {"kernels": instruction_set().name, "seconds": round(time.perf_counter() - begin, 2)}
-    if json_output:
-        print_json(facts)
-    else:
-        typer.echo(f"compiled the {facts['kernels']} kernels in {facts['seconds']} seconds")
 
 
 def demo(

@@ -134,7 +134,6 @@ class ShardWorker:
                         )
                     given |= options
                 self._opened = KINDS[kind](folder, **given)
-                self._opened._search_by_kernels()  # so that equal vectors have equal scores in all shards
             return self._opened
 
     # Reading.
@@ -178,7 +177,6 @@ class ShardWorker:
         index = self._index
         mode = options.mode
         options = replace(options, min_score=None, min_mean_score=None)
-        queries = None if queries is None else _writable(queries)
         if mode in ("vectors", "keywords"):
             depth = k
         else:
@@ -226,10 +224,9 @@ class ShardWorker:
     ) -> list[int]:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction = self._begun()
-        vectors = _writable(embeddings)
-        arrays = self._index._encode_in(transaction, vectors)
-        mean = TokenMean.of(vectors.vectors)
-        batch = DocumentBatch(DocumentColumns(documents), vectors.lengths, vectors.dim, arrays, mean)
+        arrays = self._index._encode_in(transaction, embeddings)
+        mean = TokenMean.of(embeddings.vectors)
+        batch = DocumentBatch(DocumentColumns(documents), embeddings.lengths, embeddings.dim, arrays, mean)
         transaction.make_fields(fields)
         self._has_inserted = True
         return self._index._insert_batch(transaction, batch, replace=replace, numbers=np.array(numbers))
@@ -293,11 +290,6 @@ class ShardWorker:
 
 class _RolledBack(Exception):
     """Ends a transaction without a commit."""
-
-
-def _writable(embeddings: TokenEmbeddings) -> TokenEmbeddings:
-    """Copy vectors: those from another process are read-only, which compiled kernels treat as another type."""
-    return TokenEmbeddings(np.array(embeddings.vectors), np.array(embeddings.offsets))
 
 
 def start(ray: Any, opening: Opening, node: str | None) -> Any:

@@ -518,9 +518,6 @@ class StoredIndex(Index):
         most = self._max_segment_tokens(batch.dim)
         return transaction.insert(batch, replace=replace, max_tokens=most, numbers=numbers)
 
-    def _search_by_kernels(self) -> None:
-        """Let kernels answer all searches of this process, so that equal vectors always get equal scores."""
-
     # What subclasses provide.
 
     @property

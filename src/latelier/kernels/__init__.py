@@ -1,1 +1,1 @@
-"""CPU kernels compiled by numba on first use and cached on disk; scoring, pooling and indexes share them."""
+"""CPU kernels in C, shared by scoring, pooling and indexes, and the threads that call them."""

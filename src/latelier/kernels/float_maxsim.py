@@ -139,13 +139,13 @@ def _score_plain(
 
 def _read_rows(documents: Documents, address: int, length: int) -> np.ndarray:
     """Return the rows of a document as float32."""
-    memory = (ctypes.c_char * (length * documents.row_bytes)).from_address(address)
+    memory = (ctypes.c_uint8 * (length * documents.row_bytes)).from_address(address)
+    rows = np.ctypeslib.as_array(memory).reshape(length, -1)
     if documents.kind == WORDS:
-        return np.frombuffer(memory, dtype="float32").reshape(length, -1)
-    halves = np.frombuffer(memory, dtype="float16").reshape(length, -1)
+        return rows.view("float32")
     if documents.kind == FLOAT16:
-        return halves.astype("float32")
-    return (halves.view("uint16").astype("uint32") << 16).view("float32")
+        return rows.view("float16").astype("float32")
+    return (rows.view("uint16").astype("uint32") << 16).view("float32")
 
 
 class Packed(NamedTuple):

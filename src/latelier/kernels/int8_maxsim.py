@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from latelier.kernels.jit import FLOATS, ROWS, at, constant, ir, kernel, splat, types
 from latelier.kernels.library import LANES, NUMPY, Kernel, instruction_set
-from latelier.kernels.multiply import Factors, instruction_set_of
 
 _STEP = 4  # queries are packed in a multiple of this many words of four bytes
 
@@ -102,53 +99,3 @@ def _score_plain(documents: Documents, queries: Queries, scores: np.ndarray, col
         best = (dots.astype("float32") * documents.scales[tokens]).max(axis=1) * queries.scales
         for q in range(len(scores)):
             scores[q, column + d] = best[queries.offsets[q] : queries.offsets[q + 1]].sum(dtype="float64")
-
-
-def emit_maxima(
-    builder: ir.IRBuilder,
-    isa: types.BaseTuple,
-    places: tuple[ir.Value, ir.Value, ir.Value],
-    groups: Sequence[tuple[ir.Value, ir.Value]],
-    words: ir.Value,
-    meanwhile: Callable[[ir.Value], None] | None = None,
-    *,
-    lanes: int = LANES,
-    widened: bool = False,
-    leads: tuple[ir.Value, ir.Value] | None = None,
-) -> list[ir.Value]:
-    """Emit ``best[g, lane] = max(best[g, lane], scales[r] * <rows[r], groups[g, lane]>)`` for eight rows.
-
-    `places`: addresses of the rows ``(8, words * 4)``, of their scales ``(8,)`` float32 and of the maxima ``(groups,
-    16)`` float32; `leads`: addresses of ``(8,)`` and ``(groups, 16)`` float32, whose products are added to those of
-    rows and groups; for the others see `Factors`. Returns the sixteen scaled products of each row: all
-    rows of the first group, then of the next.
-    """
-    rows, scales, best = places
-    factors = Factors(rows, groups, words, ROWS, meanwhile, lanes, widened)
-    totals = instruction_set_of(isa).products.multiply(builder, factors)
-    products = []
-    for g in range(len(groups)):
-        best_at = at(builder, builder.add(best, constant(4 * LANES * g)), FLOATS)
-        highest = builder.load(best_at, align=4)
-        for r in range(ROWS):
-            place = builder.add(scales, constant(4 * r))
-            scale = splat(builder, builder.load(at(builder, place, ir.FloatType()), align=4), FLOATS)
-            product = builder.fmul(builder.sitofp(totals[ROWS * g + r], FLOATS), scale)
-            if leads is not None:
-                own = builder.load(at(builder, builder.add(leads[0], constant(4 * r)), ir.FloatType()), align=4)
-                others = builder.load(at(builder, builder.add(leads[1], constant(4 * LANES * g)), FLOATS), align=4)
-                product = builder.fadd(product, builder.fmul(splat(builder, own, FLOATS), others))
-            highest = builder.select(builder.fcmp_ordered(">", product, highest), product, highest)
-            products.append(product)
-        builder.store(highest, best_at, align=4)
-    return products
-
-
-@kernel(inner=True)
-def widen(packed: np.ndarray, wanted: bool) -> np.ndarray:
-    """Return packed query tokens as 16 bits, so that it is not done again for each row; nothing if not wanted."""
-    numbers = packed.reshape(-1)
-    widened = np.empty(len(numbers) if wanted else 0, dtype=np.int16)
-    for i in range(len(widened)):
-        widened[i] = numbers[i]
-    return widened

@@ -4,10 +4,6 @@ The number of threads is torch's (`torch.set_num_threads`), the calling thread i
 ``OMP_NUM_THREADS`` or the number of cores; a thread that shares the cores with others may be allowed fewer. The threads
 take small ranges from one queue instead of one large share each, so a thread that loses its core on a busy machine
 delays the call by at most one small range.
-
-Importing numba and loading compiled kernels from disk takes half a second, and compiling them takes several. A process
-that searches a small index once, such as a command, needs neither; one that searches again gets its answers from
-numpy until a thread has made the kernels ready.
 """
 
 from __future__ import annotations
@@ -15,15 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import TypeVar
 
 import numpy as np
 
@@ -139,84 +133,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-# A command that searches once may ask an index several times within so many seconds, such as for more passages.
-_ONE_SEARCH = 2.0
-_threads: WeakSet[threading.Thread] = WeakSet()
-# How long a fork waits for the threads that prepare kernels.
-_PREPARE_SECONDS = 60.0
-_compiler: list[Any] = []  # numba's compiler lock, while a fork holds it
-
-
-def pause_compilation() -> None:
-    """Before a fork, wait until no thread compiles kernels, and let none begin.
-
-    A child inherits the locks that such a thread holds, of imports and of numba's compiler, and nobody releases them.
-    """
-    end = time.monotonic() + _PREPARE_SECONDS
-    for thread in list(_threads):
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, end - time.monotonic()))
-    compiler = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
-    if lock := getattr(compiler, "_lock", None):
-        lock.acquire()
-        _compiler.append(lock)
-
-
-def resume_compilation() -> None:
-    """After a fork, in both processes, let threads compile kernels again."""
-    while _compiler:
-        _compiler.pop().release()
-
-
-# Kernels of a search take some eight seconds to compile, and one to load from numba's cache.
-_COMPILING = 8
-
-
-class KernelWarmUp:
-    """Decides between numpy and the kernels for each search; one with more than `most_work` takes the kernels.
-
-    While `are_compiled` is false, it is `_COMPILING` times as much: to compile them would take as long.
-    """
-
-    def __init__(self, most_work: int, are_compiled: Callable[[], bool] = lambda: True) -> None:
-        self._most_work = most_work
-        self._are_compiled = are_compiled
-        self._first: float | None = None  # when the first search began
-        self._is_over = False
-        self._thread: threading.Thread | None = None
-
-    def is_over(self, work: int, prepare: Callable[[], object]) -> bool:
-        """Return whether a search uses the kernels; once the process goes on searching, a thread calls `prepare`.
-
-        The process waits for it when it ends. Its errors are dropped: the next search with kernels raises them again.
-        """
-        if self._is_over or (work > self._most_work and (work > _COMPILING * self._most_work or self._are_compiled())):
-            self._is_over = True
-            return True
-        now = time.monotonic()
-        self._first = self._first or now
-        # The thread of a process is not alive in its forked children. Two threads at once would only do the same work.
-        if now - self._first > _ONE_SEARCH and (self._thread is None or not self._thread.is_alive()):
-            thread = threading.Thread(target=self._prepare, args=(prepare,), name="latelier-kernels")
-            with suppress(RuntimeError):  # while the interpreter exits, or at a limit of the system
-                thread.start()
-                _threads.add(thread)
-                self._thread = thread
-        return False
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether the kernels are ready."""
-        return self._is_over
-
-    def wait(self) -> None:
-        """Wait until the thread that prepares the kernels has ended, if there is one."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _prepare(self, prepare: Callable[[], object]) -> None:
-        with suppress(Exception):
-            prepare()
-        self._is_over = True

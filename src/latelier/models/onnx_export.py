@@ -28,7 +28,6 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from latelier.errors import InvalidArgumentError, LatelierError, MissingExtraError
-from latelier.kernels.jit import global_compiler_lock
 from latelier.models.construction import longest_query
 from latelier.models.exported_encoder import (
     ACTIVATIONS,
@@ -100,8 +99,7 @@ class _LastHiddenState(nn.Module):
 def _trace(encoder: Any, path: Path) -> None:
     names = _input_names(encoder)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    # torch replaces Python's max and min while it traces: a kernel that another thread compiled then would get these.
-    with torch.no_grad(), quietly(), global_compiler_lock:
+    with torch.no_grad(), quietly():
         program: Any = torch.onnx.export(
             _LastHiddenState(encoder, names).eval(),
             _example(encoder, *_SHAPES[1]),

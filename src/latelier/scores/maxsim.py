@@ -1,12 +1,10 @@
-"""MaxSim of packed embeddings on the CPU, without gradients, and its best hits; imports neither torch nor numba.
+"""MaxSim of packed embeddings on the CPU, without gradients, and its best hits; imports no torch.
 
 `maxsim` multiplies and takes the maxima in one pass (`kernels.float_maxsim`), in several threads, each on its own
 documents. Sums are float32 for every dtype, so a similarity is off by at most ``dim * 2**-24 * |q| |d|``.
 
 `maxsim_int8` multiplies int8 codes with one scale per token: for unit vectors of dim ``n`` a similarity is off by at
 most ``sqrt(n) / 254`` from each side (Cauchy-Schwarz; in practice a tenth). The dot products are exact integers.
-
-`maxsim_numpy` needs no kernel: it serves the first searches of a process, see `latelier.kernels.threads`.
 """
 
 from __future__ import annotations
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 
 # More query tokens than this are scored in several passes: 512 KiB of 128 float32 each, in the second-level cache.
 _QUERY_TOKENS = 1024
-# Similarities of one block of numpy: 1M float32 = 4 MiB, small enough for a cache and large enough for a product.
-_BLOCK_ELEMENTS = 1 << 20
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -184,29 +180,6 @@ def maxsim_int8(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndar
         int8_maxsim.score_range(block, packed, scores, first)
 
     for_ranges(score, offsets, query_codes.size // 4)
-    return scores
-
-
-def maxsim_numpy(queries: TokenEmbeddings, documents: TokenEmbeddings) -> np.ndarray:
-    """Score every query against every document: ``(queries, documents)`` float32; each text has at least one token.
-
-    The order of the sums, and so the last digits, may differ from those of the kernels.
-    """
-    rows = queries.vectors.astype("float32", copy=False)
-    scores = np.empty((len(queries), len(documents)), dtype="float32")
-    if not len(rows):
-        return scores
-    for first, last in split_by_rows(documents.offsets, max(1, _BLOCK_ELEMENTS // len(rows))):
-        begin = documents.offsets[first]
-        end = documents.offsets[last]
-        # As in the kernels, products that exceed the largest float32 are infinite, without a warning.
-        with np.errstate(over="ignore", invalid="ignore"):
-            similarities = rows @ documents.vectors[begin:end].astype("float32", copy=False).T
-            starts = documents.offsets[first:last] - begin
-            best = np.maximum.reduceat(similarities, starts, axis=1)
-            if np.isnan(best).any():  # infinite products of both signs were added; the kernels do not count NaN
-                best = np.nan_to_num(np.fmax.reduceat(similarities, starts, axis=1), nan=-np.inf, posinf=np.inf)
-            np.add.reduceat(best, queries.offsets[:-1], axis=0, out=scores[:, first:last])
     return scores
 
 

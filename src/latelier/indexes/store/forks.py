@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from latelier.errors import StorageError
-from latelier.kernels.threads import pause_compilation, resume_compilation
 
 # How long a fork waits for the transactions of other threads: a search or a commit takes milliseconds.
 FORK_SECONDS = 1.0
@@ -107,7 +106,6 @@ def using() -> Iterator[None]:
 
 
 def _before_fork() -> None:
-    pause_compilation()
     process = _process
     process.changed.acquire()  # held until the fork is over, so that no transaction begins meanwhile
     process.changed.wait_for(lambda: process.forking is None)
@@ -118,7 +116,6 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    resume_compilation()
     _process.forking = None
     _process.changed.notify_all()
     _process.changed.release()
@@ -126,7 +123,6 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _process
-    resume_compilation()
     message = (
         "this process was forked while another thread of its parent was using an index, so it cannot use any index. "
         "Fork while no other thread adds or searches, or use multiprocessing.get_context('spawn')."
