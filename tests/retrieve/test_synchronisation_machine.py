@@ -222,6 +222,9 @@ class Machine(RuleBasedStateMachine):
             assert id not in self.own, "it is the user's"
             assert remove or event == "run", "nothing is removed"
             assert id in self.absent or event == "run" or self.is_here(source), "another place says nothing at first"
+        for id in texts.keys() - held.keys() - self.own.keys():
+            if remove and (source in id or id == "same.md"):  # also if the run was killed after its last commit
+                self.absent[id] = source
         if not is_whole or fault is not None or event is not None:
             return
         for id, text in held.items():
@@ -229,9 +232,6 @@ class Machine(RuleBasedStateMachine):
                 shown = text if encoding is None else text.encode().decode(encoding)
                 assert texts[id].endswith(shown), (id, texts[id], shown)
             assert id in texts
-        for id in texts.keys() - held.keys() - self.own.keys():
-            if remove and (source in id or id == "same.md"):
-                self.absent[id] = source
 
     def is_here(self, source):
         return not (self.root / f"{source} (away)").exists()

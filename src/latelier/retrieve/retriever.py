@@ -444,7 +444,7 @@ class Retriever(NotCopied):
         read = run.read(remove=remove)
         if first := list(islice(read, 1)):  # the model is loaded only if there is something to encode
             are_texts = documents.are_texts
-            self._write(chain(first, read), run, are_texts=are_texts, total=_length(documents), **options)
+            self._write(chain(first, read), run, are_texts=are_texts, **options)
         elif self.index.dim is not None:  # other passages are refused all the same
             chosen = options.get("passages"), options.get("pool_factor")
             DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)

@@ -302,7 +302,7 @@ class Synchronisation:
 
     def choose(self, chunk: list[Write]) -> list[Write]:
         """Return the documents that are stored; the others are unchanged, or stand under ids of others."""
-        rows = self._index.origins.seen([write.document.id for write in chunk if write.document.id is not None])
+        rows = self._seen(chunk)
         chosen = []
         for write in chunk:
             name = write.origin.file
@@ -316,6 +316,23 @@ class Synchronisation:
                 self._kinds[self._kind(name, row is None)] += 1
                 chosen.append(write if row is None else write._replace(seen=row.number))
         return chosen
+
+    def _seen(self, chunk: list[Write]) -> dict[Id, Seen]:
+        """Return the rows of documents, as they were when their file was begun, or as they are if they were others'."""
+        rows: dict[Id, Seen] = {}
+        others: list[Id] = []
+        for write in chunk:
+            id = write.document.id
+            if id is None:
+                continue
+            row = self._read[write.origin.file].rows.get(id)
+            if row is None:
+                others.append(id)
+            else:
+                rows[id] = row
+        if others:
+            rows |= self._index.origins.seen(others)
+        return rows
 
     def _kind(self, name: str, is_new: bool) -> str:
         """Return as what a document is counted that is stored: one that is stored again has not changed."""
