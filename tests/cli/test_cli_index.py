@@ -62,10 +62,11 @@ def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
     assert run("remove", index, "moon.txt").exit_code == 1
     assert run("remove", index).exit_code == 2
     (notes / "moon.txt").unlink()
-    assert "1 document (1 unchanged)" in run(*command, "--no-remove").stdout
+    with pytest.warns(UserWarning, match="plums.rst: documents of it were removed by hand; they are stored again"):
+        assert "2 documents (1 unchanged)" in run(*command, "--no-remove").stdout
     shutil.rmtree(model)
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    assert "1 document (1 unchanged)" in run("index", notes, index, "--no-remove").stdout  # without a model
+    assert "2 documents (1 unchanged)" in run("index", notes, index, "--no-remove").stdout  # without a model
     (notes / "moon.txt").write_text("The moon rises.")
     assert run("index", notes, index).exit_code == 1
 
