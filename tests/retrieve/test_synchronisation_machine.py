@@ -217,8 +217,10 @@ class Machine(RuleBasedStateMachine):
         texts = self.texts()
         for id in before - texts.keys() - self.removed:
             others = self.held("two" if source == "one" else "one") if event == "run" else {}
+            if id == "same.md" and event == "run":  # it was the other source's, whose run has removed it meanwhile
+                continue
             assert id not in held, "a file holds it"
-            assert id not in others or id == "same.md", "a file of the other source holds it"
+            assert id not in others, "a file of the other source holds it"
             assert id not in self.own, "it is the user's"
             assert remove or event == "run", "nothing is removed"
             assert id in self.absent or event == "run" or self.is_here(source), "another place says nothing at first"
@@ -253,7 +255,11 @@ def test_no_document_is_lost(tiny, examples):
         warnings.simplefilter("ignore")
         machine = type("Bound", (Machine,), {"encoder": models.ColBERT(tiny, device="cpu")})
         options = settings(
-            max_examples=examples, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples,
+            stateful_step_count=16,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
         )
         from hypothesis.stateful import run_state_machine_as_test
 
