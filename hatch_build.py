@@ -20,7 +20,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 CSRC = ROOT / "csrc"
-KERNELS = ROOT / "src" / "latelier" / "kernels"
+# A folder of its own, since Python takes a file of this kind beside its modules for one of them.
+COMPILED = "latelier/kernels/compiled"
 
 # The tags of wheels, and what Zig calls these platforms.
 TARGETS = {
@@ -115,12 +116,12 @@ class KernelHook(BuildHookInterface[Any]):
         compile_kernels(tag, path)
         build_data["tag"] = f"py3-none-{tag}"
         build_data["pure_python"] = False
-        build_data["force_include"][str(path)] = f"latelier/kernels/{path.name}"
+        build_data["force_include"][str(path)] = f"{COMPILED}/{path.name}"
 
 
 def compile_own() -> None:
     """Compile the library of this machine into src, where an editable install and a checkout find it."""
-    compile_kernels(own_platform(), KERNELS / library_name(own_platform()))
+    compile_kernels(own_platform(), ROOT / "src" / COMPILED / library_name(own_platform()))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ print(latelier.__file__, instruction_set(), index.search(np.eye(4)[2:], k=1)[0][
 
 
 def test_without_a_library_numpy_answers_and_one_line_says_so(tmp_path):
-    ignored = shutil.ignore_patterns("__pycache__", "kernels.so", "kernels.dylib", "kernels.dll")
+    ignored = shutil.ignore_patterns("__pycache__", "compiled")
     source = shutil.copytree(Path(latelier.__file__).parent, tmp_path / "latelier", ignore=ignored)
     environment = {name: value for name, value in os.environ.items() if name != "LATELIER_KERNELS"}
     command = [sys.executable, "-c", f"import latelier{WITHOUT}"]

@@ -7,11 +7,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
-from retrieve.test_page_images import pdf_of
 
 from image_models import pictures, save_image_model
 from latelier.indexes import Flat
 from latelier.retrieve import Retriever
+from reading.test_page_images import pdf_of
 from serve.conftest import Process
 
 pytestmark = pytest.mark.slow

@@ -30,7 +30,7 @@ _FILES = {"win32": "kernels.dll", "darwin": "kernels.dylib"}
 @cache
 def _library() -> ctypes.CDLL | None:
     """Return the library, or None if it cannot be loaded, and say so."""
-    path = Path(__file__).with_name(_FILES.get(sys.platform, "kernels.so"))
+    path = Path(__file__).with_name("compiled") / _FILES.get(sys.platform, "kernels.so")
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

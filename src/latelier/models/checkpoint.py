@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from safetensors import safe_open
-from sentence_transformers.util import load_file_path
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PLACE = ("token", "cache_folder", "revision", "local_files_only")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -39,6 +39,8 @@ class Checkpoint:
 
     def path(self, file: str, folder: str = "") -> str | None:
         """Return where a file is, downloaded if need be; None if there is none."""
+        from sentence_transformers.util import load_file_path  # takes seconds, with torch
+
         return load_file_path(self.name, file, subfolder=folder, **self.place)
 
     def read(self, file: str, folder: str = "") -> dict[str, Any]:
@@ -72,11 +74,13 @@ class Checkpoint:
                         name: TensorHeader(tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()
                     }
             else:
+                import torch
+
                 tensors = torch.load(path, map_location="cpu", weights_only=True)
                 headers |= {
                     name: TensorHeader(tuple(each.shape), str(each.dtype).removeprefix("torch."))
                     for name, each in tensors.items()
-                    if isinstance(each, Tensor)
+                    if isinstance(each, torch.Tensor)
                 }
         return headers
 
@@ -88,6 +92,8 @@ class Checkpoint:
                 with safe_open(path, framework="pt") as file:
                     tensors |= {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118
             else:
+                import torch
+
                 saved = torch.load(path, map_location="cpu", weights_only=True)
                 tensors |= {name: tensor for name, tensor in saved.items() if name in names}
         return tensors
