@@ -161,7 +161,7 @@ def _search(
     while True:
         found = index.search(vectors, k=k)
         keys = _text_keys(index, documents, {hit.id for hits in found for hit in hits})
-        searched = []
+        searched: list[tuple[Sequence[Hit], list[Hit]]] = []
         copies = False
         for judged, positives, hits in zip(judgements, own, found, strict=True):
             others = [hit for hit in hits if not judged.get(hit.id)]

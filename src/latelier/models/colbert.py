@@ -318,7 +318,8 @@ class ColBERT(MultiVectorEncoder):
     def max_seq_length(self, value: int | None) -> None:
         length = check_count("max_seq_length", value, SHORTEST_LENGTH)
         lower_max_lengths(self, length)
-        self[0].max_seq_length = length
+        encoder: Any = self[0]
+        encoder.max_seq_length = length
 
     def encode(  # type: ignore[override]
         self,

@@ -348,8 +348,9 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
 
 def lower_max_lengths(model: MultiVectorEncoder, most: int) -> None:
     """Lower the length caps that are above a number of tokens."""
-    lengths = (min(most, max_length(model, task)) for task in ("query", "document"))
-    set_max_lengths(model, *lengths, None)
+    query = min(most, max_length(model, "query"))
+    document = min(most, max_length(model, "document"))
+    set_max_lengths(model, query, document, None)
 
 
 def _set_query_length(

@@ -155,7 +155,7 @@ def _cut(model: ColBERT, texts: Sequence[str], task: str) -> set[str]:
     else:
         most = model.max_length_document
     prompt = model.prompts.get(task) or ""
-    longer = set()
+    longer: set[str] = set()
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]
         ids = model.tokenizer([prompt + text for text in part], truncation=False, verbose=False)["input_ids"]
@@ -170,7 +170,7 @@ def _check_distinct(model: ColBERT, data: TrainingSet, cut: set[str]) -> None:
         kind = "positives"
     else:
         groups = [set(own) for own in data.documents if cut.issuperset(own) and len(set(own)) > 1]
-        alike = [own for own in groups if len(_alike(model, own)) == 1]
+        alike = [list(own) for own in groups if len(_alike(model, own)) == 1]
         kind = "candidates"
     if not alike:
         return
