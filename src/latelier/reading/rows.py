@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
@@ -61,6 +62,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@cache
 def names_of(*roles: str) -> tuple[str, ...]:
     """Return the names of values that have one of some roles, those of the first role first."""
     return tuple(name for role in roles for name in NAMES[role])
