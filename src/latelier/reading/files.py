@@ -18,8 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from latelier.errors import EmptyTextError, InvalidArgumentError, LatelierError
-from latelier.reading.books import read_book
-from latelier.reading.content import LONGEST_NAME, MOST_BYTES, Content, check_length, decoded
+from latelier.reading.content import LONGEST_NAME, MOST_BYTES, Content, check_length, counted, decoded
 from latelier.reading.front_matter import FrontMatter, front_matter
 from latelier.reading.images import Picture, is_pdf, page_count, page_text
 from latelier.reading.mail import read_mail, read_mailbox
@@ -33,8 +32,7 @@ from latelier.reading.records import HEADINGS, InputDocument, Part
 from latelier.reading.sheets import read_sheets
 from latelier.reading.source_code import SUFFIXES as CODE
 from latelier.reading.source_code import definitions
-from latelier.reading.subtitles import read_subtitles
-from latelier.reading.web_pages import read_web_page
+from latelier.reading.web_pages import read_book, read_web_page
 from latelier.utils.checks import cut, is_unicode
 from latelier.utils.files import open_binary, read_bytes
 
@@ -246,6 +244,42 @@ def _of_bytes(read: Callable[[bytes], Iterable[Content]]) -> Reader:
 
 def _of_mail(read: Callable[..., Iterable[Content]]) -> Reader:
     return lambda data, encoding: read(data, partial(_read_attachment, encoding=encoding))
+
+
+# Subtitles, SubRip and WebVTT: what is said, with the time at which it is.
+
+_TIMES = re.compile(r"[ \t]*((?:\d+:)?\d\d?:\d\d)(?:[.,]\d+)?[ \t]*-->")
+_HEADS = ("WEBVTT", "STYLE", "REGION", "NOTE", "X-TIMESTAMP")
+_VOICE = re.compile(r"<v(?:\.[^ <>]*)?[ \t]+([^<>]+)>")
+_TAGS = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")
+
+
+def read_subtitles(data: bytes, encoding: str | None = None) -> Iterator[Content]:
+    """Yield the text of subtitles, each on lines of its own, as a part with its time."""
+    text = ""
+    parts = [Part(0)]
+    remarks = 0
+    for block in re.split(r"\n[ \t]*\n", decoded(data, encoding).replace("\r\n", "\n")):
+        lines = block.strip("\n").split("\n")
+        at = next((number for number, line in enumerate(lines) if _TIMES.match(line)), None)
+        if at is None and lines[0].startswith(_HEADS):
+            remarks += lines[0].startswith("NOTE")
+            continue
+        first = 0 if at is None else at + 1
+        said = [_TAGS.sub("", _VOICE.sub(r"\1: ", line)).strip() for line in lines[first:]]
+        if any(said):
+            text += "\n\n" if text else ""
+            if at is not None:
+                parts.append(Part(len(text), time=_time(lines[at])))
+            text += "\n".join(filter(None, said))
+    yield Content(text, parts=tuple(parts), unread=counted(["remark"] * remarks))
+
+
+def _time(line: str) -> str:
+    """Return the time at which a line of times begins, with its hours."""
+    found = _TIMES.match(line)
+    time = found[1] if found else ""
+    return ":".join(part.zfill(2) for part in time.split(":")) if time.count(":") == 2 else f"00:{time.zfill(5)}"
 
 
 _READERS: dict[str, Reader] = {
