@@ -6,7 +6,7 @@ similarities stay negative; padding with zeros would raise them to 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from latelier.arrays import as_matrices, as_tensor, is_array
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes import Hit
+from latelier.indexes.results import in_order
 from latelier.scores import colbert_scores
 from latelier.utils import resolve_device
 from latelier.utils.checks import check_count
@@ -127,17 +127,3 @@ def _rank(i: int, ids: Any, query: Any, documents: Any, device: torch.device | N
         raise EmbeddingsError(f"candidate {name!r} of query {i} {why}.")
     best = np.argsort(-scores, kind="stable")[:k].tolist()
     return in_order(ids, best, [float(scores[j]) for j in best])
-
-
-def in_order(candidates: Any, order: Sequence[int], scores: Sequence[float]) -> Any:
-    """Return the candidates of a reranker best first, with their scores: ids as hits; records and rows as they were.
-
-    A column ``rank`` is counted anew from 0, as in PyTerrier.
-    """
-    if not hasattr(candidates, "iloc"):
-        pairs = [(candidates[position], score) for position, score in zip(order, scores, strict=True)]
-        return [{**each, "score": score} if isinstance(each, Mapping) else Hit(each, score) for each, score in pairs]
-    ordered = candidates.iloc[list(order)].assign(score=list(scores))
-    if "rank" in candidates:
-        ordered = ordered.assign(rank=range(len(ordered)))
-    return ordered

@@ -377,7 +377,7 @@ def test_standard_input_is_one_text(run, tmp_path, tiny):
     arguments = ("index", "-", index, "--format", "whole", "--model", tiny, "--device", "cpu")
     assert run(*arguments, input="# Fruit\n\nBananas are\nhealthy.\n").exit_code == 0
     with indexes.open(index) as opened:
-        assert [record.text for record in opened.get(opened.ids())] == ["# Fruit\n\nBananas are\nhealthy."]
+        assert [record.text for record in opened.get(opened.ids())] == ["# Fruit\n\nBananas are\nhealthy.\n"]
 
 
 def test_an_index_of_an_interrupted_first_run_says_what_goes_on(run, tmp_path):

@@ -194,7 +194,8 @@ def test_passages_of_source_code_begin_at_functions(tmp_path, tiny):
     (tmp_path / "a.py").write_text(code)
     retriever = Retriever(tiny, device="cpu")
     retriever.add(tmp_path, passages=200)
-    texts = [record.text for record in retriever.index.get(retriever.index.ids())]
+    record = retriever.documents["a.py"]
+    texts = [f"{each.title} {record.text[each.start : each.end]}" for each in record.passages]
     assert [text.split("\n")[0][:30] for text in texts] == [
         "a.py ABCDEFGH = 1 ABCDEFGH = 1", "a.py > add # Sums.", "a.py > small def small(): pass"
     ]  # fmt: skip
@@ -222,9 +223,8 @@ def test_the_headings_above_a_passage_stand_before_it(tmp_path, tiny):
     retriever = Retriever(tiny, device="cpu")
     retriever.add(tmp_path / "a.md", passages=Passages(60, 0))
     results = retriever.search("storage", k=1, mode="keywords")
-    records = retriever.index.get(retriever.index.ids())
-    headings = {record.text.split("They" if "They" in record.text else "Keep")[0] for record in records}
-    assert {"# Pears\n\n", "Pears ", "Pears > Storage "} <= headings
+    headings = {each.title for each in retriever.documents["a.md"].passages}
+    assert headings == {"", "Pears", "Pears > Storage"}
     assert "Storage" in results[0].text
 
 
@@ -267,7 +267,7 @@ def test_long_texts_of_files_are_searchable_to_their_end(tmp_path, tiny):
     for name, is_cut in (("long.md", True), ("records.jsonl", True), ("short.jsonl", False)):
         retriever = Retriever(tiny, device="cpu", model_options={"max_length_document": 64})
         retriever.add(tmp_path / name)
-        assert (len(retriever.index) > 1) is is_cut
+        assert (retriever.index.statistics().passages > 1) is is_cut
         [result] = retriever.search("quince", mode="keywords")
         assert (result.start is not None) is is_cut
 
@@ -280,7 +280,7 @@ def test_long_records_of_python_are_cut_into_passages(tiny):
 
     retriever = filled("word " * 100 + "quince", "word")
     assert len(retriever) == 2
-    assert len(retriever.index) > 2
+    assert retriever.index.statistics().passages > 2
     [result] = retriever.search("quince", mode="keywords")
     assert result.text.endswith("quince")
     assert filled("word", "quince").index.ids() == [0, 1]  # texts that fit stay one
@@ -288,7 +288,7 @@ def test_long_records_of_python_are_cut_into_passages(tiny):
         filled("word").add(["word " * 100])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(filled("word " * 100, passages=False).index) == 1
+        assert filled("word " * 100, passages=False).index.statistics().passages == 0
 
 
 def test_tables_and_documents_of_frameworks(tiny):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -774,3 +774,17 @@ def _name_some(ids: list[Id]) -> str:
     else:
         rest = ""
     return ", ".join(map(repr, ids[:_MOST_NAMED])) + rest
+
+
+def in_order(candidates: Any, order: Sequence[int], scores: Sequence[float]) -> Any:
+    """Return the candidates of a reranker best first, with their scores: ids as hits; records and rows as they were.
+
+    A column ``rank`` is counted anew from 0, as in PyTerrier.
+    """
+    if not hasattr(candidates, "iloc"):
+        pairs = [(candidates[position], score) for position, score in zip(order, scores, strict=True)]
+        return [{**each, "score": score} if isinstance(each, Mapping) else Hit(each, score) for each, score in pairs]
+    ordered = candidates.iloc[list(order)].assign(score=list(scores))
+    if "rank" in candidates:
+        ordered = ordered.assign(rank=range(len(ordered)))
+    return ordered

@@ -19,8 +19,7 @@ from latelier.indexes import IVF, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
 from latelier.indexes.ivf.layout import FOLDER_BITS
 from latelier.indexes.options import SEARCH_DEFAULTS, SearchKeywords, SearchOptions, check_texts
-from latelier.indexes.results import CUT, stored_cut
-from latelier.rank import in_order
+from latelier.indexes.results import CUT, in_order, stored_cut
 from latelier.reading.folders import DocumentFolder, read_documents
 from latelier.reading.images import Picture
 from latelier.reading.records import FileDocuments, parse_documents
