@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from latelier.errors import UnknownIdError
+from latelier.errors import InvalidArgumentError
 from latelier.experimental import MultiStepRetriever, QueryDynamics, ReadingExample, merge_hits, train_query_dynamics
 from latelier.indexes import Hit
 from latelier.retrieve import Retriever
@@ -85,7 +85,7 @@ def test_documents_stored_as_passages_are_found_once_by_their_own_ids(retriever,
         for query, result in zip(QUERIES, results, strict=True):
             assert [hit.id for hit in result.hits] == [hit.id for hit in passages.search(query, 5, plain_query=True)]
             assert [step.id for step in result.steps] == [hit.id for hit in result.hits[:steps]]
-    with pytest.raises(UnknownIdError, match=r"bisect\.insort_right"):
+    with pytest.raises(InvalidArgumentError, match="passages cannot be learned from; train with an index of whole"):
         train_query_dynamics(multi_step, EXAMPLES, steps=1, batch_size=2)
 
 

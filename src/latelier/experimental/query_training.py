@@ -189,6 +189,8 @@ def _prepare(
     """Encode the queries, find hard negatives, and load the vectors of all documents that training needs."""
     model = multi_step.retriever.model
     index = multi_step.retriever.index
+    if index.statistics().passages:
+        raise InvalidArgumentError("documents in passages cannot be learned from; train with an index of whole ones.")
     encoded: Any = model.encode_query([example.query for example in examples], packed=True)
     queries = encoded.to("cpu").to("float32")
     with index.snapshot():

@@ -243,6 +243,7 @@ class ColBERT(MultiVectorEncoder):
         self.cpu_backend = backend
         if name is not None:
             check_numbers(name, self)
+        if name is not None and not self._construction.needs_fit:
             try_out(name, self)
 
     @classmethod

@@ -34,8 +34,8 @@ def explain_results(
     """Explain the scores of the results that are texts, by id, in the passages that were found."""
     known = [result for result in results if result.text is not None and not _is_picture(result.metadata)]
     ids = [result.id for result in known]
-    hits = [Hit(result.id, result.score, result.start, result.end) for result in known]
-    found = explain_documents(model, index, query, ids, hits=hits, whole=whole, plain=plain)
+    starts = [result.start for result in known]
+    found = explain_documents(model, index, query, ids, starts=starts, whole=whole, plain=plain)
     return dict(zip(ids, found, strict=True))
 
 
@@ -45,11 +45,11 @@ def explain_documents(
     query: str,
     ids: Sequence[Id],
     *,
-    hits: Sequence[Hit] | None = None,
+    starts: Sequence[int | None] | None = None,
     whole: bool = False,
     plain: bool = False,
 ) -> list[Explanation]:
-    """Explain documents for one query, which `hits` say in which passages; None: in the best ones.
+    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best.
 
     `whole`, `plain`: whether the query was read whole, and left unchanged, in the search.
     """
@@ -59,8 +59,9 @@ def explain_documents(
     asked = TokenizedText.of(model, query, is_query=True)
     with index.snapshot():
         records = index.get(wanted)
-        if hits is None:
-            hits = [best_passage(index, vectors, record) for record in records]
+        if starts is None:
+            starts = [None] * len(wanted)
+        hits = [_passage(index, vectors, record, start) for record, start in zip(records, starts, strict=True)]
         documents = index.get_embeddings(wanted, [(hit.start, hit.end) for hit in hits])
     explanations = []
     for id, hit, document, record in zip(wanted, hits, documents, records, strict=True):
@@ -96,6 +97,14 @@ def _explain_page(
     explanation = explain_alignment(id, alignment, query, document, model.encoder.special_tokens, model.encoder.join)
     words = tuple(Word(name, (i,), None) for i, name in enumerate(names))
     return replace(explanation, document_words=words, page=page)
+
+
+def _passage(index: Index, query: Any, record: Record, start: int | None) -> Hit:
+    """Return the passage of a document that begins at a character, or else its best one."""
+    for passage in record.passages:
+        if passage.start == start:
+            return Hit(record.id, 0.0, passage.start, passage.end)
+    return best_passage(index, query, record)
 
 
 def best_passage(index: Index, query: Any, record: Record) -> Hit:
