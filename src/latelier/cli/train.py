@@ -82,15 +82,7 @@ def train(
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.data import load_training_set
 
-    if is_folder(Path(file)):
-        names = ("queries", "documents")
-        refuse_unused(context, names, f"has no effect on {file}, a folder, which has texts of its own")
-    if head_only:
-        refuse_unused(
-            context, ("epochs", "batch_size", "learning_rate", "temperature"), "has no effect with --head-only"
-        )
-    if validation is not None:
-        refuse_unused(context, ("validation_queries",), "has no effect with --validation")
+    _refuse_what_has_no_effect(context, file, head_only=head_only, has_validation=validation is not None)
     quiet_loading()
     data = load_training_set(file, queries=queries, documents=documents)
     held = None if validation is None else load_training_set(validation, queries=queries, documents=documents)
@@ -126,6 +118,18 @@ def train(
         print_json({**asdict(report), "model": str(report.model)})
     else:
         typer.echo(printable(str(report), lines=True))
+
+
+def _refuse_what_has_no_effect(context: typer.Context, file: str, *, head_only: bool, has_validation: bool) -> None:
+    """Raise an error if an option is given that another one, or the form of the data, makes useless."""
+    if is_folder(Path(file)):
+        names = ("queries", "documents")
+        refuse_unused(context, names, f"has no effect on {file}, a folder, which has texts of its own")
+    if head_only:
+        trained = ("epochs", "batch_size", "learning_rate", "temperature")
+        refuse_unused(context, trained, "has no effect with --head-only")
+    if has_validation:
+        refuse_unused(context, ("validation_queries",), "has no effect with --validation")
 
 
 @contextmanager
