@@ -12,7 +12,7 @@ from latelier.errors import Advice, LatelierError, UnknownIdError
 
 def test_advice_is_worded_by_each_surface():
     error = UnknownIdError("no document has the id 7.", advice="known-ids")
-    assert str(error) == "no document has the id 7. ids() lists the ids of the index (1 is not '1')."
+    assert str(error).startswith("no document has the id 7. retriever.documents, or index.ids(), lists those")
     assert error.worded({"known-ids": "Search shows them."}) == "no document has the id 7. Search shows them."
     assert error.worded({"update": "PUT replaces documents."}) == str(error)
     assert error.fact == "no document has the id 7."

@@ -87,11 +87,15 @@ def encode_json(value: object, what: str, *, levels: int | None = None) -> str:
             "int, float, bool and None."
         )
     if levels is not None and depth > levels:
-        raise InvalidArgumentError(
-            f"{what} is nested too deeply: lists and dicts may be nested {levels} levels deep; flatten it, or store "
-            "the inner levels as a JSON text."
-        )
+        raise _nested_too_deeply(what, levels)
     return text
+
+
+def _nested_too_deeply(what: str, levels: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{what} is nested too deeply: lists and dicts may be nested {levels} levels deep; flatten it, or store the "
+        "inner levels as a JSON text."
+    )
 
 
 def encode_fields(metadata: object, id: Id) -> tuple[str, dict[str, Any]]:
@@ -106,7 +110,7 @@ def encode_fields(metadata: object, id: Id) -> tuple[str, dict[str, Any]]:
     try:
         plain = {as_key(key, what): plain_value(value) for key, value in metadata.items()}
     except RecursionError as error:
-        raise InvalidArgumentError(f"{what} is nested too deeply.") from error
+        raise _nested_too_deeply(what, _MOST_LEVELS) from error
     except InvalidArgumentError as error:
         if error.fact.startswith(what):
             raise
