@@ -77,10 +77,10 @@ def test_ids_of_chunks_under_way_count_as_stored(workers, model):
     numbered = Retriever(model)
     numbered.add(["one", "two", "three"], chunk_size=1, workers=workers)
     assert numbered.index.ids() == [0, 1, 2]
-    with pytest.raises(DuplicateIdError, match=r"documents\[2\]: id 0 is given twice"):
+    with pytest.raises(DuplicateIdError, match=r"id 0 is (given twice|in the index already)"):
         Retriever(model).add(["one", "two", (0, "three")], chunk_size=1, workers=workers)
     again = [("a", "one"), ("b", "two"), ("c", "three"), ("a", "four")]
-    with pytest.raises(DuplicateIdError, match=r"documents\[3\]: id 'a' is given twice"):
+    with pytest.raises(DuplicateIdError, match=r"id 'a' is (given twice|in the index already)"):
         Retriever(model).add(again, chunk_size=1, workers=workers)
 
 
