@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sqlite3
 import statistics
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from _encodings import Encoded, load_encoded
 
 from latelier.evaluation import Comparison, compare, evaluate
 from latelier.indexes import IVF, Flat, Index
+from latelier.indexes.words import document_terms, query_terms
 from latelier.utils.files import cache_folder
 
 MEASURES = ("nDCG@10", "R@100")
@@ -121,29 +121,15 @@ def by_mode(index: Index, data: Encoded, mode: str, **options: Any) -> Search:
     return search
 
 
-def words_of(texts: list[str], tokenizer: str) -> list[list[str]]:
-    """Return the words of each text as SQLite's tokenizer cuts them."""
-    connection = sqlite3.connect(":memory:")
-    connection.execute(f"CREATE VIRTUAL TABLE word USING fts5(text, tokenize='{tokenizer}')")
-    connection.execute("CREATE VIRTUAL TABLE place USING fts5vocab(word, instance)")
-    connection.executemany("INSERT INTO word(rowid, text) VALUES (?, ?)", enumerate(texts))
-    words: list[list[str]] = [[] for _ in texts]
-    for word, row in connection.execute("SELECT term, doc FROM place"):
-        words[row].append(word)
-    return words
-
-
 def by_bm25s(data: Encoded) -> Search:
     """BM25 of the same words with the same formula, up to the factor k1 + 1."""
     import bm25s
 
-    whole, stems = "unicode61 remove_diacritics 2", "porter unicode61 remove_diacritics 2"  # the index's own
     ids = list(data.texts)
     peer = bm25s.BM25(method="robertson", k1=1.2, b=0.75)
-    peer.index(words_of(list(data.texts.values()), stems), show_progress=False)
-    # A word that is repeated in a query counts once; two words with one stem count twice.
-    distinct = [" ".join(set(words)) for words in words_of(list(data.collection.queries.values()), whole)]
-    known = [[word for word in words if word in peer.vocab_dict] for words in words_of(distinct, stems)]
+    peer.index([document_terms(text, "porter") for text in data.texts.values()], show_progress=False)
+    asked = [query_terms(text, "porter") for text in data.collection.queries.values()]
+    known = [[term for term in terms if term in peer.vocab_dict] for terms in asked]
 
     def search(positions: range) -> list[dict[str, float]]:
         found, scores = peer.retrieve([known[position] for position in positions], k=K, show_progress=False)

@@ -29,7 +29,7 @@ LAYERS = [
     ["cli"],
 ]
 LAYERS_OF_INDEXES = [
-    ["fields", "options", "results"],
+    ["fields", "options", "results", "words"],
     ["filters", "ranking", "single_vectors"],
     ["filter_sql"],
     ["store"],

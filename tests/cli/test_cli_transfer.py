@@ -33,11 +33,11 @@ def test_a_copied_index_is_searched_with_the_same_model(run, folder, tmp_path):
 
 
 def test_a_new_index_is_as_the_source(run, tmp_path):
-    with indexes.Flat(tmp_path / "half", dtype="float16", tokenizer="trigram") as index:
+    with indexes.Flat(tmp_path / "half", dtype="float16", tokenizer="standard") as index:
         index.add("a", np.eye(4), "text")
     with indexes.IVF(tmp_path / "two", nbits=2, keywords=False) as index:
         index.add("a", np.eye(4))
-    for name, expected in {"half": ("trigram", "float16"), "two": (None, "2-bit")}.items():
+    for name, expected in {"half": ("standard", "float16"), "two": (None, "2-bit")}.items():
         run("copy", tmp_path / name, tmp_path / f"{name}.parquet")
         run("copy", tmp_path / f"{name}.parquet", tmp_path / f"{name}-again")
         run("copy", tmp_path / name, tmp_path / f"{name}-copy")

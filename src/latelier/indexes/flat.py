@@ -48,9 +48,9 @@ class Flat(StoredIndex):
         Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
         True if SQLite has FTS5; an existing index keeps what it has.
     tokenizer
-        How the keyword index cuts texts into words: ``"porter"`` (the default), words without accents and English
-        endings; ``"unicode61"``, words without accents, for other languages; ``"trigram"``, all parts of words of at
-        least three characters, for languages without spaces: put spaces between the words of a query.
+        How the keyword index cuts texts into words: ``"porter"`` (the default), without English endings;
+        ``"standard"``, whole words. Neither case nor accents count; languages without spaces are cut into pairs of
+        characters.
     device
         A GPU to search on, such as ``"cuda"``, which holds a copy of all vectors; ``None`` searches on the CPU.
 

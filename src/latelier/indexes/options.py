@@ -14,7 +14,7 @@ from latelier.utils.checks import check_choice, check_count, is_unicode, short
 
 Mode: TypeAlias = Literal["vectors", "keywords", "hybrid", "rerank"]
 Fusion: TypeAlias = Literal["relative", "rrf"]
-Tokenizer: TypeAlias = Literal["porter", "unicode61", "trigram"]
+Tokenizer: TypeAlias = Literal["porter", "standard"]
 
 EffortName: TypeAlias = Literal["fast", "balanced", "exact"]
 Effort: TypeAlias = EffortName | float

@@ -54,12 +54,13 @@ from latelier.indexes.results import (
 from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import closed_error
 from latelier.indexes.store.folder import as_folder
-from latelier.indexes.store.keywords import TOKENIZERS, check_compaction, check_expected, check_options
+from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, has_texts, next_id
 from latelier.indexes.store.sources import Changes, FileState, Seen, Source, unsettled
 from latelier.indexes.store.storage import Storage, without_texts
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored_index import StoredIndex, StoredOrigins
+from latelier.indexes.words import TOKENIZERS
 from latelier.utils.batching import consecutive, lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count, parse_bytes
 from latelier.utils.misc import progress_bar

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from latelier.errors import LatelierError
 from latelier.indexes import Id, Index
-from latelier.indexes.store.keywords import matched_words
+from latelier.indexes.words import DEFAULT_TOKENIZER, matched_ranges
 from latelier.reading.files import is_code, is_subtitle, keeps_lines
 from latelier.reading.images import place as picture_place
 from latelier.reading.records import HEADINGS
@@ -72,8 +72,8 @@ def excerpts(
             explanations = explain_results(model, index, query, results, whole=whole, plain=plain)
     known = [result for result in results if result.text and result.id not in explanations]
     texts = [result.text or "" for result in known]
-    tokenizer = getattr(index, "tokenizer", None)
-    spelled = {result.id: spans for result, spans in zip(known, matched_words(query, texts, tokenizer), strict=True)}
+    tokenizer = getattr(index, "tokenizer", None) or DEFAULT_TOKENIZER
+    spelled = {result.id: spans for result, spans in zip(known, matched_ranges(query, texts, tokenizer), strict=True)}
     found = {}
     for result in results:
         if result.id in explanations:

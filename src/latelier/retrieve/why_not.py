@@ -17,8 +17,8 @@ from latelier.errors import LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.options import Mode, SearchKeywords, SearchOptions
 from latelier.indexes.ranking import exact_scores
-from latelier.indexes.store.keywords import query_words
 from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
+from latelier.indexes.words import query_words
 from latelier.retrieve.query_model import QueryModel, checked_queries
 from latelier.retrieve.results import EncodedQueries, find
 from latelier.utils.checks import check_count, short

@@ -127,12 +127,12 @@ def test_placement_is_stable(sharded, tmp_path):
 
 def test_what_is_given_must_fit_what_is_stored(tmp_path):
     folder = tmp_path / "index"
-    indexes.Sharded(folder, shards=2, kind="flat", tokenizer="unicode61").close()
+    indexes.Sharded(folder, shards=2, kind="flat", tokenizer="standard").close()
     for given, message in [
         ({"shards": 3}, "shards=3, but the index in .* has 2"),
         ({"kind": "ivf"}, "kind='ivf', but the index in .* has 'flat'"),
         ({"kind": "flat", "dtype": "float16"}, "dtype='float16', but"),
-        ({"tokenizer": "porter"}, "the tokenizer 'unicode61'"),
+        ({"tokenizer": "porter"}, "the tokenizer 'standard'"),
         ({"nodes": ["10.99.99.99"]}, "the Ray cluster has the nodes"),
     ]:
         with pytest.raises(InvalidArgumentError, match=message):

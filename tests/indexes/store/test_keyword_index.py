@@ -1,8 +1,6 @@
 """The keyword index: words, hostile queries, damage and its cure, options."""
 
-import itertools
 import sqlite3
-import unicodedata
 
 import numpy as np
 import pytest
@@ -13,15 +11,9 @@ from index_tampering import change
 
 from latelier import indexes
 from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError
+from latelier.indexes.words import query_terms
 
 TEXTS = ["Running shoes for runners", "The café's naïve menu", "wi-fi and NEAR fields", "x" * 100_000, "", None]
-
-
-def query_words(text):
-    is_part = [c.isalnum() or unicodedata.category(c) in ("Mn", "Mc", "Me", "Co") for c in text]
-    runs = itertools.groupby(zip(text, is_part, strict=True), lambda pair: pair[1])
-    found = ["".join(c for c, _ in run) for part, run in runs if part]
-    return list({word.lower(): word for word in reversed(found)}.values())[::-1]
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +56,14 @@ def test_identifiers_are_found_by_their_parts(tmp_path):
 
 
 def test_tokenizers_differ_in_what_they_find():
-    for tokenizer, ids in [("unicode61", []), ("trigram", [0]), ("porter", [0])]:
+    for tokenizer, ids in [("standard", []), ("porter", [0])]:
         with make(None, tokenizer=tokenizer) as index:
             assert (index.tokenizer, found(index, "run")) == (tokenizer, ids)
             index.remove(0)
             assert found(index, "run") == []
 
 
-def test_trigrams_find_parts_of_words_of_at_least_three_characters_and_the_begin_of_long_ones():
-    with indexes.Flat(tokenizer="trigram") as index:
-        index.add([0, 1], [np.eye(2)] * 2, ["東京都の天気は晴れです", "x" * 100_000])
-        assert [found(index, text) for text in ("天気は", "天気", "東京の天気は")] == [[0], [], []]
-        assert found(index, "x" * 200_000) == [1]  # in seconds
-        assert found(index, "x" * 64 + "y") == [1]
-
-
-@pytest.mark.parametrize("tokenizer", ["porter", "unicode61", "trigram"])
+@pytest.mark.parametrize("tokenizer", ["porter", "standard"])
 def test_a_text_of_capitals_that_sqlite_does_not_know_is_found_by_itself(tokenizer):
     texts = ["ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "𞤀𞤁𞤂𞤢𞤃", "ᲐᲑᲒᲓ", "İstanbul", "Straße ΣΊΣΥΦΟΣ"]
     with indexes.Flat(tokenizer=tokenizer) as index:
@@ -94,7 +78,7 @@ def test_a_text_of_capitals_that_sqlite_does_not_know_is_found_by_itself(tokeniz
 @example("run\0x \u2603 'run'; DROP TABLE keyword")
 @example("x" * 1_000_000)
 def test_any_text_is_a_query(shared, query):
-    expected = sorted({id for word in query_words(query) for id in found(shared, word)})
+    expected = sorted({id for term in query_terms(query, "standard") for id in found(shared, term)})
     assert sorted(found(shared, query)) == expected
 
 
@@ -146,12 +130,12 @@ def test_a_keyword_index_is_made_and_dropped_by_compact(tmp_path):
         with pytest.raises(LatelierError, match="no keyword index of its texts"):
             found(index, "fresh")
         before = contents(index)
-        index.compact(keywords=True, tokenizer="unicode61")
-        assert (found(index, "fresh runners"), index.tokenizer) == (["new", 0], "unicode61")
+        index.compact(keywords=True, tokenizer="standard")
+        assert (found(index, "fresh runners"), index.tokenizer) == (["new", 0], "standard")
         assert contents(index) == before
         assert index.verify().is_whole
         index.compact()  # keeps it
-        assert index.tokenizer == "unicode61"
+        assert index.tokenizer == "standard"
         index.compact(keywords=False)
         assert index.tokenizer is None
         assert index.verify().is_whole
@@ -163,12 +147,12 @@ def test_a_keyword_index_is_made_and_dropped_by_compact(tmp_path):
 
 def test_options_of_an_index_that_exists(folder):
     with pytest.raises(InvalidArgumentError, match="has the tokenizer 'porter'"):
-        indexes.Flat(folder, tokenizer="trigram")
+        indexes.Flat(folder, tokenizer="standard")
     with pytest.raises(InvalidArgumentError, match=r"compact\(keywords="):
         indexes.Flat(folder, keywords=False)
     with indexes.open(folder) as index:
-        index.compact(keywords=True, tokenizer="trigram")
-    assert indexes.Flat(folder, keywords=True).tokenizer == "trigram"
+        index.compact(keywords=True, tokenizer="standard")
+    assert indexes.Flat(folder, keywords=True).tokenizer == "standard"
 
 
 def test_the_longest_lists_are_left_out_only_where_they_cannot_matter(tmp_path):

@@ -43,12 +43,12 @@ import hashlib
 import json
 import math
 import re
-import sqlite3
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -68,9 +68,9 @@ from latelier.errors import (
 from latelier.indexes.fields import fold_name, is_nameable, new_fields
 from latelier.indexes.results import Passage, TokenMean
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
-from latelier.indexes.store.keywords import TOKENIZERS, query_words, with_parts
 from latelier.indexes.store.rows import DocumentBatch, SqlValue, StoredDocument
 from latelier.indexes.store.sources import Origin
+from latelier.indexes.words import document_terms, query_terms
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 from latelier.utils.checks import describe
 from latelier.utils.misc import needs_extra
@@ -684,8 +684,8 @@ class Points:
         configuration = self._collection.configuration
         if configuration.tokenizer is None or configuration.average_length is None:
             return [{} for _ in texts]
-        counts = count_words([with_parts(text) for text in texts], configuration.tokenizer)
-        vectors = [_document_vector(each, configuration.average_length) for each in counts]
+        terms = [document_terms(text, configuration.tokenizer) for text in texts]
+        vectors = [_document_vector(Counter(each), configuration.average_length) for each in terms]
         return [{} if vector is None else {KEYWORDS: vector} for vector in vectors]
 
 
@@ -849,36 +849,14 @@ def _elements(value: Any) -> list[SqlValue]:
 
 _K1 = 1.2
 _B = 0.75
-# Characters of a word of a query that are searched for with the tokenizer "trigram", as in FTS5 indexes.
-_TRIGRAM_WORD = 64
-
-
-def count_words(texts: Sequence[str], tokenizer: str) -> list[dict[str, int]]:
-    """Return how often each text has each of its words, as FTS5 cuts it."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute(
-            f"CREATE VIRTUAL TABLE keyword USING fts5(text, content='', tokenize='{TOKENIZERS[tokenizer]}')"
-        )
-        connection.execute("CREATE VIRTUAL TABLE word USING fts5vocab(keyword, 'instance')")
-        connection.executemany("INSERT INTO keyword(rowid, text) VALUES (?, ?)", enumerate(texts))
-        counts: list[dict[str, int]] = [{} for _ in texts]
-        for document, word, count in connection.execute("SELECT doc, term, count(*) FROM word GROUP BY doc, term"):
-            counts[document][word] = count
-        return counts
 
 
 def query_vector(text: str, tokenizer: str) -> models.SparseVector | None:
-    """Return the sparse vector of a query; None if it has no word.
-
-    A word that the tokenizer cuts further counts as several words; in FTS5, they must follow each other.
-    """
-    words = query_words(text)
-    if tokenizer == "trigram":
-        words = [word[:_TRIGRAM_WORD] for word in words]
-    return _sparse_vector({word: 1.0 for counts in count_words(words, tokenizer) for word in counts})
+    """Return the sparse vector of a query; None if it has no word."""
+    return _sparse_vector(dict.fromkeys(query_terms(text, tokenizer), 1.0))
 
 
-def _document_vector(counts: dict[str, int], average: float) -> models.SparseVector | None:
+def _document_vector(counts: Mapping[str, int], average: float) -> models.SparseVector | None:
     norm = _K1 * (1 - _B + _B * sum(counts.values()) / average)
     return _sparse_vector({word: (_K1 + 1) * count / (count + norm) for word, count in counts.items()})
 

@@ -39,7 +39,6 @@ from latelier.indexes.qdrant.collection import (
     as_passages,
     check_payload,
     check_place,
-    count_words,
     point_id,
     query_vector,
 )
@@ -60,9 +59,10 @@ from latelier.indexes.results import (
 )
 from latelier.indexes.single_vectors import MeanVectors, SingleVectors
 from latelier.indexes.store.folder import as_folder
-from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, with_parts
+from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
 from latelier.indexes.store.rows import DocumentBatch
 from latelier.indexes.store.sources import Changes, unseen, unsettled
+from latelier.indexes.words import document_terms
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_choice, check_count
 from latelier.utils.misc import progress_bar
@@ -730,4 +730,4 @@ def _candidates(k: int, options: SearchOptions) -> int | None:
 
 def _count(texts: Sequence[str], tokenizer: str) -> int:
     """Return the number of words of some texts."""
-    return sum(sum(each.values()) for each in count_words([with_parts(text) for text in texts], tokenizer))
+    return sum(len(document_terms(text, tokenizer)) for text in texts)

@@ -6,19 +6,17 @@ needs the text, so that is done before the row of ``content`` is deleted.
 
 Damage of these tables raises `CorruptedIndexError`, which names the cure: they are made again from the texts.
 
-A query is plain text: each of its words is quoted, so FTS5's operators have no meaning in it.
+A text is given to FTS5 as its terms, see `latelier.indexes.words`, and a query too: each is quoted, so that FTS5's
+operators have no meaning in it.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import sqlite3
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,25 +26,16 @@ from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Passage
 from latelier.indexes.store import forks
 from latelier.indexes.store.integrity import damaged
+from latelier.indexes.words import DEFAULT_TOKENIZER, TOKENIZERS, document_terms, query_terms
 from latelier.utils.checks import check_choice
 from latelier.utils.values import plain_str
 
-# The tokenizers of users, in FTS5's words. Accents are removed from all letters, and not only from those with one code
-# point (remove_diacritics 1, FTS5's default).
-TOKENIZERS = {
-    "porter": "porter unicode61 remove_diacritics 2",
-    "unicode61": "unicode61 remove_diacritics 2",
-    "trigram": "trigram",
-}
-# The stemmer finds more than whole words and trigrams do in every English collection that was measured, see
-# docs/indexing.md.
-DEFAULT_TOKENIZER = "porter"
-# The statements that an index may have for its table, by tokenizer. BM25 needs FTS5's defaults: the frequencies of
-# words (detail=full) and the lengths of documents (columnsize=1).
+# The statement of its table. FTS5's tokenizer cuts at spaces what `document_terms` has cut; the comment says how. BM25
+# needs FTS5's defaults: the frequencies of words (detail=full) and the lengths of documents (columnsize=1).
 TABLE_STATEMENTS = {
     name: "CREATE VIRTUAL TABLE keyword USING fts5(text, content='content', content_rowid='number', "
-    f"tokenize='{spelling}')"
-    for name, spelling in TOKENIZERS.items()
+    f"tokenize='ascii' /* {name} */)"
+    for name in TOKENIZERS
 }
 # The tables that FTS5 makes for it: the statements are part of FTS5's file format.
 FTS5_TABLES = {
@@ -65,10 +54,10 @@ _NOT_MADE = "error creating shadow table"
 
 @cache
 def has_fts5() -> bool:
-    """Whether this Python's SQLite has FTS5, and with it all tokenizers (SQLite 3.34)."""
+    """Whether this Python's SQLite has FTS5."""
     with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
         try:
-            connection.execute("CREATE VIRTUAL TABLE keyword USING fts5(text, tokenize='trigram')")
+            connection.execute("CREATE VIRTUAL TABLE keyword USING fts5(text)")
         except sqlite3.OperationalError:
             return False
     return True
@@ -178,7 +167,7 @@ def insert_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str]]
     """Add texts by row id."""
     with translate_damage():
         check_config(connection)
-        given = ((row_id, with_parts(text)) for row_id, text in rows)
+        given = _spelled(connection, rows)
         connection.executemany("INSERT INTO keyword (rowid, text) VALUES (?, ?)", given)
 
 
@@ -188,7 +177,16 @@ def delete_texts(connection: sqlite3.Connection, rows: Iterable[tuple[int, str]]
     statement = "INSERT INTO keyword (keyword, rowid, text) VALUES ('delete', ?, ?)"
     with translate_damage():
         check_config(connection)
-        connection.executemany(statement, ((row_id, with_parts(text)) for row_id, text in rows))
+        connection.executemany(statement, _spelled(connection, rows))
+
+
+def _spelled(connection: sqlite3.Connection, rows: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield texts as FTS5 is given them: their terms, with spaces between."""
+    tokenizer = stored_tokenizer(connection)
+    if tokenizer is None:
+        return
+    for row_id, text in rows:
+        yield row_id, " ".join(document_terms(text, tokenizer))
 
 
 def flush_keywords(connection: sqlite3.Connection) -> None:
@@ -241,8 +239,8 @@ def translate_damage() -> Iterator[None]:
 
 def _missing_fts5() -> StorageError:
     return StorageError(
-        f"SQLite {sqlite3.sqlite_version} of this Python has no FTS5 with the trigram tokenizer (SQLite 3.34), which a "
-        "keyword index needs. Use another build of Python, or make the index with keywords=False."
+        f"SQLite {sqlite3.sqlite_version} of this Python has no FTS5, which a keyword index "
+        "needs. Use another build of Python, or make the index with keywords=False."
     )
 
 
@@ -269,8 +267,7 @@ def check_keywords(connection: sqlite3.Connection) -> None:
             raise keyword_damage("it has values of a wrong type")
         connection.backup(copy)
         copy.execute("CREATE TABLE spelled (number INTEGER PRIMARY KEY, text TEXT)")
-        spelled = ((row_id, with_parts(text)) for row_id, text in row_texts(copy))
-        copy.executemany("INSERT INTO spelled VALUES (?, ?)", spelled)
+        copy.executemany("INSERT INTO spelled VALUES (?, ?)", _spelled(connection, row_texts(copy)))
         copy.execute("DELETE FROM content")  # FTS5 compares with what this table holds
         copy.execute("INSERT INTO content SELECT number, '{}', text, 0 FROM spelled")
         # The rank 1 compares with the texts, which older versions of FTS5 always do.
@@ -280,11 +277,6 @@ def check_keywords(connection: sqlite3.Connection) -> None:
             raise keyword_damage("words cannot be looked up in it")
 
 
-# Distinct words of a query that are searched for; FTS5 opens every word's list of documents at once.
-MAX_WORDS = 256
-# Characters of a word that are searched for with the tokenizer "trigram". FTS5 finds a word as a sequence of trigrams,
-# and compares each with every place of the first: a long word could take hours in a text that repeats one letter.
-_TRIGRAM_WORD = 64
 # FTS5's bm25() has the factor k1 + 1 in its numerator, so no word adds more than that times its idf.
 _MAX_TF = 2.2
 # FTS5 gives words of more than half of the documents this idf.
@@ -293,68 +285,6 @@ _MIN_IDF = 1e-6
 _VARINT_BYTES = 9
 # Rows read at a time where a filter selects the documents.
 _ROWS = 4096
-
-
-# Where a part of an identifier ends, as in parse|HTTP|Header; plurals such as PDFs are no identifiers.
-_PART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])(?!.s\b)")
-
-
-def with_parts(text: str) -> str:
-    """Return a text to index, followed by the parts of its identifiers: FTS5 cuts parse_header, but not parseHeader.
-
-    Queries stay as they are: those with names such as GitHub or mRNA would find less.
-    """
-    if _PART.search(text) is None:
-        return text
-    return " ".join([text, *(_PART.sub(" ", word) for word in re.findall(r"[^\W_]+", text) if _PART.search(word))])
-
-
-def query_words(text: str) -> list[str]:
-    """Return the distinct words of a query as they are spelled in it, the first `MAX_WORDS` of them.
-
-    A word is a run of letters, digits and marks. FTS5's tokenizer cuts it further where its Unicode tables differ; the
-    pieces must then follow each other in a document. It also maps words to lower case by these tables, in a query as in
-    a document: they lack letters that Python knows.
-    """
-    words: dict[str, str] = {}
-    for is_word, run in groupby(text, lambda c: c.isalnum() or unicodedata.category(c) in ("Mn", "Mc", "Me", "Co")):
-        if is_word:
-            word = "".join(run)
-            words.setdefault(word.lower(), word)
-        if len(words) == MAX_WORDS:
-            break
-    return list(words.values())
-
-
-# Put around the words that match; neither is in a text.
-_BEGIN = "\x02"
-_END = "\x03"
-
-
-def matched_words(query: str, texts: Sequence[str], tokenizer: str | None) -> list[list[tuple[int, int]]]:
-    """Return the ranges of the characters of each text that words of a query match, as the keyword index does."""
-    spans: list[list[tuple[int, int]]] = [[] for _ in texts]
-    words = query_words(query)
-    if not words or not has_fts5():
-        return spans
-    spelling = TOKENIZERS[tokenizer or DEFAULT_TOKENIZER]
-    with forks.using(), closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute(f"CREATE VIRTUAL TABLE keyword USING fts5(text, tokenize='{spelling}')")
-        plain = ((i, text.replace(_BEGIN, " ").replace(_END, " ")) for i, text in enumerate(texts))
-        connection.executemany("INSERT INTO keyword (rowid, text) VALUES (?, ?)", plain)
-        wanted = " OR ".join(f'"{word}"' for word in words)
-        statement = "SELECT rowid, highlight(keyword, 0, ?, ?) FROM keyword WHERE keyword MATCH ?"
-        for i, shown in connection.execute(statement, (_BEGIN, _END, wanted)):
-            start = 0
-            at = 0
-            for piece in re.split(f"([{_BEGIN}{_END}])", shown):
-                if piece == _BEGIN:
-                    start = at
-                elif piece == _END:
-                    spans[i].append((start, at))
-                else:
-                    at += len(piece)
-    return spans
 
 
 def rank_by_keywords(
@@ -430,13 +360,7 @@ def _searched_words(connection: sqlite3.Connection, text: str) -> list[str]:
             "this index has no keyword index of its texts: compact(keywords=True) makes one, or search with "
             "mode='vectors'."
         )
-    words = query_words(text)
-    if tokenizer != "trigram":
-        return words
-    cut: dict[str, str] = {}
-    for word in words:
-        cut.setdefault(word[:_TRIGRAM_WORD].lower(), word[:_TRIGRAM_WORD])
-    return list(cut.values())
+    return query_terms(text, tokenizer)
 
 
 def _frequent_words(idf: dict[str, float]) -> tuple[set[str], float]:
