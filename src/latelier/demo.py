@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from latelier.errors import LatelierError, StorageError
 from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
+from latelier.retrieve.choice import Asked
 from latelier.retrieve.excerpts import Excerpt, excerpts
-from latelier.retrieve.query_model import ModelIdentity, encoder_folder, is_exported, options_of_new
+from latelier.retrieve.identity import ModelIdentity
+from latelier.retrieve.query_model import encoder_folder, is_exported, open_model
 from latelier.utils.files import cache_folder
 from latelier.utils.misc import Closing
 
@@ -209,8 +211,8 @@ def build(folder: Path, documents: Iterable[Any], *, device: str | None = None, 
             f"cannot write the cache {folder.parent}: {error}. Set LATELIER_CACHE to a folder that can be written."
         ) from error
     try:
-        options = options_of_new(DEFAULT_MODEL, device, MODEL_OPTIONS)
-        with Retriever(DEFAULT_MODEL, unfinished, device=device, model_options=options) as retriever:
+        model: Any = open_model(Asked(DEFAULT_MODEL, MODEL_OPTIONS, device, purpose="fill"))
+        with Retriever(model, unfinished) as retriever:
             retriever.add(documents, passages=False, show_progress=show_progress)
         unfinished.rename(folder)
     except OSError as error:

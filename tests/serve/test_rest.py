@@ -567,7 +567,7 @@ def test_a_picture_is_returned_by_id_while_its_file_is_the_same(tmp_path):
     other = tmp_path / "other.png"
     pictures()[1].save(other)
     retriever = Retriever(save_image_model("colqwen2", tmp_path / "model"), Flat(), device="cpu")
-    vectors = retriever.query_model.loaded.encode_document(pictures()[:1], packed=True)
+    vectors = retriever.query_model.model.loaded.encode_document(pictures()[:1], packed=True)
     for id, metadata in ((5, stored), ("guessed", {**stored, "image": str(other)}), ("text", {"image": str(other)})):
         retriever.index.add([id], vectors, ["A caption."], [metadata])
     with retriever, TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:

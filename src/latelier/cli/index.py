@@ -244,8 +244,8 @@ def index(
             make,
             model,
             device=device,
-            computing=_computing(backend, compute_dtype, workers if index is None else None),
-            trust_remote_code=trust_remote_code,
+            options=_computing(backend, compute_dtype, workers if index is None else None),
+            trusts_code=trust_remote_code,
         )
 
     with discarded_if_unused(target, open_or_make) as retriever:
@@ -279,16 +279,17 @@ def _computing(backend: Backend | None, compute_dtype: ComputeDtype, workers: in
 def _retriever(index: Index | None, make: Callable[[], Index], model: str | None, **options: Any) -> Retriever:
     """Return a retriever that fills an index; one is made if there is none and the model can be loaded."""
     from latelier.retrieve import Retriever
-    from latelier.retrieve.query_model import DeferredModel, model_to_write
+    from latelier.retrieve.choice import Asked
+    from latelier.retrieve.query_model import open_model
 
     try:
-        opened = model_to_write(index, model, **options)
+        opened = open_model(Asked(model, purpose="fill", **options), index)
         if index is not None and model is None:  # the model is loaded if there is something to write
-            return Retriever(DeferredModel(lambda: opened), index)
+            return Retriever.of(lambda: opened, index)
         opened.prepare()
         if index is None:
             index = make()
-        return Retriever(opened, index)
+        return Retriever.of(opened, index)
     except BaseException:
         if index is not None:
             index.close()
@@ -374,8 +375,8 @@ _MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 def _tell_languages(retriever: Retriever) -> None:
     """Say how many documents seem to be in another language than English, if the model is the one that is known."""
     from latelier.models.location import DEFAULT_MODEL
+    from latelier.retrieve.identity import ModelIdentity
     from latelier.retrieve.languages import language_of
-    from latelier.retrieve.query_model import ModelIdentity
 
     stored = ModelIdentity.stored_in(retriever.index)
     if stored is None or stored.name != DEFAULT_MODEL:
@@ -514,7 +515,9 @@ def _names(listed: str | None) -> list[str] | None:
 
 def _export_encoder(retriever: Retriever) -> None:
     """Export the encoder for `latelier search`, if the extra 'onnx' is installed and the model can be exported."""
-    from latelier.retrieve.query_model import ModelIdentity, encoder_folder, is_exported
+    from latelier.retrieve.encoders import LoadedEncoder
+    from latelier.retrieve.identity import ModelIdentity
+    from latelier.retrieve.query_model import encoder_folder, is_exported
 
     if find_spec("onnxruntime") is None or not len(retriever):
         return
@@ -523,7 +526,7 @@ def _export_encoder(retriever: Retriever) -> None:
         if stored is not None:
             if is_exported(encoder_folder(stored)) or retriever.query_model.reads_pictures:
                 return
-            if retriever.query_model.documents_model is not None:  # else it is exported already
+            if isinstance(retriever.query_model.documents, LoadedEncoder):  # else it is exported already
                 typer.echo("Exporting the encoder for latelier search, once for this model ...", err=True)
         retriever.export_encoder()
     except LatelierError as error:

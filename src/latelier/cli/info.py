@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from latelier.indexes import Index
     from latelier.retrieve import Result
     from latelier.retrieve.excerpts import Excerpt
-    from latelier.retrieve.query_model import ModelIdentity
+    from latelier.retrieve.identity import ModelIdentity
 
 
 # A server of Qdrant does not tell them.
@@ -59,7 +59,7 @@ def info(index: IndexArgument, json_output: JsonOption = False) -> None:
 def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     """Return what an index holds, by name, as JSON values; `location` is as the user spells it."""
     from latelier.indexes.sharded import Sharded
-    from latelier.retrieve.query_model import ModelIdentity
+    from latelier.retrieve.identity import ModelIdentity
 
     try:
         model = ModelIdentity.stored_in(index)

@@ -61,7 +61,8 @@ def rerank(
       latelier rerank bm25.trec ./scifact --output reranked.trec
       latelier evaluate ./scifact --run reranked.trec
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve.query_model import given_model
+    from latelier.retrieve.choice import Asked
+    from latelier.retrieve.query_model import open_model
 
     candidates = read_candidates(run)
     found = {query: [id for id, _ in evaluation.ranking(scores)[:k]] for query, scores in candidates.run.items()}
@@ -78,10 +79,7 @@ def rerank(
     _check_texts(found, wanted, texts, run, data)
     check_run_file(output, found, wanted)
     quiet_loading()
-    trust = {}
-    if trust_remote_code:
-        trust = {"trust_remote_code": True}
-    encoder = given_model(model, device, trust=trust)
+    encoder = open_model(Asked(model, device=device, trusts_code=trust_remote_code))
     evaluation.write_run(_reranked(encoder, found, texts), output)
     name = encoder.settings["model"]
     typer.echo(f"{output}: {len(wanted):,} documents of {len(found):,} queries, reranked with {name}.")

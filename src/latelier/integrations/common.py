@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.fields import RESERVED, fold_name
 from latelier.retrieve import Result, Retriever
-from latelier.retrieve.query_model import QueryModel, given_model
+from latelier.retrieve.choice import Asked
+from latelier.retrieve.query_model import QueryModel, open_model
 from latelier.utils.misc import Closing
 from latelier.utils.values import dump_json
 
@@ -193,7 +194,7 @@ class OpenedRetriever(Closing):
 
 
 class RerankingModel:
-    """The model of a reranker, given as for `given_model`; a copy, also one by pickle, loads its own."""
+    """The model of a reranker, given as for `Retriever`; a copy, also one by pickle, loads its own."""
 
     def __init__(self, model: Any, device: str | None, options: dict[str, Any] | None) -> None:
         self._given = model, device, options
@@ -204,7 +205,8 @@ class RerankingModel:
     @cached_property
     def loaded(self) -> QueryModel:
         """The model, loaded on first use."""
-        return given_model(*self._given)
+        model, device, options = self._given
+        return open_model(Asked(model, options or {}, device))
 
 
 def merge_search_options(*levels: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def explain_documents(
             )
         explanations.append(
             explain_alignment(
-                id, align(vectors, document), asked, found, model.encoder.special_tokens, model.encoder.join
+                id, align(vectors, document), asked, found, model.queries.special_tokens, model.queries.join
             )
         )
     return explanations
@@ -94,7 +94,7 @@ def _explain_page(
     """Explain the score of a document that was encoded as a picture; each of its vectors is a word of its own."""
     names, page = _page_tokens(model, metadata, alignment.matrix.shape[1])
     document = TokenizedText(caption, names, [None] * len(names))
-    explanation = explain_alignment(id, alignment, query, document, model.encoder.special_tokens, model.encoder.join)
+    explanation = explain_alignment(id, alignment, query, document, model.queries.special_tokens, model.queries.join)
     words = tuple(Word(name, (i,), None) for i, name in enumerate(names))
     return replace(explanation, document_words=words, page=page)
 
@@ -219,7 +219,7 @@ def _page_tokens(model: QueryModel, metadata: Mapping[str, Any], count: int) -> 
     reason = ""
     try:
         check_size(width, height)  # an index may come from anybody
-        found = model.loading.picture_tokens(width, height)
+        found = model.model.picture_tokens(width, height)
         reason = found.reason
         if len(found.tokens) == count:
             tokens = [_vector_name(model, token) for token in found.tokens]
@@ -235,6 +235,6 @@ def _page_tokens(model: QueryModel, metadata: Mapping[str, Any], count: int) -> 
 
 def _vector_name(model: QueryModel, token: str) -> str:
     """Return the name of a token: one of the prompt that stands around each picture, unless it is a patch."""
-    if token in model.encoder.special_tokens:
+    if token in model.queries.special_tokens:
         return token
-    return f"prompt: {model.encoder.join([token]).strip() or '␣'}"
+    return f"prompt: {model.queries.join([token]).strip() or '␣'}"

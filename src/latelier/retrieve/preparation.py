@@ -172,7 +172,7 @@ def _with_picture(document: InputDocument, position: int, model: QueryModel) -> 
             picture = Picture.of(image, document.metadata.get("page"))
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"documents[{position}]: {error.fact}") from error
-        picture = picture._replace(text=whole_text(document) if model.loading.reads_text_beside else "")
+        picture = picture._replace(text=whole_text(document) if model.model.reads_text_beside else "")
         return document._replace(metadata={**document.metadata, **picture.metadata}, image=picture)
     if document.text and isinstance(image, str):  # such as an address in a table
         return document._replace(metadata={**document.metadata, "image": image}, image=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -23,10 +23,12 @@ from latelier.indexes.results import CUT, in_order, stored_cut
 from latelier.reading.folders import DocumentFolder, read_documents
 from latelier.reading.images import Picture
 from latelier.reading.records import FileDocuments, parse_documents
+from latelier.retrieve.choice import Asked
 from latelier.retrieve.documents import Documents
 from latelier.retrieve.excerpts import Excerpt, excerpts
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.explanation import Explanation
+from latelier.retrieve.identity import ModelIdentity
 from latelier.retrieve.indexing import (
     Encoding,
     Pace,
@@ -38,17 +40,7 @@ from latelier.retrieve.indexing import (
 )
 from latelier.retrieve.passages import DocumentSettings, Passages
 from latelier.retrieve.preparation import GivenRule, Write, default_passages, given_writes, read_chunks, whole_text
-from latelier.retrieve.query_model import (
-    DeferredModel,
-    ModelIdentity,
-    QueryModel,
-    checked_queries,
-    find_index,
-    given_model,
-    open_index,
-    open_model,
-    options_of_filled,
-)
+from latelier.retrieve.query_model import QueryModel, checked_queries, find_index, open_index, open_model
 from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.results import EncodedQueries, Result, Results, find, read_results
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
@@ -126,7 +118,7 @@ class Retriever(NotCopied):
 
     def __init__(
         self,
-        model: ColBERT | PathLike | QueryModel | DeferredModel | None = None,
+        model: ColBERT | PathLike | None = None,
         index: Index | PathLike | None = None,
         *,
         device: str | None = None,
@@ -134,31 +126,41 @@ class Retriever(NotCopied):
         max_memory: int | str | None = None,
         same_space: bool = False,
     ) -> None:
-        self._same_space = same_space
-        self._lock = threading.Lock()
-        self._model: QueryModel | None = None
         opened = find_index(index, max_memory=max_memory)
         try:
-            if isinstance(model, DeferredModel):
-                self._open_model = model.open
-            else:
-                if opened is not None and opened is not index and not same_space:
-                    model_options = options_of_filled(opened, model, model_options)
-                self._model = given_model(model, device, model_options)
-                self._model.prepare()
-            if opened is not None:
-                self.index = opened
-            elif index is None:
-                self.index = Flat(max_memory=max_memory)
-            else:
+            follows = opened is not None and opened is not index and not same_space
+            asked = Asked(model, model_options or {}, device)
+            query_model = open_model(asked, opened if follows else None)
+            query_model.prepare()
+            if opened is None and index is None:
+                opened = Flat(max_memory=max_memory)
+            elif opened is None:
                 folder: Any = index
-                self.index = opened = IVF(folder, nbits=FOLDER_BITS, max_memory=max_memory)
-            if self._model is not None:
-                self._model.check(self.index, same_space=same_space)
+                opened = IVF(folder, nbits=FOLDER_BITS, max_memory=max_memory)
+            self._start(query_model, opened, same_space)
         except LatelierError:
             if opened is not None and opened is not index:
                 opened.close()
             raise
+
+    def _start(self, model: QueryModel | Callable[[], QueryModel], index: Index, same_space: bool) -> None:
+        """Take an index and its model, which is checked; or what opens the model when it is first needed."""
+        self.index = index
+        self._same_space = same_space
+        self._lock = threading.Lock()
+        self._model: QueryModel | None = None
+        if isinstance(model, QueryModel):
+            model.check(index, same_space=same_space)
+            self._model = model
+        else:
+            self._open_model = model
+
+    @classmethod
+    def of(cls, model: Any, index: Index) -> Retriever:
+        """Return a retriever with a `QueryModel`, or with a function that opens one, which internal callers have."""
+        retriever = cls.__new__(cls)
+        retriever._start(model, index, same_space=False)
+        return retriever
 
     @classmethod
     def open(
@@ -232,9 +234,17 @@ class Retriever(NotCopied):
         index = open_index(path, read_only=read_only, max_memory=max_memory)
         if same_space and model is None:
             raise InvalidArgumentError("received same_space=True without model=...; give the model of the queries.")
-        opening = partial(open_model, index, model, device=device, backend=backend, trust_remote_code=trust_remote_code)
+        asked = Asked(model, {}, device, backend, trust_remote_code, "open")
+        opening = partial(open_model, asked, index)
+        retriever = cls.__new__(cls)
         try:
-            return cls(opening() if load_model else DeferredModel(opening), index, same_space=same_space)
+            if load_model:
+                opened = opening()
+                opened.prepare()
+                retriever._start(opened, index, same_space)
+            else:
+                retriever._start(opening, index, same_space)
+            return retriever
         except BaseException:
             if index is not path:
                 index.close()
@@ -243,7 +253,7 @@ class Retriever(NotCopied):
     @property
     def model(self) -> ColBERT:
         """The model; after `open` with an exported encoder it is loaded when it is first used."""
-        return self.query_model.loaded
+        return self.query_model.model.loaded
 
     @property
     def query_model(self) -> QueryModel:
@@ -936,7 +946,7 @@ def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | Non
     if not documents:
         return Ranked()
     # By an exported encoder, if there is one: the model and torch would be loaded for a minute.
-    embeddings = model.encoder.encode(documents, "document")
+    embeddings = model.queries.encode(documents, "document")
     scores = maxsim(vectors, embeddings)[0]
     ranked = Ranked(Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k])
     ranked.cut = [i for i, tokens in enumerate(model.unread(documents, "document")) if tokens]

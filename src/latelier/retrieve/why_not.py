@@ -256,9 +256,9 @@ def _truncation_changes(
     if model.model is not None:
         from latelier.models.encoding import document_length, encode_up_to
 
-        length = document_length(model.loaded, text)
+        length = document_length(model.model.loaded, text)
         if length is not None:
-            whole = TokenEmbeddings.from_list([encode_up_to(model.loaded, text, length)])
+            whole = TokenEmbeddings.from_list([encode_up_to(model.model.loaded, text, length)])
             if _scores_when_stored(index, query, whole)[0] > least:
                 changes.append(Change({"max_length_document": length}, "model"))
     if cause.details["best_score"] > least:

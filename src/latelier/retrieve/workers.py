@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes.base import PathLike
-from latelier.retrieve.query_model import QueryModel, given_model, is_same_model
+from latelier.retrieve.choice import Asked
+from latelier.retrieve.encoders import LoadedEncoder
+from latelier.retrieve.identity import is_same_model
+from latelier.retrieve.query_model import QueryModel, open_model
 from latelier.utils.checks import check_count
 from latelier.utils.misc import Closing
 from latelier.utils.ray_session import connect_to_ray
@@ -85,8 +88,9 @@ class EncodingWorkers(Closing):
     ) -> None:
         check_count("workers", workers)
         self._ray = connect_to_ray("Encoding on many workers", workers * num_cpus)
-        own = given_model(model, "cpu" if isinstance(model, (str, os.PathLike, type(None))) else None, model_options)
-        compute_dtype = own.loading.compute_dtype
+        device = "cpu" if isinstance(model, (str, os.PathLike, type(None))) else None
+        own = open_model(Asked(model, model_options or {}, device))
+        compute_dtype = own.model.compute_dtype
         if compute_dtype == "int8":
             raise InvalidArgumentError(
                 "received workers, which encode by torch, for a model that computes in int8; omit them, or fill a new "
@@ -236,7 +240,7 @@ def open_workers(workers: EncodingWorkers | int, model: QueryModel) -> Iterator[
         yield workers
         return
     check_count("workers", workers)
-    on_gpu = model.model is not None and model.loaded.device.type == "cuda"
+    on_gpu = isinstance(model.documents, LoadedEncoder) and model.documents.loaded.device.type == "cuda"
     with EncodingWorkers(model, workers, num_gpus=1 if on_gpu else 0) as started:
         yield started
 
@@ -266,7 +270,7 @@ def _as_bytes(model: QueryModel, pickle: Any) -> bytes:
     import torch
 
     target = io.BytesIO()
-    loaded = model.loaded
+    loaded = model.model.loaded
     try:
         torch.save(loaded, target, pickle_module=pickle)
     except Exception as error:  # whatever the pickling of a module of the user's own raises

@@ -156,7 +156,8 @@ class IndexMaker:
                 raise ExistingIndexError(f"the name {name!r} is taken; give another one.")
 
             def make() -> Retriever:
-                made = Retriever(model.retriever.query_model, path)
+                encoders: Any = model.retriever.query_model
+                made = Retriever(encoders, path)
                 made.query_model.identity.store_in(made.index)
                 return made
 
@@ -178,7 +179,7 @@ class Service:
         self._stack = AsyncExitStack()
         # A batch on one core takes less processor time than on several, since no thread waits for another. A model in
         # torch encodes in all threads: a second batch is there so that a long question delays no search.
-        if retriever.query_model.encoder.encodes_in_parallel:
+        if retriever.query_model.queries.encodes_in_parallel:
             threads = thread_count()
         else:
             threads = 1

@@ -496,7 +496,7 @@ def _describe(
             document_model=retriever.document_model_name,
             fields=index.fields,
             query_length=retriever.query_model.limits("query")[1],
-            longest_query=retriever.query_model.encoder.longest_query,
+            longest_query=retriever.query_model.queries.longest_query,
             **details,
         )
 
