@@ -77,6 +77,16 @@ CASES = {
         (DEFAULT_MODEL, {}, "float32", None, True),
     ),
     "filled anew by another model": (NEW._replace(model="b/own"), Stored(), ("b/own", {}, "auto", None, True)),
+    "opened with a model of queries": (
+        OPEN,
+        stored()._replace(of_queries=ModelIdentity("c/small", {"max_length_query": 8}, [0.5] * 4, [])),
+        ("c/small", {"max_length_query": 8}, "auto", "cached", False),
+    ),
+    "filled on, with a model of queries": (
+        NEW,
+        stored()._replace(of_queries=ModelIdentity("c/small", {}, [0.5] * 4, [])),
+        ("a/model", {}, "auto", "cached", False),
+    ),
     "filled on": (NEW, stored(), ("a/model", {}, "auto", "cached", False)),
 }
 

@@ -118,6 +118,9 @@ def test_another_model_of_the_same_space_is_exported_for_itself(exported, home):
     with Retriever.open(home / "index", model=home / "similar", device="cpu", same_space=True) as retriever:
         other = retriever.export_encoder()
     assert other != folder
+    with Retriever.open(home / "index", backend="onnx") as retriever:  # which keeps it for queries
+        assert retriever.model_name == str(home / "similar")
+        del retriever.index.settings["queries"]
     with pytest.raises(InvalidArgumentError, match="no exported encoder of"):
         Retriever.open(home / "index", backend="onnx")
     with Retriever.open(home / "index", model=other, same_space=True) as retriever:

@@ -268,6 +268,13 @@ def test_another_model_of_the_same_space_is_named_beside_the_first(tiny, tmp_pat
         settings = retriever.run({"q": "pears"}).settings
         assert (settings["model"], settings["document_model"]) == (str(tmp_path / "similar"), filler)
         assert "document_model" not in retriever.run({"q": "pears"}, mode="keywords").settings
+    with Retriever.open(tmp_path / "index", device="cpu") as retriever:  # which keeps it for queries
+        assert (retriever.model_name, retriever.document_model_name) == (str(tmp_path / "similar"), filler)
+        with pytest.raises(InvalidArgumentError, match="with other weights"):
+            retriever.add(["another"])
+        del retriever.index.settings["queries"]
+    with Retriever.open(tmp_path / "index", device="cpu") as retriever:
+        assert (retriever.model_name, retriever.document_model_name) == (filler, None)
     similar.prompts = {"query": "find: ", "document": ""}
     with pytest.warns(UserWarning, match="puts 'find: ' before a query, .* filled with the prompt 'query: '"):
         Retriever(similar, tmp_path / "index", same_space=True).close()

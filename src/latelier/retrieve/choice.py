@@ -32,10 +32,11 @@ class Asked(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What an index says about its model, and whether it has had documents."""
+    """What an index says about the model that filled it, whether it has had documents, and its model of queries."""
 
     identity: ModelIdentity | None = None
     is_filled: bool = False
+    of_queries: ModelIdentity | None = None
 
 
 class Machine(NamedTuple):
@@ -116,6 +117,8 @@ def choose(asked: Asked, kind: Kind, stored: Stored, machine: Machine) -> Choice
 def _of_index(asked: Asked, stored: Stored) -> Choice:
     """Return the model that an index names; its exported encoder is looked for on a CPU."""
     identity = stored.identity
+    if asked.purpose == "open" and stored.of_queries is not None:
+        identity = stored.of_queries
     if identity is None or identity.name is None or identity.unstored:
         reason = "does not name its model: it is empty, or filled with embeddings or with a model given as an object"
         if identity is not None and identity.name is not None:

@@ -20,6 +20,7 @@ from latelier.utils.misc import warn_caller
 
 # The key among the settings of the index.
 _SETTING = "retriever"
+_OF_QUERIES = "queries"  # of another model of the same space
 # Minimum cosine of two fingerprints of the same weights: half precision gives 0.9999 or more, dynamic int8 about 0.99;
 # other models give about 0.
 _LEAST_COSINE = 0.97
@@ -44,7 +45,16 @@ class ModelIdentity(NamedTuple):
     @classmethod
     def stored_in(cls, index: Index) -> ModelIdentity | None:
         """Return the identity of the model that filled an index; None if no retriever filled it."""
-        stored = _read_identity(index)
+        return cls._read(index, _SETTING)
+
+    @classmethod
+    def of_queries_in(cls, index: Index) -> ModelIdentity | None:
+        """Return the identity of the model of the same space that an index keeps for queries; None if there is none."""
+        return cls._read(index, _OF_QUERIES)
+
+    @classmethod
+    def _read(cls, index: Index, key: str) -> ModelIdentity | None:
+        stored = _read_identity(index, key)
         if stored is None:
             return None
         options = stored.get("options")
@@ -73,6 +83,12 @@ class ModelIdentity(NamedTuple):
         """Store that this model fills the index."""
         index.settings[_SETTING] = self._asdict()
 
+    def keep_for_queries_in(self, index: Index) -> None:
+        """Store that this model of the same space encodes queries, so that opening the index takes it again."""
+        if self.name is None or self.unstored or index.read_only or self.of_queries_in(index) == self:
+            return
+        index.settings[_OF_QUERIES] = self._asdict()
+
     def check(self, index: Index, *, same_space: bool = False) -> None:
         """Raise `InvalidArgumentError` if other weights filled an index; the options are the user's own choice.
 
@@ -81,7 +97,7 @@ class ModelIdentity(NamedTuple):
         dim = index.dim
         if dim is None:
             return
-        stored = _read_identity(index) or {"name": None, "fingerprint": None}
+        stored = _read_identity(index, _SETTING) or {"name": None, "fingerprint": None}
         if stored["name"]:
             filler = f"the model {short(stored['name'])}"
         else:
@@ -110,10 +126,10 @@ class ModelIdentity(NamedTuple):
             )
 
 
-def _read_identity(index: Index) -> dict[str, Any] | None:
+def _read_identity(index: Index, key: str) -> dict[str, Any] | None:
     """Return what an index stores about its model, its name and fingerprint checked, its options not."""
     try:
-        stored = index.settings.get(_SETTING)
+        stored = index.settings.get(key)
     except LatelierError:
         raise
     except (ValueError, RecursionError) as error:  # malformed JSON, or JSON nested too deeply

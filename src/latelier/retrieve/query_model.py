@@ -97,11 +97,11 @@ def open_model(asked: Asked, index: Index | None = None) -> QueryModel:
     if index is not None:
         is_named = asked.model is not None or asked.purpose == "use"
         identity = ModelIdentity.readable_in(index) if is_named else ModelIdentity.stored_in(index)
-        stored = Stored(identity, index.dim is not None)
+        stored = Stored(identity, index.dim is not None, ModelIdentity.of_queries_in(index))
     choice = choose(asked, kind, stored, Machine(is_installed(), _has_accelerator))
     if choice.kind == "object":
         return QueryModel.of(asked.model)
-    return _open(choice, stored.identity)
+    return _open(choice, stored)
 
 
 def _kind(model: Any) -> Kind:
@@ -126,7 +126,7 @@ def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
-def _open(choice: Choice, stored: ModelIdentity | None) -> QueryModel:
+def _open(choice: Choice, stored: Stored) -> QueryModel:
     """Open what was chosen: the only place that does."""
     name = str(choice.name)
     if choice.kind == "server":
@@ -138,8 +138,8 @@ def _open(choice: Choice, stored: ModelIdentity | None) -> QueryModel:
     opening = load if choice.is_trusted else load_untrusted
     model = LoadedEncoder(partial(opening, name, choice.device, **choice.loading), choice.compute_dtype)
     exported = None
-    if choice.exported == "cached" and stored is not None:
-        exported = _cached_encoder(stored)
+    if choice.exported == "cached":
+        exported = _cached_encoder(stored, name)
     elif choice.exported == "int8":
         exported = _int8_encoder(name, choice.loading)
     if exported is None and choice.needs_export:
@@ -169,8 +169,9 @@ def is_exported(folder: Any) -> bool:
         return False
 
 
-def _cached_encoder(identity: ModelIdentity) -> ExportedEncoder | None:
-    """Open the exported encoder of a model; None if there is none, it is damaged, or others can write it."""
+def _cached_encoder(stored: Stored, name: str) -> ExportedEncoder | None:
+    """Open the exported encoder of a stored model; None if there is none, it is damaged, or others can write it."""
+    identity = next(each for each in (stored.of_queries, stored.identity) if each is not None and each.name == name)
     folder = encoder_folder(identity)
     if find_spec("onnxruntime") is None or not is_exported(folder) or not is_own(folder):
         return None
@@ -261,6 +262,8 @@ class QueryModel:
             self.identity.check(index, same_space=same_space)
         if not same_space:
             return
+        if self.queries is self.documents and self._model is not None:
+            self.identity.keep_for_queries_in(index)
         stored = ModelIdentity.stored_in(index)
         expected = ((stored and stored.options.get("prompts")) or {}).get("query")
         prompt = self.queries.prompt_and_expansion("query")[0] or ""

@@ -95,7 +95,8 @@ class Retriever(NotCopied):
         Memory budget of an index given by its folder, as for `latelier.indexes.IVF`, and of what `add` encodes at once.
     same_space
         Search with another model than the one that filled the index: a smaller one that was made for the vectors of the
-        first, with as many dimensions. Nothing can be added with it.
+        first, with as many dimensions. Nothing can be added with it. Given by name, it is kept in the settings of the
+        index (``index.settings["queries"]``), unless that is open for reading only, and `open` takes it again.
 
     Raises
     ------
@@ -238,6 +239,8 @@ class Retriever(NotCopied):
         opening = partial(open_model, asked, index)
         retriever = cls.__new__(cls)
         try:
+            of_queries = None if model is not None else ModelIdentity.of_queries_in(index)
+            same_space = same_space or of_queries is not None
             if load_model:
                 opened = opening()
                 opened.prepare()

@@ -99,7 +99,8 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> tuple[Callable[[str]
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home})
+        own = vars(sys.modules[package])
+        return sorted({*own.get("__all__", home), *(name for name in own if name.startswith("__"))})
 
     return load, names
 
