@@ -278,18 +278,18 @@ def _computing(backend: Backend | None, compute_dtype: ComputeDtype, workers: in
 
 def _retriever(index: Index | None, make: Callable[[], Index], model: str | None, **options: Any) -> Retriever:
     """Return a retriever that fills an index; one is made if there is none and the model can be loaded."""
-    from latelier.retrieve import Retriever
     from latelier.retrieve.choice import Asked
     from latelier.retrieve.query_model import open_model
+    from latelier.retrieve.retriever import retriever_of
 
     try:
         opened = open_model(Asked(model, purpose="fill", **options), index)
         if index is not None and model is None:  # the model is loaded if there is something to write
-            return Retriever.of(lambda: opened, index)
+            return retriever_of(lambda: opened, index)
         opened.prepare()
         if index is None:
             index = make()
-        return Retriever.of(opened, index)
+        return retriever_of(opened, index)
     except BaseException:
         if index is not None:
             index.close()

@@ -157,13 +157,6 @@ class Retriever(NotCopied):
             self._open_model = model
 
     @classmethod
-    def of(cls, model: Any, index: Index) -> Retriever:
-        """Return a retriever with a `QueryModel`, or with a function that opens one, which internal callers have."""
-        retriever = cls.__new__(cls)
-        retriever._start(model, index, same_space=False)
-        return retriever
-
-    @classmethod
     def open(
         cls,
         path: PathLike | Index,
@@ -939,6 +932,13 @@ def _chosen(chunks: Iterable[list[Write]], rule: GivenRule | Synchronisation, ba
 
 _CHUNK_SIZE = 2048  # documents that are read and checked at once
 _PIECES = 200  # that stand for questions, as in `Retriever.estimate_threshold`
+
+
+def retriever_of(model: QueryModel | Callable[[], QueryModel], index: Index) -> Retriever:
+    """Return a retriever with an opened model, or with what opens it when it is first needed."""
+    retriever = Retriever.__new__(Retriever)
+    retriever._start(model, index, same_space=False)
+    return retriever
 
 
 def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | None) -> Ranked:
