@@ -214,10 +214,7 @@ class ColBERT(MultiVectorEncoder):
         self._frozen = FrozenCopies()
         self.is_untrained = False
         self.inserted_markers = {}
-        if model_name_or_path is None:
-            name = None
-        else:
-            name = str(model_name_or_path)
+        name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
         with location.loading(name, kwargs) as found:
             is_mapped = device is None and "device_map" in (kwargs.get("model_kwargs") or {})

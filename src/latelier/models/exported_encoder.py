@@ -676,10 +676,7 @@ class ExportedEncoder:
         return [encoded[i] for i in range(len(rows))]
 
     def _tokenize(self, texts: Sequence[str], task: str) -> list[_Tokens]:
-        if isinstance(texts, (str, bytes)):
-            given = []
-        else:
-            given = list(texts)
+        given = list(texts)
         if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in given):
             raise InvalidArgumentError(f"received {describe(texts)} as texts; give a list of str.")
         for i, text in enumerate(given):

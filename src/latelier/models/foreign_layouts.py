@@ -75,6 +75,16 @@ def read_head(checkpoint: Checkpoint, file: str) -> SavedHead | None:
     tensors = torch.load(path, map_location="cpu", weights_only=True)
     others = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name not in ("weight", "bias")}
     refuse_unused(checkpoint.name, others, f"in {file}, which are not those of a linear layer")
+    if "weight" not in tensors:
+        raise ModelLoadError(
+            checkpoint.name, ValueError(f"{file} holds no weight."), cure="Copy the whole model again."
+        )
+    unscaled = {
+        f"{name} ({tensor.dtype})": tuple(tensor.shape)
+        for name, tensor in tensors.items()
+        if not tensor.is_floating_point()
+    }
+    refuse_unused(checkpoint.name, unscaled, f"in {file}, numbers without a scale")
     return SavedHead(file, tensors["weight"], tensors.get("bias"))
 
 

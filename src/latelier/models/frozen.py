@@ -150,14 +150,12 @@ class FrozenCopies:
         copies = held[1]
         name = f"{kind} {compute_dtype}"
         if name not in copies:
+            made = None
             if kind != "torch":
                 made = self._freeze_onnx(model, compute_dtype)
-            else:
-                made = None
             if made is None and compute_dtype != "int8":
-                copies[name] = _freeze(model, compute_dtype)
-            else:
-                copies[name] = made
+                made = _freeze(model, compute_dtype)
+            copies[name] = made
         return copies[name]
 
     def _freeze_onnx(self, model: Any, compute_dtype: str) -> Any:
@@ -253,11 +251,9 @@ class _LaidOutLinear(nn.Module):
             biases = [linear.bias for linear in linears if linear.bias is not None]
             self._bias = torch.cat(biases).to(dtype) if biases else None
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
-        # The algorithm of gelu: exact, rather than approximated by tanh.
+        self._activation = ("none", "")
         if gelu:
-            self._activation = ("gelu", "none")
-        else:
-            self._activation = ("none", "")
+            self._activation = ("gelu", "none")  # exact, rather than approximated by tanh
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dtype != self._dtype:
@@ -356,11 +352,9 @@ def _is_standard(bert: Any) -> bool:
 
 def is_plain_linear(module: Any) -> bool:
     """Whether a module is torch's own linear layer in float32 on the CPU, not quantised."""
-    # None: pruned, weight-normed
+    weight = None
     if type(module) is nn.Linear:
-        weight = module._parameters.get("weight")
-    else:
-        weight = None
+        weight = module._parameters.get("weight")  # None if it is pruned or weight-normed
     return (
         type(weight) is nn.Parameter
         and type(weight.data) is Tensor
@@ -385,8 +379,5 @@ def can_lay_out(dtype: torch.dtype) -> bool:
             product = _LaidOutLinear(linear, dtype=dtype, gelu=True).forward(rows).float()
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    if dtype == torch.float32:
-        tolerance = 1e-5
-    else:
-        tolerance = 0.02
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
     return torch.allclose(product, expected, rtol=tolerance, atol=tolerance)

@@ -426,14 +426,11 @@ def _describe_task(model: Any, task: str) -> dict[str, Any]:
             skipped += mask._skiplist_ids.tolist()
         if task != "query" and mask.keep_only_token_ids:
             kept = list(mask.keep_only_token_ids)
+    max_length = encoder.document_length
+    expansion = None
     if task == "query":
         max_length = encoder.query_length
-    else:
-        max_length = encoder.document_length
-    if task == "query":
         expansion = encoder.query_expansion
-    else:
-        expansion = None
     described = None
     if expansion is not None:
         if expansion["strategy"] == "fixed" or max_length is None:

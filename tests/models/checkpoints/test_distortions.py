@@ -124,6 +124,22 @@ def test_tensors_that_make_no_vectors_are_refused(name, folder, edit, message, t
         ColBERT(tmp_path / "model", device="cpu")
 
 
+HEADS = [
+    ({"weight": torch.ones(16, 32, dtype=torch.int8)}, r"weight \(torch\.int8\) \(16 x 32\), in linear\.pt, numbers"),
+    ({"bias": torch.ones(16)}, r"linear\.pt holds no weight"),
+    ({"weight": random(1, 16, 31)}, r"modules, Transformer, Dense \(31 -> 16\)"),
+    ({"weight": random(1, 16, 32), "scale": torch.ones(1)}, r"hold scale \(1\), in linear\.pt"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "message"), HEADS)
+def test_heads_in_a_file_of_their_own(tensors, message, tmp_path):
+    written(CHERCHE, tmp_path / "model")
+    torch.save(tensors, tmp_path / "model" / "linear.pt")
+    with pytest.raises(ModelLoadError, match=message):
+        ColBERT(tmp_path / "model", device="cpu")
+
+
 def exchange(i, j):
     def edit(modules):
         modules[i], modules[j] = modules[j], modules[i]
