@@ -47,7 +47,7 @@ def load_encoded(folder: Path, split: str, documents: int, queries: int, cache: 
 
     At most `documents` documents are taken, judged ones first, and at most `queries` queries.
     """
-    collection = load_beir(folder, split, on_problem="warn")
+    collection = load_beir(folder, split, on_problem="skip")
     texts = collection.texts()
     total, name = len(texts), folder.resolve().name
     if total > documents:

@@ -66,7 +66,7 @@ def encode_documents(model: ColBERT, texts: list[str]) -> tuple[TokenEmbeddings,
 
 
 def load(model: ColBERT, folder: Path, documents: int, queries: int, cache: Path | None) -> Encoded:
-    collection = load_beir(folder, on_problem="warn")
+    collection = load_beir(folder, on_problem="skip")
     ids = sample(collection, documents)
     chosen = sorted(collection.queries)
     random.Random(0).shuffle(chosen)

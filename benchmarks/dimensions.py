@@ -159,7 +159,7 @@ def main() -> None:
     options = parse_options(parser)
     torch.set_num_threads(1)
     rows = []
-    collection = load_beir(options.folder, options.split, on_problem="warn")
+    collection = load_beir(options.folder, options.split, on_problem="skip")
     if not options.exact:
         warm_up()
     for number, row in enumerate(measure(collection, options)):

@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parse_options(parser)
     torch.set_num_threads(options.threads)
-    rows = measure(load_beir(options.folder, options.split, on_problem="warn"), options)
+    rows = measure(load_beir(options.folder, options.split, on_problem="skip"), options)
     columns = {"documents/s": ".1f", "ratio": ".2f", "query ms": ".2f", "query ratio": ".2f"}
     columns |= {MEASURE: ".4f", "least cosine": ".4f", "mean cosine": ".5f"}
     print(f"{'system':24}" + "".join(f"{name:>14}" for name in columns))

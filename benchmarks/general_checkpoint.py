@@ -85,7 +85,7 @@ def test_texts(folders: Iterable[Path]) -> tuple[set[str], set[str]]:
     queries: set[str] = set()
     texts: set[str] = set()
     for folder in folders:
-        collection = load_beir(folder, on_problem="warn")
+        collection = load_beir(folder, on_problem="skip")
         queries |= set(map(normalised, collection.queries.values()))
         texts |= set(map(normalised, collection.texts().values()))
         texts |= {normalised(document[side]) for document in collection.documents.values() for side in document}
@@ -300,7 +300,7 @@ def evaluate_models(options: argparse.Namespace) -> None:
     print(f"| {MEASURE} | documents | queries | untrained | blended | difference | 95% interval | p |")
     print("| --- " * 8 + "|")
     for name in options.collections:
-        collection = limit(load_beir(options.data / name, on_problem="warn"), options.documents, options.queries)
+        collection = limit(load_beir(options.data / name, on_problem="skip"), options.documents, options.queries)
         runs = [search(model, collection) for model in models.values()]
         found = compare(runs[0], runs[1], collection.qrels, [MEASURE])[MEASURE]
         row: dict[str, Any] = {"collection": name, "documents": len(collection.documents)}

@@ -31,7 +31,7 @@ def main() -> None:
     if options.folder is None:
         print("skipped: give a folder in BEIR layout", file=sys.stderr)
         return
-    collection = load_beir(options.folder, options.split, on_problem="warn")
+    collection = load_beir(options.folder, options.split, on_problem="skip")
     texts = collection.texts()
     queries = dict(list(collection.queries.items())[: options.queries])
     qrels = {query: collection.qrels[query] for query in queries}

@@ -44,7 +44,7 @@ WARM_SECONDS = 1
 
 def make_index(options: argparse.Namespace) -> tuple[Path, list[str], list[list[list[float]]]]:
     """Return the folder of the index, of an earlier run if there was one, and queries as texts and as vectors."""
-    collection = load_beir(options.folder, "test", on_problem="warn")
+    collection = load_beir(options.folder, "test", on_problem="skip")
     folder = options.index or Path(f"/tmp/latelier-serve-{options.folder.name}-{options.documents}")
     if not folder.is_dir():
         texts = collection.texts()
@@ -175,7 +175,7 @@ def main() -> None:
                     rounded = (f"{row['queries/s']:.0f}", f"{row['p50 ms']:.0f} ms", f"{row['p99 ms']:.0f} ms")
                     table.append(f"| {clients} | {' | '.join(rounded)} |")
         print("", *table, sep="\n")
-        texts = load_beir(options.folder, "test", on_problem="warn").texts()
+        texts = load_beir(options.folder, "test", on_problem="skip").texts()
         compare_encoding(f"http://127.0.0.1:{port}/", folder, server, list(texts.values())[:64])
     finally:
         process.terminate()

@@ -133,7 +133,7 @@ def prepare(options: argparse.Namespace) -> None:
         pairs += kept(f"manual/{section}", manual_pairs(section))
     tested: set[str] = set()
     for name in COLLECTIONS:
-        collection = load_beir(options.data / name, on_problem="warn")
+        collection = load_beir(options.data / name, on_problem="skip")
         tested |= set(map(normalised, (*collection.queries.values(), *collection.texts().values())))
         tested |= {normalised(side) for document in collection.documents.values() for side in document.values()}
     by_query = {normalised(pair.query): pair for pair in reversed(pairs)}
@@ -398,7 +398,7 @@ def test(options: argparse.Namespace) -> None:
     learned = torch.load(options.out / options.file)["learned"]
     models = {"untrained": Untrained(), "adapted": Adapted(learned, options.dims, options.share)}
     for name in COLLECTIONS:
-        collection = load_beir(options.data / name, on_problem="warn")
+        collection = load_beir(options.data / name, on_problem="skip")
         runs = {kind: search(model, collection) for kind, model in models.items()}
         print(name, compare(runs["untrained"], runs["adapted"], collection.qrels, [MEASURE]), flush=True)
 

@@ -58,7 +58,7 @@ def titles(folders: list[Path], sentences: int = 2) -> Collection:
     queries: dict[str, str] = {}
     rng = random.Random(2)
     for folder in folders:
-        for id, document in load_beir(folder, on_problem="warn").documents.items():
+        for id, document in load_beir(folder, on_problem="skip").documents.items():
             title, text = document.get("title", ""), document["text"].removeprefix(document.get("title", "")).strip()
             whole = re.split(r"(?<=[.?!])\s+", text)
             drawn = rng.sample(whole, min(sentences, len(whole) // 3))

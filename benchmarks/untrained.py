@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=300, help="maximum document length in tokens")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parse_options(parser)
-    collection = load_beir(options.folder, options.split, on_problem="warn")
+    collection = load_beir(options.folder, options.split, on_problem="skip")
     print(collection)
     print("  ".join([f"{'system':32}", *MEASURES, "seconds"]))
     rows = measure(collection, options.documents)

@@ -199,7 +199,10 @@ export function resultItem(query, result, { shared = new Set(), best = result.sc
   const metadata = result.metadata ?? {};
   const whole = Array.from(result.text ?? "(stored without its text)");
   const begin = titleLength(result);
-  const [name, ...headings] = (whole.slice(0, begin).join("").trim() || String(metadata.title ?? fileName(result) ?? id)).split(HEADINGS);
+  // What stands before a passage: its title and headings in one line, and below it tags, or the header of its table.
+  const [ahead] = whole.slice(0, begin).join("").trim().split("\n");
+  const aheadEnd = Math.min(Array.from(ahead).length, begin);
+  const [name, ...headings] = (ahead || String(metadata.title ?? fileName(result) ?? id)).split(HEADINGS);
   const nameEnd = begin && Array.from(name).length;
   const file = String(metadata.path ?? (isCode(id) ? id : ""));
   const form = formOf(file);
@@ -308,7 +311,7 @@ export function resultItem(query, result, { shared = new Set(), best = result.sc
     snippet = isProgram ? wholeLines(whole, snippet, begin) : wholeWords(whole, snippet, begin);
     if (begin) {
       title.replaceChildren(...marked(whole, spans, 0, nameEnd));
-      path.replaceChildren(...marked(whole, spans, Math.min(nameEnd + HEADINGS.length, begin), begin));
+      path.replaceChildren(...marked(whole, spans, Math.min(nameEnd + HEADINGS.length, aheadEnd), aheadEnd));
     }
     if (!text.classList.contains("short")) return long();
     // What is below stays where it is.
