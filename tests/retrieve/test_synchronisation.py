@@ -68,6 +68,25 @@ def test_a_second_run_reads_and_encodes_what_has_changed(notes, tiny, monkeypatc
     assert counts(retriever.synchronise(notes)) == {"removed": 1, "unchanged": 2}
 
 
+def test_a_copy_of_an_index_goes_on_following_the_folder(notes, tiny):
+    first = Retriever(tiny, device="cpu")
+    first.synchronise(notes)
+    first.add([{"id": "mine", "text": "A text of my own."}])
+    copy = indexes.IVF()
+    indexes.copy_documents(first.index, copy)
+    second = Retriever(tiny, copy, device="cpu")
+    (notes / "moon.md").write_text("About noon.")
+    (notes / "stone.md").unlink()
+    assert counts(second.synchronise(notes)) == {"changed": 1, "removed": 1, "unchanged": 1}
+    assert (second.index.ids(), second.index.get("moon.md").text[-5:]) == (["pears.md", "mine", "moon.md"], "noon.")
+    third = Retriever(tiny, device="cpu")
+    third.synchronise(notes)
+    indexes.copy_documents(copy, third.index)  # whose documents of the folder are its own
+    (notes / "pears.md").write_text("About peas.")
+    assert counts(third.synchronise(notes)) == {"changed": 1, "unchanged": 1}
+    assert sorted(third.index.ids()) == ["mine", "moon.md", "pears.md"]
+
+
 @pytest.mark.filterwarnings("ignore:skipped")
 def test_folders_that_are_away_and_others(notes, tiny, tmp_path):
     retriever = Retriever(tiny, device="cpu")

@@ -28,7 +28,9 @@ from latelier.errors import (
 )
 from latelier.indexes.base import Index, PathLike
 from latelier.indexes.ivf import IVF
+from latelier.indexes.packing import GivenDocuments
 from latelier.indexes.results import CUT, WEAK, Passage, Record, duplicate_ids
+from latelier.indexes.store.sources import Changes, FileState, Origin, Source
 from latelier.utils.batching import consecutive, lengths_to_offsets
 from latelier.utils.checks import describe, parse_bytes, short
 from latelier.utils.files import parse_json, replaced
@@ -95,6 +97,7 @@ class _Batch(NamedTuple):
     texts: list[str | None]
     metadata: list[dict[str, Any]]
     passages: list[tuple[Passage, ...]]
+    origins: list[Origin | None]
 
     @property
     def rows(self) -> np.ndarray:
@@ -102,12 +105,12 @@ class _Batch(NamedTuple):
         return np.array([len(each) or 1 for each in self.passages], dtype="int64")
 
     def select(self, positions: Sequence[int]) -> _Batch:
-        columns: Any = (self.ids, self.texts, self.metadata, self.passages)
-        ids, texts, metadata, passages = ([column[i] for i in positions] for column in columns)
+        columns: Any = (self.ids, self.texts, self.metadata, self.passages, self.origins)
+        ids, texts, metadata, passages, origins = ([column[i] for i in positions] for column in columns)
         begins = lengths_to_offsets(self.rows)
         own = np.array(positions, dtype="int64")
         rows = consecutive(begins[own], self.rows[own])
-        return _Batch(ids, self.embeddings[rows], texts, metadata, passages)
+        return _Batch(ids, self.embeddings[rows], texts, metadata, passages, origins)
 
 
 def copy_documents(
@@ -133,8 +136,9 @@ def copy_documents(
     target
         The index, usually an empty one, or the name of a new ``.parquet`` file.
     settings
-        Store the settings of the source, such as the model that encoded the documents. False keeps those of the
-        target, for documents that fit them.
+        Store the settings of the source, such as the model that encoded the documents, and which files they came
+        from, so that a folder goes on being followed in the target. False keeps those of the target, for documents
+        that fit them.
     batch_size
         Size of the vectors of a batch, and of a row group of the file, in bytes or as a text such as ``"64MB"``.
     show_progress
@@ -200,7 +204,12 @@ def copy_documents(
         if isinstance(target, Index):
             if isinstance(source, IVF) and isinstance(target, IVF):
                 target.take_axis(source)
-            added = _add_batches(batches, target, stored)
+            sources: list[Source] = []
+            files: list[FileState] = []
+            if settings and isinstance(source, Index):
+                sources = _sources_to_take(source, target)
+                files = [file for each in sources for file in source.origins.files(each.key).values()]
+            added = _add_batches(batches, target, stored, sources)
         elif isinstance(source, Index):
             added = _write_parquet(batches, parquet_path(target), source, ids, stored)
         else:
@@ -210,6 +219,8 @@ def copy_documents(
                 tokens = tokens + batch.embeddings.num_tokens
                 written = written + new
                 progress.update(len(batch.ids))
+        if isinstance(target, Index) and files:  # after their documents: a file that is known is not read again
+            target.write(GivenDocuments([], []), Changes(files=files))
     if isinstance(target, Index):
         destination = repr(target)
     else:
@@ -232,18 +243,34 @@ def _read_index(index: Index, ids: Sequence[Id], size: int) -> Iterator[_Batch]:
             embeddings = embeddings.to("float32")
         texts = [record.text for record in records]
         metadata = [record.metadata for record in records]
-        yield _Batch(some, embeddings, texts, metadata, [record.passages for record in records])
+        seen = index.origins.seen(some)
+        origins = [seen[id].origin if id in seen else None for id in some]
+        yield _Batch(some, embeddings, texts, metadata, [record.passages for record in records], origins)
         first += len(some)
         count = max(1, min(size * len(some) // max(1, embeddings.vectors.nbytes), 4 * count, _MOST_DOCUMENTS))
     if index.ids() != ids:
         raise StorageError("the source changed while it was copied; copy again while nothing is written.")
 
 
-def _add_batches(batches: Iterator[_Batch], index: Index, settings: dict[str, Any]) -> Iterator[tuple[_Batch, int]]:
-    """Add documents that an index does not have, and compare the others; yield each batch, and how many were new."""
+def _sources_to_take(source: Index, target: Index) -> list[Source]:
+    """Return the folders and files that documents came from, but those that the target is filled from by itself."""
+    own = {each.root: each.key for each in target.origins.sources()}
+    return [each for each in source.origins.sources() if own.get(each.root, each.key) == each.key]
+
+
+def _add_batches(
+    batches: Iterator[_Batch], index: Index, settings: dict[str, Any], taken: Sequence[Source]
+) -> Iterator[tuple[_Batch, int]]:
+    """Add documents that an index does not have, and compare the others; yield each batch, and how many were new.
+
+    `taken` are the sources whose documents keep where they came from.
+    """
     before = set(index.ids())
     moved = set[Id]()
     _store_settings(index, settings, has_documents=bool(before))
+    kept = {"", *(each.key for each in taken)}  # a document that a user gave has no source
+    if taken:
+        index.write(GivenDocuments([], []), Changes(sources=taken))
     for batch in batches:
         if twice := [id for id, count in Counter(batch.ids).items() if count > 1 or id in moved]:
             raise duplicate_ids(twice, "in the source twice")
@@ -256,7 +283,9 @@ def _add_batches(batches: Iterator[_Batch], index: Index, settings: dict[str, An
             new = batch
         if new.ids:
             ranges = [each or None for each in new.passages]
-            index.add(new.ids, new.embeddings, new.texts, new.metadata, ranges=ranges)
+            origins = [origin if origin and origin.source in kept else None for origin in new.origins]
+            columns = (new.ids, new.embeddings, new.texts, new.metadata, ranges)
+            index.write(GivenDocuments(*columns, origins=origins), replace=False)
         moved.update(batch.ids)
         yield batch, len(new.ids)
 
@@ -443,7 +472,7 @@ class ParquetDocuments:
             for document, value in zip(metadata, values, strict=True):
                 if value is not missing:
                     document[name.removeprefix(_PREFIX)] = value
-        return _Batch(ids, embeddings, texts, metadata, passages)
+        return _Batch(ids, embeddings, texts, metadata, passages, [None] * len(ids))
 
     def _divided(
         self, embeddings: TokenEmbeddings, column: list[Any]
