@@ -168,7 +168,7 @@ def test_long_vectors_have_finite_scores(index):
 
 def test_options_that_only_approximate_indexes_have(index):
     index.add("a", FINE)
-    for name in ("effort", "nprobe", "candidates", "rerank"):
+    for name in ("effort", "nprobe", "candidates"):
         if name in index.search_options:
             with pytest.raises(InvalidArgumentError, match=f"{name}=0"):
                 index.search(FINE, **{name: 0})

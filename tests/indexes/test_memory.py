@@ -77,7 +77,7 @@ def test_a_budget_does_not_change_the_hits(tmp_path, early, nbits):
     index = indexes.IVF(tmp_path / "index", nbits=nbits)
     index.add(range(3000), matrices)
     queries = [matrix[:7] for matrix in matrices[::300]]
-    options = [{}, {"effort": 4.0}, {"effort": "exact"}, {"filter": "id % 7 = 3"}, {"rerank": 30, "nprobe": 500}]
+    options = [{}, {"effort": 4.0}, {"effort": "exact"}, {"filter": "id % 7 = 3"}, {"candidates": 200, "nprobe": 500}]
     index.remove(range(40, 60))
     index.add("last", matrices[50])
     expected = [index.search(queries, 10, **given) for given in options]

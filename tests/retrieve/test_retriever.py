@@ -448,9 +448,9 @@ def test_arguments_that_cannot_be(shared_retriever, model):
 def test_options_of_the_index_reach_its_search(model):
     approximate = Retriever(model, indexes.IVF())
     approximate.add(["Bananas are healthy.", "The moon is far away."])
-    for options in ({"nprobe": 1, "candidates": 1, "rerank": 1}, {"effort": "exact"}):
+    for options in ({"nprobe": 1, "candidates": 1}, {"effort": "exact"}):
         assert [hit.id for hit in approximate.search("fruit", 1, **options)] == [0]
         assert list(approximate.run({"q": "fruit"}, 1, **options)["q"]) == ["0"]
-    for name in ("effort", "nprobe", "candidates", "rerank"):
+    for name in ("effort", "nprobe", "candidates"):
         with pytest.raises(InvalidArgumentError, match=f"received {name}=-1; expected"):
             approximate.search("fruit", **{name: -1})

@@ -270,8 +270,8 @@ class Index(NotCopied, ABC):
         filter_timeout
             Maximum time for evaluating the filter, in seconds, by default 10; ``None`` for no limit.
         effort
-            Of an approximate index: a factor that raises or lowers `nprobe`, `candidates` and the number of reranked
-            documents. ``"balanced"`` (the default) is 1.0, ``"fast"`` is 0.5, and any other positive number is allowed.
+            Of an approximate index: a factor that raises or lowers `nprobe`, `candidates` and the number of documents
+            that are scored by their codes. ``"balanced"`` (the default) is 1.0, ``"fast"`` is 0.5, and any other positive number is allowed.
             ``"exact"`` scores all documents. `check` measures the recall of several efforts.
         nprobe
             Of `IVF`: number of inverted lists probed per query token; by default, on a CPU, 32 to 80 for effort 1.0 and
@@ -281,9 +281,6 @@ class Index(NotCopied, ABC):
             binary codes. By default, these are at most 500 whose imputed score is not far below that of the k-th; more
             for k > 25, fewer than 128 dims, higher efforts or more than ten million tokens. Of `Qdrant`: number of
             documents that are scored by MaxSim for each query; by default ``max(200, 10 * k) * effort``.
-        rerank
-            Of `IVF`: number of documents that leave the binary stage and are scored by their codes. By default, these
-            are all documents that may be among the `k` best according to their binary codes.
         min_score
             The least score, of the mode, of a hit; None for no limit.
         min_mean_score

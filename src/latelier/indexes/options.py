@@ -64,7 +64,6 @@ class SearchKeywords(TypedDict, total=False):
     effort: Effort | None
     nprobe: int | None
     candidates: int | None
-    rerank: int | None
     min_score: float | None
     min_mean_score: float | None
     whole_query: bool
@@ -164,16 +163,6 @@ class SearchOptions:
             for_clients=False,
         ),
     )
-    rerank: int | None = field(
-        default=None,
-        metadata=_option(
-            "IVF: documents of those that are scored by their codes.",
-            modes=_OF_VECTORS,
-            least=1,
-            of_some_indexes=True,
-            for_clients=False,
-        ),
-    )
     min_score: float | None = field(default=None, metadata=_option("Least score of a document."))
     min_mean_score: float | None = field(
         default=None,
@@ -194,7 +183,7 @@ class SearchOptions:
         check_choice("mode", self.mode, get_args(Mode))
         check_choice("fusion", self.fusion, get_args(Fusion))
         object.__setattr__(self, "weights", _check_weights(self.weights))
-        for name in ("depth", "nprobe", "candidates", "rerank"):
+        for name in ("depth", "nprobe", "candidates"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), optional=True)
         if self.filter is None and self.parameters is not None and len(self.parameters):

@@ -528,12 +528,13 @@ class Cause:
 
 
 class StageLoss(NamedTuple):
-    """The stage in which a search lost a document, with its parameter, its value, and the most that matters."""
+    """The stage in which a search lost a document, with its parameter if it has one, its value, and the most that matters.
+    """
 
     cause: Cause
-    parameter: str
-    value: int
-    most: int
+    parameter: str | None
+    value: int = 0
+    most: int = 0
 
 
 @dataclass(frozen=True)

@@ -230,11 +230,11 @@ def _by_scores(
         if loss is None:
             cause = Cause("not_candidate", "the search of this index does not score every document, and left it out")
             return replace(report, causes=(cause,), changes=raise_k())
-        value = tester.smallest(loss.parameter, loss.value, loss.most)
-        if value is None:
-            found = []
-        else:
-            found = [Change({loss.parameter: value})]
+        found = []
+        if loss.parameter is not None:
+            value = tester.smallest(loss.parameter, loss.value, loss.most)
+            if value is not None:
+                found.append(Change({loss.parameter: value}))
         found += [Change(change) for change in wider if tester.rank(**change) is not None][:1]
         return replace(report, causes=(loss.cause,), changes=tuple(found) or raise_k())
     higher = sum(hit.score > score for hit in ranking)
@@ -254,7 +254,7 @@ def _wider_searches(index: _Index, options: SearchOptions) -> list[dict[str, Any
     """Return changes of a search that lead to more and more documents, and last to all; none for an exact index."""
     if "effort" not in index.search_options:
         return []
-    reset = {name: None for name in ("nprobe", "candidates", "rerank") if getattr(options, name) is not None}
+    reset = {name: None for name in ("nprobe", "candidates") if getattr(options, name) is not None}
     if options.effort == "exact":
         factors = []
     else:

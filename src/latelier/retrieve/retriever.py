@@ -583,7 +583,7 @@ class Retriever(NotCopied):
         filter, parameters, filter_timeout
             An SQL expression over metadata, or several that must all hold; the values of their ``?``; the time limit
             in seconds; see `Index.search`. Default: all documents.
-        effort, nprobe, candidates, rerank
+        effort, nprobe, candidates
             How much an approximate index such as `latelier.indexes.IVF` searches, with the defaults of `Index.search`.
         min_score, min_mean_score
             The least score, and the least `mean_score` (see `Result`), of a document; ``docs/scores.md`` says how to

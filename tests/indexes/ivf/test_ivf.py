@@ -26,7 +26,7 @@ def test_recall(early, nbits):
     check_lists(index)
     assert recall(index, queries) > 0.96
     assert recall(index, queries, k=1) > 0.96
-    narrow = recall(index, queries, nprobe=1, candidates=10, rerank=10)
+    narrow = recall(index, queries, nprobe=1, candidates=10)
     assert narrow < recall(index, queries, effort=4.0)
     assert recall(index, queries, effort=20.0) == 1.0
 
@@ -197,7 +197,7 @@ def test_recall_under_filters(early, share):
     documents, queries = collection(1500)
     index = indexes.IVF()
     index.add(range(1500), documents, metadata=[{"n": i % share} for i in range(1500)])
-    options = {"candidates": 200, "rerank": 150}  # few enough for half of the documents to be probed for
+    options = {"candidates": 200}  # few enough for half of the documents to be probed for
     assert recall(index, queries, filter="n = 0", **options) >= 0.97
     for row in index.search(queries, 10, filter="n = ?", parameters=(1,), **options):
         assert all(hit.id % share == 1 for hit in row)
@@ -208,7 +208,7 @@ def test_more_hits_than_the_probed_lists_hold_are_found(early):
     documents, _ = collection(600)
     index = indexes.IVF()
     index.add(range(600), documents)
-    hits = index.search(documents[0][:1], k=600, nprobe=1, candidates=10, rerank=10)[0]
+    hits = index.search(documents[0][:1], k=600, nprobe=1, candidates=10)[0]
     assert len(hits) == 600
     assert sorted(hit.id for hit in hits) == list(range(600))
 

@@ -9,7 +9,7 @@ from ivf_helpers import check_lists, collection, lists_of, recall
 
 from latelier import indexes
 
-NARROW = {"nprobe": 3, "candidates": 20, "rerank": 15}
+NARROW = {"nprobe": 3, "candidates": 20}
 FAR = 1 << 40
 
 
@@ -77,7 +77,7 @@ def results(index, options=NARROW):
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 def test_ann_data_with_addresses_out_of_range_is_not_used_and_made_anew(folder, name):
     with indexes.open(folder, read_only=True) as index:
-        everything = results(index, {"rerank": 15, "candidates": 400})
+        everything = results(index, {"candidates": 400})
     array, edit, problem = OUT_OF_RANGE[name]
     change(folder, array, edit)
 

@@ -42,16 +42,16 @@ def test_removed_documents_are_not_found_and_updated_ones_are(early):
     index.add(range(500), documents)
     index.remove(range(0, 500, 3))
     index.update([1, 2], [documents[0], documents[3]])
-    narrow = {"candidates": 20, "rerank": 20}
+    narrow = {"candidates": 20}
     assert index.search(documents[0], k=1, **narrow)[0][0].id == 1
     assert {hit.id for hit in index.search(documents[1], k=300, **narrow)[0]} <= set(index.ids())
-    assert recall(index, queries, candidates=100, rerank=100) > 0.95
+    assert recall(index, queries, candidates=100) > 0.95
     before = contents(index)
     index.compact()
     check_lists(index)
     assert len(lists_of(index).numbers) == len(index)
     assert contents(index) == before
-    assert recall(index, queries, candidates=100, rerank=100) > 0.95
+    assert recall(index, queries, candidates=100) > 0.95
 
 
 def test_centroids_that_have_drifted_are_trained_anew_by_compaction(early):
@@ -129,7 +129,7 @@ def test_two_processes_may_train_at_once(early, tmp_path, monkeypatch):
         assert len(lists_of(index).numbers) == 200
         for at in (index, other):
             assert len(at) == 248
-            narrow = {"k": 1, "candidates": 30, "rerank": 30}
+            narrow = {"k": 1, "candidates": 30}
             assert [at.search(documents[i], **narrow)[0][0].id for i in (1, 199, 225)] == [1, 199, 225]
             assert 5 not in {hit.id for hit in at.search(documents[5], k=240)[0]}
         index.compact()

@@ -14,7 +14,7 @@ OPTIONS = [
     {"effort": 0.05},
     {"nprobe": 1, "candidates": 4},
     {"nprobe": 2, "candidates": 10},
-    {"rerank": 2, "candidates": 20},
+    {"effort": 0.01, "candidates": 150},
 ]
 FILTERS = [{}, {"filter": "n = 1"}, {"filter": ["n < ?", "n > ?"], "parameters": (2, 0)}]
 

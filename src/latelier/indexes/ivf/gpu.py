@@ -106,9 +106,9 @@ class _Loaded(NamedTuple):
     graphs: _Graphs
 
 
-def choose_device_parameters(k: int, dim: int, options: SearchOptions, *, tokens: int, bits: int) -> SearchParameters:
+def choose_device_parameters(k: int, dim: int, options: SearchOptions, *, tokens: int) -> SearchParameters:
     """Return the parameters of a search on a device; see `choose_search_parameters`."""
-    chosen = choose_search_parameters(k, dim, options, tokens=tokens, bits=bits)
+    chosen = choose_search_parameters(k, dim, options, tokens=tokens)
     return replace(
         chosen,
         nprobe=options.nprobe or max(1, round(_NPROBE * chosen.nprobe)),
@@ -164,7 +164,7 @@ class CodedSearch:
             scanned = self._upload(scope.eligible[listed if probes else 0 :])
         widening = min(_MAX_WIDENING, max(1, round(table.listed / max(1, listed))))
         nprobe = parameters.nprobe * widening
-        most = parameters.rerank or parameters.candidates
+        most = parameters.candidates
         few = _FEW + _FEW_PER_HIT * best.k
 
         def find(asked: TokenEmbeddings) -> tuple[torch.Tensor, torch.Tensor]:

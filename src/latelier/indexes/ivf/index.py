@@ -188,7 +188,7 @@ class IVF(StoredIndex):
         """Bits per number."""
         return int(self._storage.configuration["nbits"])
 
-    search_options = ("effort", "nprobe", "candidates", "rerank")
+    search_options = ("effort", "nprobe", "candidates")
 
     def compact(
         self, *, keywords: bool | None = None, tokenizer: Tokenizer | None = None, show_progress: bool = False
@@ -386,7 +386,7 @@ class IVF(StoredIndex):
             return
         scope = self._scope(snapshot, parts)
         codec = scope.table.codec
-        parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=codec.bits)
+        parameters = choose_search_parameters(best.k, queries.dim, options, tokens=snapshot.tokens)
         (rests, leads) = codec.rotate(queries.vectors)
         offsets = queries.offsets
 
@@ -413,7 +413,7 @@ class IVF(StoredIndex):
         """See `StoredIndex._search_on_device`."""
         from latelier.indexes.ivf.gpu import choose_device_parameters
 
-        parameters = choose_device_parameters(best.k, queries.dim, options, tokens=snapshot.tokens, bits=self.nbits)
+        parameters = choose_device_parameters(best.k, queries.dim, options, tokens=snapshot.tokens)
         self._gpu.search(self._scope(snapshot, parts), queries, best, parameters)
 
     def _scope(self, snapshot: Snapshot, parts: Sequence[Part]) -> Scope:
@@ -432,11 +432,11 @@ class IVF(StoredIndex):
         snapshot, allowed = self._storage.select(options)
         scope = self._scope(snapshot, snapshot.parts(allowed))
         rows = self._storage.find([id])[1]
-        [best] = self._ranked(snapshot, rows, query, 1, replace(options, effort="exact", candidates=None, rerank=None))
+        [best] = self._ranked(snapshot, rows, query, 1, replace(options, effort="exact", candidates=None))
         ordinal = int(np.flatnonzero(scope.table.numbers == best.rows[0])[0])
         k = min(k, snapshot.documents)
         codec = scope.table.codec
-        parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens, bits=codec.bits)
+        parameters = choose_search_parameters(k, query.dim, options, tokens=snapshot.tokens)
         rotated = RotatedQuery(*codec.rotate(np.asarray(query[0])))
         return find_loss(scope, rotated, k, parameters, ordinal)
 

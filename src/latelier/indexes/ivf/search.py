@@ -3,7 +3,8 @@
 1. Probing: each query token finds its best inverted lists, by two levels of centroids.
 2. Candidates: documents in these lists with the highest sums of imputed scores, if these are near that of the k-th.
 3. Binary stage: MaxSim of the query with the candidates' binary codes (1 bit per number).
-4. Reranking: MaxSim of the codes with the query in 8 bits, and for the few best in single precision.
+4. Reranking: MaxSim of the codes with the query in 8 bits, and for the few best in single precision, of the documents
+   with the highest scores of the binary stage, and then of all others that may be among the best k by what these say.
 
 If few documents are eligible, because the index is small, has no inverted lists yet or a filter selects few, then stage
 3 takes all of them, which is faster than probing and misses none. Any other filter is applied in stage 2; the more
@@ -55,55 +56,44 @@ _NPROBE_EXPONENT = 0.18
 _SMALL = 1 << 20
 _MAX_SMALL_FACTOR = 2.0
 
-# At 2 and 1 bits, what a wider search adds is less than what the codes lose: 0.004 of recall@10 at most.
-_FEW_BITS = 0.8
-
 
 @dataclass(frozen=True)
 class SearchParameters:
     """Numbers of inverted lists and documents in each stage of a search.
 
     `candidates` documents of the probed lists at most enter the binary stage, if ``excess >= share * (k-th highest
-    excess)``; `rerank` leave it, or all within `slack` standard deviations of the k-th best. `exact`: score all
+    excess)``; those leave it that may be among the best k within `slack` standard deviations. `exact`: score all
     documents by their codes.
     """
 
     nprobe: int
     candidates: int
-    rerank: int | None
     slack: float = _SLACK
     share: float = 0.0
     exact: bool = False
 
 
-def choose_search_parameters(
-    k: int, dim: int, options: SearchOptions, *, tokens: int = 0, bits: int = 8
-) -> SearchParameters:
-    """Return the search parameters of an effort, with ``k <= rerank <= candidates``; those given replace its own.
+def choose_search_parameters(k: int, dim: int, options: SearchOptions, *, tokens: int = 0) -> SearchParameters:
+    """Return the search parameters of an effort, with ``k <= candidates``; those given replace its own.
 
     `dim` is also the number of bits of a binary code. `tokens`: of the whole index: above ten million, the defaults
-    grow with it; below one million, `nprobe` grows as it falls. `bits`: per number of the codes.
+    grow with it; below one million, `nprobe` grows as it falls.
     """
     factor = effort_factor(options.effort)
+    slack = _SLACK * factor**0.5
     size = size_factor(tokens)
-    factor *= 1 if bits in PLAIN_BITS else _FEW_BITS
     small = min(_MAX_SMALL_FACTOR, max(1.0, _SMALL / max(1, tokens)))
     nprobe = max(1, round(_NPROBE * factor * small * size**_NPROBE_EXPONENT))
     factor *= size**_CANDIDATES_EXPONENT
     candidates_factor = factor * max(1.0, min(_MAX_DIM_FACTOR, _SIGN_BITS / max(1, dim)))
     candidates = round(candidates_factor * max(_CANDIDATES, _CANDIDATES_PER_HIT * k))
     share = _SHARE ** (factor * max(1.0, _CANDIDATES_PER_HIT * k / _CANDIDATES))
-    if options.rerank is None:
-        rerank = None
-    else:
-        rerank = max(k, options.rerank)
     return SearchParameters(
         nprobe=options.nprobe or nprobe,
-        candidates=max(rerank or k, options.candidates or candidates),
-        rerank=rerank,
-        slack=_SLACK * factor**0.5,
-        # If a number of documents is given, so many are scored.
-        share=share if options.candidates is None and options.rerank is None else 0.0,
+        candidates=max(k, options.candidates or candidates),
+        slack=slack,
+        # If a number of documents is given, so many are compared.
+        share=share if options.candidates is None else 0.0,
         exact=options.effort == "exact",
     )
 
@@ -161,59 +151,97 @@ class RotatedQuery(NamedTuple):
 
 def search_query(scope: Scope, query: RotatedQuery, k: int, parameters: SearchParameters) -> Stages:
     """Run the stages of one query; the first k of the documents scored last are the best."""
-    vectors = query.rests
     table = scope.table
     used = None
     candidates = scope.eligible
     for lists, nprobe in _probings(scope, parameters):
-        found = probe_for_candidates(scope, lists, vectors, nprobe, k, parameters)
-        if found.total >= (parameters.rerank or max(k, parameters.candidates // 2)):
+        found = probe_for_candidates(scope, lists, query.rests, nprobe, k, parameters)
+        if found.total >= max(k, parameters.candidates // 2):
             used = nprobe
             candidates = found.documents
             unlisted = scope.eligible[np.searchsorted(scope.eligible, table.listed) :]
             if len(unlisted):
                 candidates = np.concatenate([candidates, unlisted])
             break
-    reranked = candidates
-    if len(candidates) > (parameters.rerank or _FEW + _FEW_PER_HIT * k) and not parameters.exact:
-        reranked = keep_by_signs(table, candidates, vectors, k, parameters)
-    scores = np.empty((len(reranked), 2), dtype="float32")
-    highest = np.full(k + _MARGIN, -np.inf, dtype="float32")
-    for some, documents, places in table.windows(reranked, *table.codec.arrays):
-        rerank_scores(documents, places, table.codec.shape, vectors, query.leads, highest, scores[some])
-    missing = _best_of_documents(table, reranked, scores, k + _MARGIN)
-    if len(missing):
-        highest = np.full(len(missing), -np.inf, dtype="float32")
-        more = np.empty((len(missing), 2), dtype="float32")
-        for some, documents, places in table.windows(reranked[missing], *table.codec.arrays):
-            rerank_scores(documents, places, table.codec.shape, vectors, query.leads, highest, more[some])
-        scores[missing] = more
-    best = np.flatnonzero(scores[:, 1] == scores[:, 1])  # NaN where a document was not among the best in 8 bits
-    best = best[np.lexsort((table.numbers[reranked[best]], -scores[best, 1]))]
-    if table.owners is not None:
-        _, firsts = np.unique(table.owners[reranked[best]], return_index=True)
-        best = best[np.sort(firsts)]
-    scored = reranked[best]
-    return Stages(used, candidates, reranked, scored, scores[best, 1], table.numbers[scored])
+    scored = Scored(table, query, k)
+    if parameters.exact or len(candidates) <= _FEW + _FEW_PER_HIT * k:
+        scored.add(candidates)
+    else:
+        score_promising(scored, candidates, parameters.slack)
+    best, scores = scored.best()
+    return Stages(used, candidates, scored.documents, best, scores, table.numbers[best])
 
 
-def _best_of_documents(table: DocumentTable, reranked: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the passages of the best `k` documents, by scores in 8 bits, that have none in single precision yet."""
+class Scored:
+    """Documents that were scored by their codes for one query, in any number of steps.
+
+    `documents`: their ordinals, ``(n,)``; `scores`: ``(n, 2)`` float32, with the query in 8 bits and in single
+    precision, NaN where a document was not among the best in 8 bits when it was added.
+    """
+
+    def __init__(self, table: DocumentTable, query: RotatedQuery, k: int) -> None:
+        self.table = table
+        self.query = query
+        self.k = k
+        self.documents = np.zeros(0, dtype="int64")
+        self.scores = np.zeros((0, 2), dtype="float32")
+        self._highest = np.full(k + _MARGIN, -np.inf, dtype="float32")
+
+    def add(self, documents: np.ndarray) -> None:
+        """Score more documents; the earlier the best ones come, the fewer others are scored in single precision."""
+        self.documents = np.concatenate([self.documents, documents])
+        self.scores = np.concatenate([self.scores, self._score(documents, self._highest)])
+
+    def _score(self, documents: np.ndarray, highest: np.ndarray) -> np.ndarray:
+        scores = np.empty((len(documents), 2), dtype="float32")
+        for some, coded, places in self.table.windows(documents, *self.table.codec.arrays):
+            rerank_scores(coded, places, self.table.codec.shape, *self.query, highest, scores[some])
+        return scores
+
+    def kth(self) -> float:
+        """Return the score in 8 bits of the k-th best document, minus infinity if there are fewer."""
+        rows = _rows_of_best(self.table, self.documents, self.scores[:, 0], self.k)
+        if rows == 0:
+            return -np.inf
+        return nth_highest(self.scores[:, 0], rows)
+
+    def best(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best documents and their scores in single precision, best first, then by row id.
+
+        Of the passages of a document, the best one.
+        """
+        table = self.table
+        missing = self._missing()
+        if len(missing):
+            lowest = np.full(len(missing), -np.inf, dtype="float32")
+            self.scores[missing] = self._score(self.documents[missing], lowest)
+        precise = self.scores[:, 1]
+        best = np.flatnonzero(precise == precise)
+        best = best[np.lexsort((table.numbers[self.documents[best]], -precise[best]))]
+        if table.owners is not None:
+            _, firsts = np.unique(table.owners[self.documents[best]], return_index=True)
+            best = best[np.sort(firsts)]
+        return self.documents[best], precise[best]
+
+    def _missing(self) -> np.ndarray:
+        """Return the passages of the best documents, by scores in 8 bits, that have none in single precision."""
+        if self.table.owners is None or not len(self.documents):
+            return np.zeros(0, dtype="int64")
+        rough, precise = self.scores.T
+        rows = _rows_of_best(self.table, self.documents, rough, self.k + _MARGIN) or len(rough)
+        return np.flatnonzero((rough >= nth_highest(rough, rows)) & (precise != precise))
+
+
+def _rows_of_best(table: DocumentTable, documents: np.ndarray, scores: np.ndarray, k: int) -> int:
+    """Return how many rows score at least as high as the best one of document number `k`, 0 if there are fewer."""
     if table.owners is None:
-        return np.zeros(0, dtype="int64")
-    rows = _rows_of_best(table.owners[reranked], scores[:, 0], k)
-    least = np.partition(scores[:, 0], -rows)[-rows] if rows else 0.0
-    return np.flatnonzero((scores[:, 0] >= least) & (scores[:, 1] != scores[:, 1]))
-
-
-def _rows_of_best(owners: np.ndarray, scores: np.ndarray, k: int) -> int:
-    """Return how many passages score at least as high as the best one of the document that is number `k`."""
+        return k if len(scores) >= k else 0
+    owners = table.owners[documents]
     order = np.lexsort((-scores, owners))
-    firsts = np.flatnonzero(np.diff(owners[order], prepend=-1))
-    best = scores[order[firsts]]
-    if len(best) <= k:
-        return len(scores)
-    return int(np.count_nonzero(scores >= np.partition(best, -k)[-k]))
+    best = scores[order[np.flatnonzero(np.diff(owners[order], prepend=-1))]]
+    if len(best) < k:
+        return 0
+    return int(np.count_nonzero(scores >= nth_highest(best, k)))
 
 
 def _probings(scope: Scope, parameters: SearchParameters) -> Iterator[tuple[InvertedLists, int]]:
@@ -266,50 +294,55 @@ def _coarse_count(centroids: Centroids, nprobe: int) -> int:
     return min(len(centroids.fine_offsets) - 1, max(_MIN_COARSE, nprobe // _LISTS_PER_COARSE))
 
 
-# The words of 32 dims that are scored first, if there are half as many more and at least _MANY documents.
+# The words of 32 dims that are scored first, if there are half as many more and at least _MANY documents: the better
+# half of them goes on.
 _FIRST_WORDS = 4
 _MANY = 300
 # At most so many words are scored, so that the sums of the kernel fit 16 bits: 8,192 dims.
 _MOST_WORDS = 256
-# Standard deviation of the product of a unit vector with the signs of another, given their cosine. Each number of the
-# other explains a part of its sign: for independent normal numbers it is sqrt(1 - 2 / pi) = 0.6, and somewhat more for
-# real vectors. If only some dims are scored, the cosine of all says less about them: that of independent signs is 1.
-_DEVIATION = 0.7
-_PART_DEVIATION = 1.0
-# Above _MANY_TOKENS tokens, the variance is estimated from _SAMPLED of them, so that its time grows with the tokens and
-# not with their square. Multiples of the golden ratio, modulo 1, are spread evenly, and no period of the tokens
-# coincides with theirs.
-_MANY_TOKENS = 1024
-_SAMPLED = 512
-_GOLDEN = (5**0.5 - 1) / 2
+# Of the documents by falling sign scores, the first k + _FIRST and _SPREAD of all others are scored by their codes. What
+# these say of the others decides which of them are scored, _ROUNDS times at most.
+_FIRST = 6
+_SPREAD = 4
+_ROUNDS = 3
 
 
-def keep_by_signs(
-    table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, k: int, parameters: SearchParameters
-) -> np.ndarray:
-    """Return the documents that may be among the best, those with the highest sign scores first.
+def score_promising(scored: Scored, candidates: np.ndarray, slack: float) -> None:
+    """Score the documents that may be among the best k, those with the highest sign scores first.
 
-    With `parameters.rerank`, so many documents are kept; otherwise those within `slack` standard deviations.
+    The scores of some documents, by their sign scores, give a line and the standard deviation from it. A document is
+    left out if it lies `slack` standard deviations below the k-th best score at the place of its sign score. That score
+    is a true one, unlike the k-th best sign score, which would rise with the number of candidates by chance alone.
+    """
+    candidates, signs = compare_signs(scored.table, candidates, scored.query.rests)
+    first = _rows_of_best(scored.table, candidates, signs, scored.k + _FIRST) or len(signs)
+    left = np.ones(len(signs), dtype=bool)
+    chosen = np.arange(first)
+    if first < len(signs):
+        chosen = np.concatenate([chosen, np.linspace(first, len(signs) - 1, _SPREAD).astype("int64")])
+        chosen = np.unique(chosen)
+    known = np.zeros(0)
+    for _ in range(1 + _ROUNDS):
+        scored.add(candidates[chosen])
+        left[chosen] = False
+        known = np.concatenate([known, signs[chosen]])
+        lowest = lowest_promising(known, scored.scores[:, 0], scored.kth(), slack)
+        chosen = np.flatnonzero(left & (signs >= lowest))
+        if not len(chosen):
+            break
+
+
+def compare_signs(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return documents by falling MaxSim of the query with their binary codes, and this, float32.
+
+    If there are many, these are the half with the higher scores by the first numbers.
     """
     words = min(table.codec.shape.sign_words, _MOST_WORDS)
-
-    def count(scores: np.ndarray) -> int:
-        if parameters.rerank is not None or table.owners is None:
-            return parameters.rerank or k
-        return _rows_of_best(table.owners[chosen], scores, k)
-
     if 2 * words >= 3 * _FIRST_WORDS and len(chosen) >= _MANY:
-        scores = _sign_scores(table, chosen, vectors, _FIRST_WORDS)
-        chosen = keep_near_best(chosen, scores, count(scores), tolerance(vectors, _FIRST_WORDS, parameters))
-    scores = _sign_scores(table, chosen, vectors, words)
-    everything = np.arange(len(chosen))
-    if parameters.rerank is None:
-        kept = keep_near_best(everything, scores, count(scores), tolerance(vectors, words, parameters))
-    elif len(chosen) <= parameters.rerank:
-        kept = everything
-    else:
-        kept = highest_places(scores, parameters.rerank)
-    return chosen[kept[np.argsort(-scores[kept], kind="stable")]]
+        chosen = chosen[highest_places(_sign_scores(table, chosen, vectors, _FIRST_WORDS), len(chosen) // 2)]
+    signs = _sign_scores(table, chosen, vectors, words)
+    order = np.argsort(-signs, kind="stable")
+    return chosen[order], signs[order]
 
 
 def _sign_scores(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, words: int) -> np.ndarray:
@@ -320,9 +353,27 @@ def _sign_scores(table: DocumentTable, chosen: np.ndarray, vectors: np.ndarray, 
     return scores
 
 
-def keep_near_best(chosen: np.ndarray, scores: np.ndarray, k: int, tolerance: float) -> np.ndarray:
-    """Return the documents with ``score >= k-th best score - tolerance``, in the given order; no score is NaN."""
-    return chosen[scores >= nth_highest(scores, min(k, len(chosen))) - tolerance]
+def lowest_promising(signs: np.ndarray, scores: np.ndarray, kth: float, slack: float) -> float:
+    """Return the lowest sign score at which a document may have the score `kth`, by those of some documents.
+
+    By least squares: ``intercept + slope * sign score + slack * deviation >= kth``. Minus infinity, for all, if the
+    sign scores say nothing.
+    """
+    usable = np.isfinite(signs) & np.isfinite(scores)
+    x = signs[usable].astype("float64")
+    y = scores[usable].astype("float64")
+    if len(x) < 3 or not np.isfinite(kth):
+        return -np.inf
+    x_mean = x.mean()
+    y_mean = y.mean()
+    x = x - x_mean
+    y = y - y_mean
+    spread = x @ x
+    if not 0 < spread < np.inf or not 0 < x @ y < np.inf:
+        return -np.inf
+    slope = x @ y / spread
+    deviation = math.sqrt(((y - slope * x) ** 2).sum() / (len(x) - 2))
+    return float(x_mean + (kth - slack * deviation - y_mean) / slope)
 
 
 def highest_places(scores: np.ndarray, most: int) -> np.ndarray:
@@ -336,39 +387,6 @@ def highest_places(scores: np.ndarray, most: int) -> np.ndarray:
 def nth_highest(scores: np.ndarray, n: int) -> float:
     """Return the n-th highest number, n from 1 on."""
     return float(np.partition(scores, len(scores) - n)[len(scores) - n])
-
-
-def tolerance(vectors: np.ndarray, words: int, parameters: SearchParameters) -> float:
-    """Return the largest distance below the k-th best sign score at which a document is still kept."""
-    tokens, dim = vectors.shape
-    scored = min(dim, 32 * words)
-    if scored == dim:
-        deviation = _DEVIATION
-    else:
-        deviation = _PART_DEVIATION
-    return parameters.slack * deviation * math.sqrt(product_variance(vectors, scored, variance_rows(tokens)))
-
-
-def variance_rows(tokens: int) -> np.ndarray:
-    """Return the tokens that are compared with all others: all of them, or 512 if there are more than 1,024."""
-    if tokens <= _MANY_TOKENS:
-        return np.arange(tokens)
-    return (np.arange(_SAMPLED) * _GOLDEN % 1 * tokens).astype("int64")
-
-
-def product_variance(vectors: np.ndarray, dims: int, rows: np.ndarray) -> float:
-    """Return the sum over pairs of query tokens of ``norm_i * norm_j * max(0, cosine_ij) ** 8``, by the first dims.
-
-    `vectors`: ``(tokens, dim)`` float32. `rows`: from `variance_rows`: the tokens to compare with all; with a part of
-    them, the result is an estimate.
-    """
-    own = vectors[:, :dims].astype("float64")
-    norms = np.sqrt(np.einsum("td,td->t", own, own))
-    directions = (own / np.maximum(norms, 1e-300)[:, None]).astype("float32")
-    powers = np.maximum(directions[rows] @ directions.T, 0)
-    for _ in range(3):
-        powers *= powers
-    return float(norms[rows] @ (powers @ norms)) * len(vectors) / max(1, len(rows))
 
 
 def find_loss(
@@ -387,7 +405,7 @@ def find_loss(
         kept = len(stages.reranked)
         text = f"its binary codes score too low: {kept:,} of {candidates:,} documents leave the binary stage"
         cause = Cause("binary_stage", text, {"candidates": candidates, "reranked": kept})
-        return StageLoss(cause, "rerank", max(k, kept), documents)
+        return StageLoss(cause, None)
     reranked = len(stages.reranked)
     kept = len(stages.scored)
     text = f"with the query in 8 bits it is not among the best of {reranked:,} reranked documents; {kept:,} are"

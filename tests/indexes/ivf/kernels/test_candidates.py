@@ -16,7 +16,7 @@ from latelier.indexes.ivf.kernels.candidates import (
     sum_bits,
 )
 from latelier.indexes.ivf.kernels.centroids import ProbedLists, group_rows
-from latelier.indexes.ivf.search import highest_places, keep_near_best
+from latelier.indexes.ivf.search import highest_places
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("kernel")]
 # Each example of a test runs with the same kernels.
@@ -146,12 +146,3 @@ def test_the_highest_places_equal_a_stable_sort(scores, data):
     places = highest_places(np.array(scores, dtype="float32"), most)
     order = np.argsort(-np.array(scores, dtype="float32"), kind="stable")[:most]
     assert places.tolist() == sorted(order.tolist())
-
-
-@settings(max_examples=80, **SAME)
-@given(st.lists(st.floats(-5, 5, width=16), min_size=1, max_size=50), st.floats(0, 4, width=16), st.data())
-def test_scores_near_the_kth_highest_equal_a_comprehension(scores, slack, data):
-    k = data.draw(st.integers(1, len(scores)))
-    kept = keep_near_best(np.arange(len(scores)), np.array(scores, dtype="float32"), k, slack)
-    edge = sorted(scores, reverse=True)[k - 1] - slack
-    assert kept.tolist() == [i for i, score in enumerate(scores) if score >= edge]
