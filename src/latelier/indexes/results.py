@@ -528,8 +528,7 @@ class Cause:
 
 
 class StageLoss(NamedTuple):
-    """The stage in which a search lost a document, with its parameter if it has one, its value, and the most that matters.
-    """
+    """The stage in which a search lost a document, with its parameter, if it has one, its value and the most of it."""
 
     cause: Cause
     parameter: str | None
