@@ -25,7 +25,7 @@ from latelier.indexes.ivf.kernels.candidates import MOST_TOKENS, imputed_sums, s
 from latelier.indexes.ivf.kernels.centroids import ProbedLists, find_lists
 from latelier.indexes.ivf.kernels.rerank import rerank_scores
 from latelier.indexes.ivf.kernels.signs import sign_scores
-from latelier.indexes.ivf.layout import PLAIN_BITS, size_factor
+from latelier.indexes.ivf.layout import size_factor
 from latelier.indexes.ivf.lists import Centroids, InvertedLists
 from latelier.indexes.options import SearchOptions, effort_factor
 from latelier.indexes.results import Cause, StageLoss
@@ -300,8 +300,8 @@ _FIRST_WORDS = 4
 _MANY = 300
 # At most so many words are scored, so that the sums of the kernel fit 16 bits: 8,192 dims.
 _MOST_WORDS = 256
-# Of the documents by falling sign scores, the first k + _FIRST and _SPREAD of all others are scored by their codes. What
-# these say of the others decides which of them are scored, _ROUNDS times at most.
+# Of the documents by falling sign scores, the first k + _FIRST and _SPREAD of all others are scored by their codes.
+# What these say of the others decides which of them are scored, _ROUNDS times at most.
 _FIRST = 6
 _SPREAD = 4
 _ROUNDS = 3
