@@ -271,8 +271,9 @@ class Index(NotCopied, ABC):
             Maximum time for evaluating the filter, in seconds, by default 10; ``None`` for no limit.
         effort
             Of an approximate index: a factor that raises or lowers `nprobe`, `candidates` and the number of documents
-            that are scored by their codes. ``"balanced"`` (the default) is 1.0, ``"fast"`` is 0.5, and any other positive number is allowed.
-            ``"exact"`` scores all documents. `check` measures the recall of several efforts.
+            that are scored by their codes. ``"balanced"`` (the default) is 1.0, ``"fast"`` is 0.5, and any other
+            positive number is allowed. ``"exact"`` scores all documents. `check` measures the recall of several
+            efforts.
         nprobe
             Of `IVF`: number of inverted lists probed per query token; by default, on a CPU, 32 to 80 for effort 1.0 and
             up to ten million tokens, and more beyond.
