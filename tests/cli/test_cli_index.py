@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -370,6 +371,60 @@ def test_what_is_skipped_is_told_once_and_an_object_is_read_whole(run, tmp_path,
     assert "3 as before" in third
     found = json.loads(run("search", index, "penguins", "--mode", "keywords", "--json").stdout)["results"]
     assert [result["id"] for result in found] == ["card.json"]
+
+
+def test_every_file_that_was_skipped_is_listed_until_it_is_read_or_gone(run, tmp_path, tiny):
+    folder, index = tmp_path / "files", tmp_path / "index"
+    folder.mkdir()
+    (folder / "a.md").write_text("Bananas are healthy.")
+    (folder / "b.jsonl").write_text('{"id": 1, "text": "The moon."}\n{"id": 2, "tex": "?"}\nno record\n')
+    (folder / "page.html").write_text("<p>A pear.</p><iframe src='x'></iframe>")
+    for number in range(15):
+        (folder / f"tool.{number}x").write_bytes(b"MZ\0\0")
+    (folder / "broken.docx").write_bytes(b"PK damaged")
+
+    def skipped():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert run("index", folder, index, "--model", tiny, "--device", "cpu").exit_code == 0
+        (told, listed) = (run("info", index, "--skipped", *options) for options in ([], ["--json"]))
+        found = json.loads(listed.stdout)["skipped"]
+        assert {each["source"] for each in found} == {str(folder)}
+        assert all(f"  {each['path']}: {each['message']}\n" in told.stdout for each in found)
+        assert told.stdout.startswith(f"{folder}: ")
+        return {each["path"]: (each["reason"], each["message"]) for each in found}
+
+    first = skipped()
+    tools = [f"tool.{number}x" for number in range(15)]
+    assert sorted(first) == sorted(["b.jsonl", "broken.docx", *tools])
+    assert first["tool.7x"] == ("excluded", "a binary file has no text")
+    assert first["broken.docx"][0] == "unreadable"
+    assert first["b.jsonl"][0] == "records"
+    assert first["b.jsonl"][1].startswith("2 of its records: ")
+    assert skipped() == first
+    (folder / "tool.0x").unlink()
+    (folder / "tool.1x").write_text("A text by now.")
+    (folder / "b.jsonl").rename(folder / "c.jsonl")
+    (folder / ".latelierignore").write_text("a.md")
+    third = skipped()
+    assert sorted(third) == sorted(["a.md", "c.jsonl", "broken.docx", *tools[2:]])
+    assert third["a.md"][0] == "kept"
+    assert third["c.jsonl"] == first["b.jsonl"]
+    (folder / ".latelierignore").unlink()
+    assert sorted(skipped()) == sorted(["c.jsonl", "broken.docx", *tools[2:]])
+
+
+def test_what_was_skipped_of_one_file_and_of_none_is_listed(run, tmp_path, tiny, folder):
+    table, index = tmp_path / "table.csv", tmp_path / "index"
+    table.write_text("id,text\n1,Pears\n2,\n3,\n")
+    with pytest.warns(UserWarning, match="skipped"):
+        assert run("index", table, index, "--model", tiny, "--device", "cpu").exit_code == 0
+    (only,) = json.loads(run("info", index, "--skipped", "--json").stdout)["skipped"]
+    assert (only["source"], only["path"]) == (str(table), "table.csv")
+    assert only["message"].startswith("2 of its records: ")
+    none = run("info", folder, "--skipped")
+    assert none.stdout.endswith(": 0 left out, 0 read in part\n")
+    assert json.loads(run("info", folder, "--skipped", "--json").stdout)["skipped"] == []
 
 
 def test_standard_input_is_one_text(run, tmp_path, tiny):

@@ -24,6 +24,7 @@ from latelier.cli.output import (
     results_json,
 )
 from latelier.errors import CorruptedIndexError, IndexFormatError
+from latelier.reading.records import SkipReason
 from latelier.utils.checks import format_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ if TYPE_CHECKING:
 _SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
 
 
-def info(index: IndexArgument, json_output: JsonOption = False) -> None:
+def info(
+    index: IndexArgument,
+    skipped: Annotated[
+        bool, typer.Option("--skipped", help="List the files that were left out or read in part, and why.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
     """Show what an index holds, without loading its model.
 
     \b
@@ -46,6 +53,9 @@ def info(index: IndexArgument, json_output: JsonOption = False) -> None:
       printf 'Bananas are healthy.\\n' | latelier index - ./fruit
       latelier info ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    if skipped:
+        _print_skipped(index, as_json=json_output)
+        return
     with open_index(index) as opened:
         facts = index_facts(opened, index)
     if json_output:
@@ -54,6 +64,29 @@ def info(index: IndexArgument, json_output: JsonOption = False) -> None:
     if facts["encoder"] is None and facts["model"] is not None:
         facts["encoder"] = _advise(facts["model"])
     print_facts(facts)
+
+
+def _print_skipped(location: str, *, as_json: bool) -> None:
+    """Print what the last runs have said of files that were left out or read in part."""
+    from latelier.retrieve.synchronisation import skipped_files
+
+    with open_index(location) as opened:
+        found = skipped_files(opened)
+    if as_json:
+        print_json(
+            {
+                "index": location,
+                "skipped": [{"source": root, **each._asdict()} for root, files in found.items() for each in files],
+            }
+        )
+        return
+    for root, files in found.items():
+        in_part = sum(each.reason is SkipReason.UNREAD for each in files)
+        typer.echo(f"{bold(printable(root))}: {len(files) - in_part:,} left out, {in_part:,} read in part")
+        for each in files:
+            typer.echo(f"  {printable(each.path)}: {printable(each.message)}")
+    if not found:
+        typer.echo("No file was skipped: the index was not filled from a folder or a file.", err=True)
 
 
 def index_facts(index: Index, location: Path | str) -> dict[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import codecs
 import fnmatch
-import hashlib
 import itertools
 import json
 import mimetypes
 import os
 import re
 import stat
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -396,39 +395,34 @@ class DocumentFolder(FileDocuments):
             first = found.skipped[0].message
             self.skip(path, f"{len(found.skipped):,} of its records: {first}", SkipReason.RECORDS)
 
-    def warn(self, before: Mapping[str, str] | None = None) -> dict[str, str]:
+    def warn(self, before: Container[tuple[str, str]] = ()) -> None:
         """Name the files that were skipped, those of one kind and for one reason in one line; excluded ones last.
 
-        Returns a digest of the names of each such line. Those that were told `before` are only counted.
+        Those that were told `before`, by their names and messages, are only counted.
         """
         if not self.files:
             wanted = ", ".join(map(short, self.glob)) or "texts, and files of known formats"
             warn_caller(f"no file of {self.folder} is read: looked for {wanted} in it and its sub-folders.")
         kinds: dict[tuple[str, str], list[str]] = {}
-        again = set()  # of these, documents are concerned, so each run names them
         excluded = set()  # of these, kinds are left out, which is told last
+        known = 0
         for name, message, reason in self.skipped:
+            concerns_documents = reason in (SkipReason.ID, SkipReason.KEPT)  # each run names them
+            if not concerns_documents and (name, message) in before:
+                known += 1
+                continue
             kinds.setdefault((_suffix(name), message), []).append(name if name.isprintable() else short(name))
-            if reason in (SkipReason.ID, SkipReason.KEPT):
-                again.add(message)
             if reason is SkipReason.EXCLUDED:
                 excluded.add(message)
         lines = []
-        told: dict[str, str] = {}
-        known = 0
         for (suffix, message), names in sorted(kinds.items(), key=lambda kind: (kind[0][1] in excluded, -len(kind[1]))):
             several = f"{len(names):,} files {suffix or 'without a suffix'}, such as {names[0]}"
-            line = f"{names[0] if len(names) == 1 else several}: {message}"
-            told[line] = hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=8).hexdigest()
-            if message not in again and before is not None and before.get(line) == told[line]:
-                known += len(names)
-            else:
-                lines.append(f"\n  {line}")
+            lines.append(f"\n  {names[0] if len(names) == 1 else several}: {message}")
         if known:
             lines.append(f"\n  {known:,} as before")
         if len(lines) > _MOST_NAMED:
             hidden = len(lines) - _MOST_NAMED
-            more = f"\n  and files of {hidden:,} more kinds or reasons; --json, or the attribute skipped, lists all"
+            more = f"\n  and files of {hidden:,} more kinds or reasons; latelier info INDEX --skipped, or the attribute skipped, lists all"
         else:
             more = ""
         in_part = sum(each.reason is SkipReason.UNREAD for each in self.skipped)
@@ -441,7 +435,6 @@ class DocumentFolder(FileDocuments):
             warn_caller(f"{lead}, as before")
         elif lines:
             warn_caller(f"{lead}:{''.join(lines[:_MOST_NAMED])}{more}")
-        return told
 
     def skip(self, path: Path, message: str, reason: SkipReason) -> None:
         """Note that a file or a folder is left out."""

@@ -68,17 +68,43 @@ def changed_last(index: Index, count: int) -> dict[Id, str]:
     return found
 
 
+def skipped_files(index: Index) -> dict[str, list[Skipped]]:
+    """Return what the last runs have said of files that were left out or read in part, for each source by its path."""
+    found = {}
+    for source in index.origins.sources():
+        states = sorted(index.origins.files(source.key).values(), key=lambda state: state.name)
+        root = json.loads(source.root)
+        found[root] = [
+            Skipped(state.name or Path(root).name, message, reason)
+            for state in states
+            for reason, message in _told(state)
+        ]
+    return found
+
+
+def _told(state: FileState) -> list[tuple[SkipReason, str]]:
+    """Return what was said of a file that was left out or read in part."""
+    return [(SkipReason(reason), message) for reason, message in json.loads(state.skipped or "[]")]
+
+
+def _as_told(entries: Iterable[tuple[SkipReason, str]]) -> str:
+    """Return what is said of a file as its state holds it."""
+    pairs = [(reason.value, message) for reason, message in dict.fromkeys(entries)]
+    return json.dumps(pairs) if pairs else ""
+
+
 # The coarsest time of change of a file system, FAT's, in nanoseconds.
 _COARSEST = 2 * 10**9
-# The key among the settings of the index: for each source, a digest of the files that were skipped for each reason.
-_SKIPPED = "skipped"
-_MOST_TOLD = 1000
 # Files that were left out for another reason than these were not read whole.
 _READ_WHOLE = frozenset({SkipReason.EMPTY, SkipReason.UNREAD, SkipReason.RECORDS, SkipReason.ID})
 # How the place of a document without an id of its own begins.
 _LINE = "#"
 # The state of a file that was not found by the last run, and is kept for one run.
 _MISSING = "missing"
+# The state of a file or folder that was not read, of which the index holds no document.
+_NOT_READ = "not read"
+# What the listing of each run says anew.
+_OF_A_RUN = frozenset({SkipReason.EXCLUDED, SkipReason.KEPT})
 # Documents that are stored under new ids in one commit.
 _RENAMED_AT_ONCE = 512
 _NOTHING = GivenDocuments([], [])
@@ -180,7 +206,12 @@ class Synchronisation:
         system = self._folder.place("").folders[-1] if self._folder is not None else ""
         self._source = Source(known.key, spelled(path), system, documents.options)
         self._is_stored = self._source == found
-        self._files = index.origins.files(known.key)
+        states = index.origins.files(known.key)
+        self._files = {name: state for name, state in states.items() if state.state != _NOT_READ}
+        self._left_out = {name: state for name, state in states.items() if state.state == _NOT_READ}
+        self._told_before = {(name, message) for name, state in states.items() for _, message in _told(state)}
+        self._kept: dict[str, str] = {}  # files whose documents are kept, and why
+        self._several: set[str] = set()  # how the report names several of these at once
         self._counts = index.origins.counts(known.key)
         self._others = {source.key: json.loads(source.root) for source in sources if source.key != known.key}
         self._missing = index.origins.missing(known.key)
@@ -230,13 +261,16 @@ class Synchronisation:
         if name not in self._renamed:
             self._kinds["unchanged"] += count
         state = known.state if known.state != _MISSING else ""
-        same = known._replace(place=now.place, state=state)
+        told = _as_told(each for each in _told(known) if each[0] not in _OF_A_RUN)
+        same = known._replace(place=now.place, state=state, skipped=told)
         if now.hash:
-            same = now._replace(documents=known.documents, state=state)
+            same = now._replace(documents=known.documents, state=state, skipped=told)
         if same != known:
             self._files_ready[name] = same
         if state == SkipReason.TIME:
-            self._skip(name, "reading it took too long; it is not tried again until the file changes", SkipReason.TIME)
+            for reason, message in _told(known):
+                if reason is SkipReason.TIME:
+                    self._skip(name, message, reason)
         return True
 
     def _look(self, path: Path, name: str) -> FileState:
@@ -279,7 +313,9 @@ class Synchronisation:
             file.waiting += 1
             yield Write(document, None, Origin(key, name, place))
         file.is_read = True
-        reasons = {each.reason for each in skipped[begin:] if self._folder is None or each.path == name}
+        told = [each for each in skipped[begin:] if self._folder is None or each.path == name]
+        reasons = {each.reason for each in told}
+        file.now = file.now._replace(skipped=_as_told(self._of_file(told)))
         file.is_whole = reasons <= _READ_WHOLE
         if SkipReason.TIME in reasons:
             file.now = file.now._replace(state=SkipReason.TIME.value)
@@ -476,13 +512,50 @@ class Synchronisation:
             removed |= {id: row for id, row in self._missing.items() if self._is_missing_twice(id, row)}
             removed = {id: row for id, row in removed.items() if id not in self._yielded}
             kept = self._keep(set(gone)) + self._say_missing()
+        forgotten = [(self._source.key, name) for name in [*gone, *self._note_skipped(set(gone))]]
         ready = self._take_ready()
-        forgotten = [(self._source.key, name) for name in gone]
         if ready.files or ready.moved or forgotten or removed or self._is_moved:
             self._store_source()
             self._index.write(_NOTHING, ready._replace(forgotten=forgotten, removed=removed))
         counts = {name: self._kinds[name] for name in ("new", "changed", "renamed", "unchanged")}
         return Synchronised(**counts, removed=len(removed), kept=kept, skipped=self._documents.skipped)
+
+    def _of_file(self, told: Iterable[Skipped]) -> list[tuple[SkipReason, str]]:
+        """Return what was said of one file; of the records of a single file how many they are, and the first."""
+        of_records: dict[SkipReason, list[Skipped]] = {}
+        entries = []
+        for each in told:
+            if self._folder is None and each.path != self._path.name:
+                of_records.setdefault(each.reason, []).append(each)
+            else:
+                entries.append((each.reason, each.message))
+        for reason, some in of_records.items():
+            entries.append((reason, f"{len(some):,} of its records: {some[0].path}: {some[0].message}"))
+        return entries
+
+    def _note_skipped(self, gone: set[str]) -> list[str]:
+        """Let the last commit say what was left out and why; return the names of which there is nothing to say."""
+        by_name: dict[str, list[Skipped]] = {}
+        for each in self._documents.skipped:
+            if each.path not in self._several:
+                name = "" if self._folder is None else each.path
+                by_name.setdefault(_storable(name), []).append(each)
+        states = {**self._files, **{name: file.now for name, file in self._read.items()}, **self._files_ready}
+        for name, state in states.items():
+            if name in gone:
+                continue
+            told = self._of_file(by_name.pop(name, ()))
+            if name in self._kept:
+                told.append((SkipReason.KEPT, self._kept[name]))
+            if name in self._unchanged:
+                told = [*_told(state), *told]
+            if _as_told(told) != state.skipped or name in self._files_ready:
+                self._files_ready[name] = state._replace(skipped=_as_told(told))
+        for name, skipped in by_name.items():
+            state = FileState(self._source.key, name, state=_NOT_READ, skipped=_as_told(self._of_file(skipped)))
+            if state != self._left_out.get(name):
+                self._files_ready[name] = state
+        return [name for name in self._left_out if name not in by_name and name not in states]
 
     def _gone(self) -> list[str]:
         """Return the absent files whose documents are removed: not if more than half are missing for the first time."""
@@ -538,6 +611,8 @@ class Synchronisation:
             return
         names = list(counts)
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        self._several.add(f"{names[0]}{more}")
+        self._kept |= {name: why.format(_are_kept(count)) for name, count in counts.items()}
         self._documents.skipped.append(Skipped(f"{names[0]}{more}", why.format(kept), SkipReason.KEPT))
 
     def _say_missing(self) -> int:
@@ -612,10 +687,7 @@ class Synchronisation:
                 if each.reason in (SkipReason.ID, SkipReason.KEPT):
                     warn_caller(f"{each.path}: {each.message}")
             return
-        before = self._index.settings.get(_SKIPPED, None) or {}
-        told = self._folder.warn(before.get(self._source.key))
-        if told != before.get(self._source.key, {}) and len(told) <= _MOST_TOLD:
-            self._index.settings[_SKIPPED] = {**before, self._source.key: told}
+        self._folder.warn(self._told_before)
 
     # Names.
 
@@ -635,7 +707,7 @@ class Synchronisation:
             candidates = gone.get((now.hash, path.suffix))
             if candidates:
                 before = candidates.pop(0)
-                waiting.append((before, now._replace(documents=before.documents)))
+                waiting.append((before, now._replace(documents=before.documents, skipped=before.skipped)))
             if sum(now.documents for _, now in waiting) >= _RENAMED_AT_ONCE:
                 self._store_renamed(waiting)
                 waiting = []
@@ -733,6 +805,11 @@ def _hash(path: Path) -> str:
     except OSError:
         return ""
     return digest.hexdigest()
+
+
+def _storable(name: str) -> str:
+    """Return a name as text: one that is not Unicode with its bytes escaped."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _are_kept(count: int) -> str:

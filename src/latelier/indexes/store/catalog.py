@@ -76,8 +76,8 @@ _TABLES = (
     "checksum INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE file (source TEXT, name TEXT, size INTEGER NOT NULL, modified INTEGER NOT NULL, changed INTEGER NOT "
     "NULL, inode INTEGER NOT NULL, hash TEXT NOT NULL, options TEXT NOT NULL, documents INTEGER NOT NULL, seen INTEGER "
-    "NOT NULL, place TEXT NOT NULL, state TEXT NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (source, name)) "
-    "WITHOUT ROWID",
+    "NOT NULL, place TEXT NOT NULL, state TEXT NOT NULL, skipped TEXT NOT NULL, checksum INTEGER NOT NULL, "
+    "PRIMARY KEY (source, name)) WITHOUT ROWID",
     "CREATE TABLE origin (number INTEGER PRIMARY KEY, source TEXT NOT NULL, file TEXT NOT NULL, place TEXT NOT NULL, "
     "hash TEXT NOT NULL, missing INTEGER NOT NULL, checksum INTEGER NOT NULL)",
     "CREATE INDEX origin_of_file ON origin (source, file, missing)",

@@ -46,7 +46,7 @@ COLUMNS = {
     "source": ("key", "root", "system", "options"),
     "file": (
         *("source", "name", "size", "modified", "changed", "inode", "hash", "options", "documents", "seen"),
-        *("place", "state"),
+        *("place", "state", "skipped"),
     ),
     "origin": ("number", "source", "file", "place", "hash", "missing"),
 }

@@ -6,7 +6,7 @@ has changed.
 ``source``
     The folders and files that the index was filled from. The ``key`` stays if the source moves.
 ``file``
-    What was seen of each file when it was read last.
+    What was seen of each file when it was read last, and of those that are left out why.
 ``origin``
     Of each document that a `Retriever` has stored, by the number of its row: a hash of what it was made of, so that an
     unchanged one is known without reading it; and its file, empty for one that a user gave, which nobody else replaces
@@ -43,7 +43,8 @@ class FileState(NamedTuple):
     `size`, `modified`, `changed`, `inode`: its status, times in ns; `hash`: of its bytes, empty if it has to be read
     again; `options`: those it was read with; `documents`: how many of it the index holds, unless somebody has changed
     them; `seen`: when its status was taken (ns); `place`: the mount point, and the identities of the folders down to
-    it; `state`: why it is not stored whole, a `SkipReason`, or empty.
+    it; `state`: why it is not stored whole, a `SkipReason`, or empty; `skipped`: what was said of it when it was left
+    out or read in part, as a JSON list of pairs of a `SkipReason` and a message, or empty.
     """
 
     source: str
@@ -58,6 +59,7 @@ class FileState(NamedTuple):
     seen: int = 0
     place: str = ""
     state: str = ""
+    skipped: str = ""
 
 
 class Origin(NamedTuple):
