@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import latelier
@@ -10,7 +11,17 @@ project = "Latelier"
 author = "The Latelier authors"
 release = version = latelier.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode"]
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "numpydoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
+    "sphinx_design",
+    "reference",
+]
 exclude_patterns = ["assets"]
 default_role = "py:obj"  # `Flat` in a docstring links to the class
 
@@ -31,7 +42,6 @@ intersphinx_mapping = {}
 # The notebooks of examples/ have no outputs; copies of them are executed here, without network, and what they show is
 # checked by tests/test_notebooks.py. A bar that has reached its end says nothing on a page, and as a widget would need
 # scripts from elsewhere. Threads that wait for one another leave the cores to what else runs.
-HERE = Path(__file__).parent
 shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 shutil.copytree(
     HERE.parent / "examples", HERE / "notebooks", ignore=shutil.ignore_patterns("*.py", "__pycache__", ".*")

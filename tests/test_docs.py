@@ -1,6 +1,11 @@
 """The documents tell the truth: their Python runs and prints what they show, and nothing public goes unmentioned."""
 
+import html
+import importlib
 import re
+import shutil
+import subprocess
+import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -55,9 +60,42 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_the_reference_has_every_public_package():
-    # The directive puts all names into the page that the package has in __all__.
-    shown = re.findall(r"^\.\. automodule:: latelier\.(\w+)$", "\n".join(PAGES.values()), re.MULTILINE)
+    # The directive puts all names that the package has in __all__ on the page, and on those of its classes.
+    shown = re.findall(r"^\.\. (?:package|automodule):: latelier\.(\w+)$", "\n".join(PAGES.values()), re.MULTILINE)
     assert sorted(shown) == sorted(set(latelier.__all__) - {"cli", "ColBERT", "Retriever"})
+
+
+def test_no_page_has_the_name_of_one_that_sphinx_writes():
+    names = {name.removeprefix("docs/").removesuffix(".md") for name in PAGES}
+    assert names & {"search", "genindex", "py-modindex", "modindex"} == set()
+
+
+@pytest.mark.slow
+def test_the_built_pages_have_their_titles_and_each_class_has_a_page(tmp_path):
+    pytest.importorskip("sphinx_design", reason="needs the extra docs")
+    generated = shutil.ignore_patterns("notebooks", "latelier.*.rst", "__pycache__")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=generated)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    command = [sys.executable, "-m", "sphinx", "--quiet", "-D", "nb_execution_mode=off", "docs", "site"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    titles = {name.removeprefix("docs/"): text for name, text in PAGES.items() if name.startswith("docs/")}
+    expected = {
+        name.removesuffix(".md"): re.search(r"^# (.*)$", text, re.MULTILINE)[1].replace("`", "")
+        for name, text in titles.items()
+    }
+    packages = re.findall(r"^\.\. package:: latelier\.(\w+)$", "\n".join(titles.values()), re.MULTILINE)
+    for package in packages:
+        module = importlib.import_module(f"latelier.{package}")
+        classes = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
+        expected |= {f"api/latelier.{package}.{name}": name for name in classes}
+    assert "api/latelier.retrieve.Retriever" in expected
+    for name, title in expected.items():
+        page = (tmp_path / "site" / f"{name}.html").read_text(encoding="utf-8")
+        heading = re.search(r"<h1>(.*?)<a class=\"headerlink\"", page, re.DOTALL)
+        assert heading is not None, name
+        assert html.unescape(re.sub(r"<[^>]+>", "", heading[1])) == title, name
+    retriever = (tmp_path / "site" / "api" / "latelier.retrieve.Retriever.html").read_text(encoding="utf-8")
+    assert 'id="latelier.retrieve.Retriever.search"' in retriever
 
 
 def test_every_command_is_documented_with_all_its_options():

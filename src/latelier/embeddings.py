@@ -168,9 +168,24 @@ class TokenEmbeddings(Sequence[Any]):
 
     @classmethod
     def from_padded(cls, padded: Array, mask: Array) -> TokenEmbeddings:
-        """Pack the tokens of a padded batch ``(n, max_length, dim)`` where the mask ``(n, max_length)`` is true.
+        """Pack the tokens of a padded batch where a mask is true; masked ones are dropped wherever they are.
 
-        Masked tokens are dropped wherever they are. Raises `EmbeddingsError` if the shapes do not fit together.
+        Parameters
+        ----------
+        padded
+            ``(n, max_length, dim)`` vectors, an array of numpy or a tensor.
+        mask
+            ``(n, max_length)``: booleans, or numbers that are 0 for what is dropped.
+
+        Returns
+        -------
+        TokenEmbeddings
+            Of the kind and the dtype of `padded`.
+
+        Raises
+        ------
+        EmbeddingsError
+            If the shapes do not fit together.
 
         Examples
         --------
@@ -193,9 +208,22 @@ class TokenEmbeddings(Sequence[Any]):
 
     @classmethod
     def concatenate(cls, parts: Iterable[TokenEmbeddings]) -> TokenEmbeddings:
-        """Join packed batches of one kind, dtype and dim into one; those of no texts and dim 0 are left out.
+        """Join packed batches into one.
 
-        Raises `EmbeddingsError` if they differ.
+        Parameters
+        ----------
+        parts
+            Batches of one kind, dtype and dim; those of no texts and dim 0 are left out.
+
+        Returns
+        -------
+        TokenEmbeddings
+            Their texts in order.
+
+        Raises
+        ------
+        EmbeddingsError
+            If the batches differ.
 
         Examples
         --------
@@ -303,6 +331,17 @@ class TokenEmbeddings(Sequence[Any]):
         """Return zero-padded vectors ``(n, max_length, dim)`` and the boolean mask ``(n, max_length)`` of real tokens.
 
         Both are of the kind and on the device of the vectors; int8 embeddings are dequantised to float32.
+
+        Returns
+        -------
+        tuple of (array, array)
+            Vectors and mask, both numpy or both torch.
+
+        Examples
+        --------
+        >>> vectors, mask = TokenEmbeddings.from_list([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]).pad()
+        >>> vectors.shape, mask.tolist()
+        ((2, 2, 2), [[True, False], [True, True]])
         """
         if self.scales is not None:
             source = self.to("float32")
@@ -374,7 +413,15 @@ class TokenEmbeddings(Sequence[Any]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, atomically; an existing file is replaced.
 
-        Raises `StorageError` if it cannot be written, for example on a full disk: an existing file is unchanged then.
+        Parameters
+        ----------
+        path
+            The file.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written, for example on a full disk: an existing file is unchanged then.
 
         Examples
         --------
@@ -403,7 +450,28 @@ class TokenEmbeddings(Sequence[Any]):
     def load(cls, path: str | os.PathLike[str]) -> TokenEmbeddings:
         """Read a file written by `save`, as the kind (numpy or torch) that was saved.
 
-        Raises `InvalidArgumentError` if there is no such file, and `EmbeddingsError` if it is damaged or another file.
+        Parameters
+        ----------
+        path
+            The file.
+
+        Returns
+        -------
+        TokenEmbeddings
+            What was saved.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is no such file.
+        EmbeddingsError
+            If it is damaged, or another file.
+
+        Examples
+        --------
+        >>> TokenEmbeddings.from_list([[[1.0, 2.0]]]).save("one.safetensors")
+        >>> TokenEmbeddings.load("one.safetensors")[0].tolist()
+        [[1.0, 2.0]]
         """
         from safetensors import SafetensorError, safe_open
 

@@ -36,6 +36,7 @@ Advice: TypeAlias = Literal[
     "copy-settings",
     "export-encoder",
     "filter-timeout",
+    "give-index",
     "give-model",
     "known-ids",
     "make-index",
@@ -59,6 +60,7 @@ _IN_PYTHON: dict[Advice, str] = {
     "export-encoder": "Make one with Retriever.export_encoder(), which needs the extra 'onnx'; or use "
     'backend="torch".',
     "filter-timeout": "Simplify it, or give it more time: filter_timeout=60, or None for no limit.",
+    "give-index": "Give the folder of an index; Retriever.synchronise(folder) reads a folder of files into one.",
     "give-model": "Give the model: Retriever(model, path).",
     "known-ids": "retriever.documents, or index.ids(), lists those that are there (1 is not '1').",
     "make-index": "Create one with Retriever(index=folder) or indexes.Flat(folder).",

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from typer.main import get_command
 
 from documents import write_beir
 from latelier import indexes
@@ -187,6 +188,24 @@ def test_debug_shows_the_traceback(run, tmp_path):
 def test_every_command_has_an_example(run):
     for command in app.registered_commands:
         assert "Example:\n    " in run(command.callback.__name__.strip("_").replace("_", "-"), "--help").stdout
+
+
+@pytest.mark.parametrize("command", [each.callback.__name__.replace("_", "-") for each in app.registered_commands])
+def test_help_names_the_options_that_people_use_first_and_no_type_of_the_program(run, command):
+    text = run(command, "--help").stdout
+    assert not re.search(r"<(int|float|str|path|list)\b", text)
+    sections = dict(re.findall(r"^(\w[^\n]*):\n(.*?)(?=^\w|\Z)", text, re.MULTILINE | re.DOTALL))
+    options = {title: re.findall(r"^  -", section, re.MULTILINE) for title, section in sections.items()}
+    assert 1 < len(options["Options"]) <= 13
+    count = sum(map(len, options.values()))
+    assert count == sum(each.param_type_name == "option" for each in get_command(app).commands[command].params) + 1
+
+
+def test_a_search_has_ten_options_first_and_the_others_in_groups(run):
+    text = run("search", "--help").stdout
+    first, others = text.split("\nHybrid and rerank:\n")
+    assert len(re.findall(r"^  -", first, re.MULTILINE)) == 11  # with --help
+    assert "\nInverted lists:\n  --nprobe N " in others
 
 
 def test_another_model_of_the_same_space_searches_where_it_is_said_to_be_one(run, tiny, tmp_path):

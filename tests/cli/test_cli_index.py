@@ -43,7 +43,7 @@ def test_a_folder(run, notes, tmp_path, tiny, monkeypatch):
         result = run(*command, "--json")
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("Opening the index and its model ...\n")
-    assert "\nIndexing: 2 documents so far.\n" in result.stderr
+    assert "\nIndexing: 2 of 2 documents so far.\n" in result.stderr
     report = json.loads(result.stdout)
     assert (report["new"], [each["path"] for each in report["skipped"]]) == (2, ["empty.txt"])
     found = json.loads(run("search", index, "ripen", "in", "September", "--json", "--device", "cpu").stdout)["results"]
@@ -282,13 +282,14 @@ def count(index):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
-def test_an_interrupted_run_keeps_what_is_stored_and_goes_on(run, start, tmp_path, tiny):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_keeps_what_is_stored_and_goes_on(run, start, tmp_path, tiny, number, status):
     (tmp_path / "lines.txt").write_text("".join(f"pear {i} grows on tree {i * i}\n" for i in range(200_000)))
     command = tmp_path / "lines.txt", tmp_path / "index"
     process = start("index", *command)
     wait_until(lambda: count(tmp_path / "index"))
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    process.send_signal(number)
+    assert process.wait(60) == status
     stored = count(tmp_path / "index")
     assert 0 < stored < 200_000
     assert f"{stored:,} of the documents are stored; the same command goes on." in (tmp_path / "err").read_text()

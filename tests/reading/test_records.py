@@ -552,5 +552,7 @@ def test_files_that_cannot_be_read_are_named_before_those_of_other_kinds(tmp_pat
     documents = read_documents(tmp_path)
     with pytest.warns(UserWarning, match=r"skipped 41 files of .*\n  long.txt: .*longer than") as caught:
         assert len(list(documents)) == 1
-    assert "11 more kinds or reasons; latelier info INDEX --skipped, or the attribute skipped, lists all" in str(caught[0].message)
+    assert "11 more kinds or reasons; latelier info INDEX --skipped, or the attribute skipped, lists all" in str(
+        caught[0].message
+    )
     assert len(documents.skipped) == 41

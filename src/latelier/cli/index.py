@@ -29,12 +29,10 @@ from latelier.cli.locations import (
 )
 from latelier.cli.options import (
     DeviceOption,
-    IndexArgument,
     JsonOption,
     MemoryOption,
     ModelOption,
     TrustOption,
-    document_id,
     refuse_unused,
 )
 from latelier.cli.output import print_json, printable, quiet_loading
@@ -228,18 +226,18 @@ def index(
     read = partial(_read, source, format, glob or [], fields, reading)
     documents = read()
     changes = changes_of(source) if watch else ()
-    _check_not_empty(documents)
+    check_has_files(documents)
     quiet_loading()
     options: dict[str, Any] = {"batch_size": batch_size, "show_progress": True, "workers": workers}
     options |= {"passages": _passages(passages, overlap), "pool_factor": pool_factor, "precision": precision}
-    make = partial(_make, target, bits, exact, shards, max_memory=max_memory)
+    make = partial(make_compact, target, bits, exact, shards, max_memory=max_memory)
 
     def open_or_make() -> Retriever:
         typer.echo("Opening the index and its model ...", err=True)
         index = find_index(target, max_memory=max_memory)
         if index is not None:
             check_existing(index, target, bits=bits, exact=exact, shards=shards)
-        return _retriever(
+        return writing_retriever(
             index,
             make,
             model,
@@ -249,17 +247,17 @@ def index(
         )
 
     with discarded_if_unused(target, open_or_make) as retriever:
-        report = _synchronise(retriever, documents, remove=remove, moved_from=moved_from, **options)
+        report = synchronise(retriever, documents, remove=remove, moved_from=moved_from, **options)
         if not len(retriever):
             name = "standard input" if source == "-" else source
             raise InvalidArgumentError(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )
-        _export_encoder(retriever)
+        export_encoder(retriever)
         _report(retriever, target, report, documents, as_json=json_output)
         if report.new or report.changed:
-            _tell_languages(retriever)
-            _learn_weak(retriever)
+            tell_languages(retriever)
+            learn_weak(retriever)
         for _ in changes:
             keep_current(retriever, read, remove=remove, **options)
 
@@ -276,7 +274,7 @@ def _computing(backend: Backend | None, compute_dtype: ComputeDtype, workers: in
     return computing
 
 
-def _retriever(index: Index | None, make: Callable[[], Index], model: str | None, **options: Any) -> Retriever:
+def writing_retriever(index: Index | None, make: Callable[[], Index], model: str | None, **options: Any) -> Retriever:
     """Return a retriever that fills an index; one is made if there is none and the model can be loaded."""
     from latelier.retrieve.choice import Asked
     from latelier.retrieve.query_model import open_model
@@ -296,7 +294,7 @@ def _retriever(index: Index | None, make: Callable[[], Index], model: str | None
         raise
 
 
-def _make(folder: Path, bits: int | None, exact: bool, shards: int | None, **options: Any) -> Index:
+def make_compact(folder: Path, bits: int | None, exact: bool, shards: int | None, **options: Any) -> Index:
     """Make an index as the options say: without any, of `FOLDER_BITS`."""
     if exact:
         return make_index(folder, None, shards, dtype="float16", **options)
@@ -316,7 +314,7 @@ def _report(
         print_json({"index": str(target), "documents": count, "bytes": size, **report._asdict(), "skipped": skipped})
         return
     plural = "" if count == 1 else "s"
-    found = f"{count:,} document{plural} ({report}), {_searchable(retriever)}; {size / 1e6:,.1f} MB"
+    found = f"{count:,} document{plural} ({report}), {searchable(retriever)}; {size / 1e6:,.1f} MB"
     typer.echo(f"{printable(str(target))}: {found}.")
     if size > _LARGE:
         typer.echo(_smaller(index, target, size))
@@ -351,7 +349,7 @@ def _changes(watch: Callable[[], Iterator[object]]) -> Iterator[object]:
 def keep_current(retriever: Retriever, read: Callable[[], FileDocuments], **options: Any) -> None:
     """Synchronise an index once more; a failure, such as of a folder that is being moved, is a warning."""
     try:
-        report = _synchronise(retriever, read(), **options)
+        report = synchronise(retriever, read(), **options)
         if report.new or report.changed or report.renamed or report.removed:
             typer.echo(f"{len(retriever):,} documents ({report}).", err=True)
     except (LatelierError, typer.BadParameter) as error:
@@ -360,10 +358,11 @@ def keep_current(retriever: Retriever, read: Callable[[], FileDocuments], **opti
         typer.echo(f"Warning: not up to date: {printable(f'{type(error).__name__}: {error}')}", err=True)
 
 
-def _synchronise(retriever: Retriever, documents: FileDocuments, **options: Any) -> Synchronised:
+def synchronise(retriever: Retriever, documents: FileDocuments, **options: Any) -> Synchronised:
+    """Bring an index up to date; if the user interrupts it, say what is stored."""
     try:
         return retriever.synchronise(documents, **options)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # the latter: SIGTERM
         typer.echo(f"Interrupted: {len(retriever):,} of the documents are stored; the same command goes on.", err=True)
         raise
 
@@ -372,7 +371,7 @@ _LOOKED_AT = 1000  # documents of which the language is looked at
 _MULTILINGUAL = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 
 
-def _tell_languages(retriever: Retriever) -> None:
+def tell_languages(retriever: Retriever) -> None:
     """Say how many documents seem to be in another language than English, if the model is the one that is known."""
     from latelier.models.location import DEFAULT_MODEL
     from latelier.retrieve.identity import ModelIdentity
@@ -400,7 +399,7 @@ def _tell_languages(retriever: Retriever) -> None:
 _GROWTH = 2
 
 
-def _learn_weak(retriever: Retriever) -> None:
+def learn_weak(retriever: Retriever) -> None:
     """Estimate which results are weak, for a new index and for one that has grown; it may be too small."""
     from latelier.retrieve.thresholds import weak_documents
 
@@ -442,7 +441,7 @@ def _smaller(index: Index, folder: Path, size: int) -> str:
     return f"Smaller: {copied if said else ''}A new index with --pool-factor 2: {pooled}."
 
 
-def _searchable(retriever: Retriever) -> str:
+def searchable(retriever: Retriever) -> str:
     """Say which part of the texts of an index searches compare."""
     if DocumentSettings.stored_in(retriever.index).passages is not None:
         count = len(retriever.index)
@@ -473,7 +472,7 @@ def _read(
     return read_document_file(sys.stdin.buffer, format, name="standard input", reading=Reading(named, **reading))
 
 
-def _check_not_empty(documents: FileDocuments) -> None:
+def check_has_files(documents: FileDocuments) -> None:
     """Check that a folder has a file that can be read, before a model is loaded and an index is made."""
     if isinstance(documents, DocumentFolder) and not len(documents):
         wanted = ", ".join(documents.glob) or "of known formats"
@@ -513,7 +512,7 @@ def _names(listed: str | None) -> list[str] | None:
     return []
 
 
-def _export_encoder(retriever: Retriever) -> None:
+def export_encoder(retriever: Retriever) -> None:
     """Export the encoder for `latelier search`, if the extra 'onnx' is installed and the model can be exported."""
     from latelier.retrieve.encoders import LoadedEncoder
     from latelier.retrieve.identity import ModelIdentity
@@ -531,35 +530,6 @@ def _export_encoder(retriever: Retriever) -> None:
         retriever.export_encoder()
     except LatelierError as error:
         typer.echo(f"Warning: searches will load the model with torch: {printable(str(error))}", err=True)
-
-
-def remove(
-    index: IndexArgument,
-    documents: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of documents.")] = None,
-    *,
-    prefix: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Ids that begin with it, such as a folder; repeatable.")
-    ] = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Remove documents from an index, all or none.
-
-    \b
-    Example:
-      latelier remove ./notes-index drafts/pears.md
-      latelier remove ./notes-index --prefix drafts/
-    """  # noqa: D301 (\b keeps the lines of a block apart)
-    if not documents and not prefix:
-        raise typer.BadParameter("missing: name documents, or give --prefix.", param_hint="ID")
-    with open_index(index, read_only=False) as opened:
-        ids = [document_id(opened, text) for text in documents or ()]
-        ids += [id for id in opened.ids() if prefix and str(id).startswith(tuple(prefix)) and id not in ids]
-        opened.remove(ids)
-        counts = {"index": index, "removed": len(ids), "documents": len(opened)}
-    if json_output:
-        print_json(counts)
-    else:
-        typer.echo(f"{printable(index)}: {len(ids):,} removed, {counts['documents']:,} left.")
 
 
 def copy(

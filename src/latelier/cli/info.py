@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latelier.cli.folders import cached_indexes, own_index
 from latelier.cli.locations import open_index, open_retriever
-from latelier.cli.options import DeviceOption, IndexArgument, JsonOption, count_option
+from latelier.cli.options import DeviceOption, IndexArgument, JsonOption, OptionalIndexArgument, count_option
 from latelier.cli.output import (
     bold,
     is_terminal,
@@ -40,19 +41,26 @@ _SIZES = ("bytes", "bytes_per_document", "bytes_per_token")
 
 
 def info(
-    index: IndexArgument,
+    index: OptionalIndexArgument = None,
+    *,
     skipped: Annotated[
         bool, typer.Option("--skipped", help="List the files that were left out or read in part, and why.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Show what an index holds, without loading its model.
+    """Show what an index holds, without loading its model; without one, the indexes of folders in your cache.
 
     \b
     Example:
       printf 'Bananas are healthy.\\n' | latelier index - ./fruit
       latelier info ./fruit
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    if index is None:
+        if skipped:
+            raise typer.BadParameter("missing: name the index.", param_hint="INDEX")
+        _print_cached(as_json=json_output)
+        return
+    index = own_index(index)
     if skipped:
         _print_skipped(index, as_json=json_output)
         return
@@ -64,6 +72,19 @@ def info(
     if facts["encoder"] is None and facts["model"] is not None:
         facts["encoder"] = _advise(facts["model"])
     print_facts(facts)
+
+
+def _print_cached(*, as_json: bool) -> None:
+    """List the indexes that searches of folders have made."""
+    found = cached_indexes()
+    if as_json:
+        print_json({"indexes": [each._asdict() for each in found]})
+        return
+    for each in found:
+        held = f"{each.documents:,} documents, {format_bytes(each.bytes)}"
+        typer.echo(f"{bold(printable(each.folder or 'of no folder'))}: {held} in {printable(each.index)}")
+    if not found:
+        typer.echo("No folder was searched that has no index of its own; name an index.", err=True)
 
 
 def _print_skipped(location: str, *, as_json: bool) -> None:

@@ -25,6 +25,15 @@ QueryBackend: TypeAlias = Literal["auto", "onnx", "torch"]
 IndexArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see latelier copy --help.")
 ]
+OptionalIndexArgument: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="INDEX", help="Folder of the index, or qdrant:..., see latelier copy --help.")
+]
+SearchedArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="INDEX", help="An index, or a folder of files, which gets an index in your cache that is kept current."
+    ),
+]
 QueryArgument: TypeAlias = Annotated[str, typer.Argument(metavar="TEXT", help="The query.")]
 IdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print as JSON.")]

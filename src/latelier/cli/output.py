@@ -163,6 +163,7 @@ _ADVICE: dict[Advice, str] = {
     "copy-settings": "Give an empty index; or --no-settings, if the documents of both fit together.",
     "export-encoder": "latelier index makes one, with the extra 'onnx'; or use --backend torch.",
     "filter-timeout": "Simplify it, or give it more time: --filter-timeout 60, or 0 for no limit.",
+    "give-index": "Give the folder of an index; latelier search FOLDER TEXT searches a folder of files.",
     "give-model": "Give the model: --model.",
     "known-ids": "latelier search shows the ids of what it finds.",
     "make-index": "Create one with latelier index SOURCE FOLDER.",

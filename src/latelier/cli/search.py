@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latelier.cli.folders import files_folder, open_current
 from latelier.cli.locations import open_retriever
 from latelier.cli.options import (
     DeviceOption,
@@ -19,6 +20,7 @@ from latelier.cli.options import (
     QueryBackendOption,
     QueryModelOption,
     SameSpaceOption,
+    SearchedArgument,
     SearchKeywords,
     TrustOption,
     count_option,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 @takes_search_options()
 def search(
     context: typer.Context,
-    index: IndexArgument,
+    index: SearchedArgument,
     words: Annotated[list[str], typer.Argument(metavar="TEXT", help="The query.")],
     *,
     k: Annotated[int, count_option("Maximum number of documents.")] = 10,
@@ -46,15 +48,21 @@ def search(
     backend: QueryBackendOption = "auto",
     max_memory: MemoryOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which words matched which.")] = False,
+    place: Annotated[
+        Path | None,
+        typer.Option("--index", metavar="FOLDER", help="Where the index of a folder of files is, if not in the cache."),
+    ] = None,
     device: DeviceOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Find the documents of an index that match a query best.
+    """Find the documents of an index, or of a folder of files, that match a query best.
 
     Prints rank, score (higher is better), id, and page, heading or line; below them the part of the text that matched.
+    A folder of files is indexed first, in your cache or in --index; each search reads what has changed in it.
 
     \b
     Example:
+      latelier search ./notes "when does the lease end?"
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
@@ -65,16 +73,22 @@ def search(
     if not needs_model:
         cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
         refuse_unused(context, ("model", "backend", "device"), cure)
-    with open_retriever(
-        index,
-        model=model,
-        same_space=same_space,
-        device=device,
-        backend=backend,
-        trust_remote_code=trust_remote_code,
-        max_memory=max_memory,
-        load_model=needs_model,
-    ) as retriever:
+    opening: dict[str, Any] = {
+        "model": model,
+        "device": device,
+        "backend": backend,
+        "trust_remote_code": trust_remote_code,
+        "max_memory": max_memory,
+        "load_model": needs_model,
+    }
+    folder = files_folder(index)
+    if folder is None:
+        refuse_unused(context, ("place",), "is where the index of a folder of files is, and this is none")
+        opened: Any = open_retriever(index, same_space=same_space, **opening)
+    else:
+        refuse_unused(context, ("same_space",), "is for an index, and this is a folder of files")
+        opened = open_current(folder, place, **opening)
+    with opened as retriever:
         results = retriever.search(text, k, **search)
         encoder = retriever.query_model if needs_model else None
         reading = {"whole": bool(search.get("whole_query")), "plain": bool(search.get("plain_query"))}

@@ -425,7 +425,17 @@ class TrainingSet:
         return 0
 
     def select(self, rows: Sequence[int] | np.ndarray) -> TrainingSet:
-        """Return the rows at some positions, in this order; negative ones count from the end.
+        """Return the rows at some positions, in this order.
+
+        Parameters
+        ----------
+        rows
+            Positions; negative ones count from the end.
+
+        Returns
+        -------
+        TrainingSet
+            With as many rows as there are positions.
 
         Examples
         --------

@@ -284,6 +284,17 @@ class InOrder(BatchSampler):
 
     Pass the class in the trainer's arguments: ``batch_sampler=InOrder``.
 
+    Parameters
+    ----------
+    rows
+        The data set, or anything else with a length.
+    batch_size
+        Rows per batch.
+    drop_last
+        Leave out the last batch if it has fewer rows.
+    **options
+        What the trainer passes besides, such as a seed, which makes no difference to the order.
+
     Examples
     --------
     >>> list(InOrder(range(5), batch_size=2, drop_last=False))

@@ -79,7 +79,13 @@ class Collection:
         check_excluded(self.excluded)
 
     def texts(self) -> dict[str, str]:
-        """Return document id to the text to index: title and text joined by a space, as in BEIR's published figures."""
+        """Return document id to the text to index: title and text joined by a space, as in BEIR's published figures.
+
+        Examples
+        --------
+        >>> Collection({"1": {"title": "Moon", "text": "It is far away."}}, queries={}, qrels={}).texts()
+        {'1': 'Moon It is far away.'}
+        """
         return {id_: f"{document['title']} {document['text']}".strip() for id_, document in self.documents.items()}
 
     def identical_ids(self) -> bool | None:

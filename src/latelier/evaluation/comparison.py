@@ -183,7 +183,18 @@ class MeasureComparison:
         return len(self.differences) - self.wins - self.losses
 
     def changed(self, n: int = 10) -> dict[str, float]:
-        """Return the differences of the `n` queries that changed most, largest change first, ties left out."""
+        """Return the differences of the `n` queries that changed most, largest change first, ties left out.
+
+        Parameters
+        ----------
+        n
+            How many queries, at most.
+
+        Returns
+        -------
+        dict
+            Query id to the value of the second run minus that of the first.
+        """
         order = sorted(self.differences.items(), key=lambda item: (-abs(item[1]), item[0]))
         return {query: value for query, value in order[:n] if value}
 

@@ -281,6 +281,13 @@ class ColBERT(MultiVectorEncoder):
         ------
         InvalidArgumentError
             If the model is a late-interaction checkpoint, which `ColBERT` loads.
+
+        Examples
+        --------
+        >>> from latelier.models import ColBERT, DEFAULT_MODEL
+        >>> model = ColBERT.from_dense(DEFAULT_MODEL, "orthogonal", 64, device="cpu")
+        >>> model.encode_document(["Bananas are healthy."])[0].shape
+        torch.Size([6, 64])
         """
         as_path(model_name_or_path, "the model")
         recipe = untrained_recipe(projection, embedding_size)
@@ -390,6 +397,13 @@ class ColBERT(MultiVectorEncoder):
         -------
         list of torch.Tensor
             One ``(tokens, dim)`` matrix per text; one matrix for one text; a list for each list of texts.
+
+        Examples
+        --------
+        >>> from latelier.models import load, DEFAULT_MODEL
+        >>> model = load(DEFAULT_MODEL, device="cpu")
+        >>> model.encode(["Bananas are healthy.", "The moon."], is_query=False, packed=True)
+        TokenEmbeddings(2 texts, 11 tokens, dim=384, float32, cpu)
         """
         if kwargs:
             arguments.check("encode", kwargs, {"processing_kwargs", *self.get_model_kwargs()} - {"task"}, self.encode)
@@ -447,12 +461,21 @@ class ColBERT(MultiVectorEncoder):
         packed
             Yield `TokenEmbeddings` of up to 2,048 texts rather than one matrix per text. Indexes take either.
         precision, compute_dtype, truncate_dim, pool_factor, num_vectors, pool_method, protected_tokens, batch_size
-            With `show_progress_bar`, as in `encode`. ``compute_dtype="auto"`` decides by the first 2,048 texts.
+            As in `encode`. ``compute_dtype="auto"`` decides by the first 2,048 texts.
+        show_progress_bar
+            Show a bar on standard error; its end is known if `texts` has a length.
 
         Yields
         ------
         torch.Tensor
             One ``(tokens, dim)`` matrix per text, in order, on the CPU; or `TokenEmbeddings`.
+
+        Examples
+        --------
+        >>> from latelier.models import load, DEFAULT_MODEL
+        >>> model = load(DEFAULT_MODEL, device="cpu")
+        >>> [len(vectors) for vectors in model.encode_stream(text for text in ["Bananas.", "The moon is far away."])]
+        [4, 8]
         """
         task = arguments.resolve_task(None, is_query, None, default="document")
         pooling = Pooling(pool_factor, num_vectors, pool_method, protected_tokens).checked_for(task)
@@ -553,6 +576,14 @@ class ColBERT(MultiVectorEncoder):
         -------
         torch.Tensor
             ``(n,)`` float32.
+
+        Examples
+        --------
+        >>> from latelier.models import load, DEFAULT_MODEL
+        >>> model = load(DEFAULT_MODEL, device="cpu")
+        >>> scores = model.scores(["fruit", "fruit"], ["Bananas are healthy.", "The moon."], tqdm_bar=False)
+        >>> bool(scores[0] > scores[1]), scores.shape
+        (True, torch.Size([2]))
         """
         known = ("truncation", "add_special_tokens", "max_length", "processing_kwargs")
         arguments.check("scores", kwargs, known, self.scores)
@@ -662,6 +693,17 @@ class ColBERT(MultiVectorEncoder):
         ----------
         text, is_query
             The text, and whether it is a query rather than a document.
+
+        Returns
+        -------
+        list of str
+            As many as the embedding has rows.
+
+        Examples
+        --------
+        >>> from latelier.models import load, DEFAULT_MODEL
+        >>> load(DEFAULT_MODEL, device="cpu").tokens("Bananas!")
+        ['[CLS]', 'bananas', '!', '[SEP]']
         """
         return scored_tokens(self, self.tokenize([text], is_query=is_query))
 
@@ -679,6 +721,18 @@ class ColBERT(MultiVectorEncoder):
         ------
         InvalidArgumentError
             If the model has no PCA projection, or the texts have too few tokens.
+
+        Returns
+        -------
+        ColBERT
+            The model itself.
+
+        Examples
+        --------
+        >>> from latelier.models import ColBERT, DEFAULT_MODEL
+        >>> model = ColBERT.from_dense(DEFAULT_MODEL, "pca", 8, device="cpu")
+        >>> model.fit_projection(["Bananas are healthy.", "The moon is far away from the earth."]).embedding_size
+        8
         """
         if self._construction.recipe.projection != "pca" or not self._construction.is_fresh:
             raise InvalidArgumentError('this model has no PCA projection; make one with from_dense(projection="pca").')
@@ -696,6 +750,18 @@ class ColBERT(MultiVectorEncoder):
         ----------
         num_vectors, **kwargs
             As in `latelier.modules.AttentionPooling`.
+
+        Returns
+        -------
+        ColBERT
+            The model itself.
+
+        Examples
+        --------
+        >>> from latelier.models import load, DEFAULT_MODEL
+        >>> model = load(DEFAULT_MODEL, device="cpu").compress_documents(4)
+        >>> len(model.encode_document("Bananas are healthy, and the moon is far away."))
+        4
         """
         compression.compress_documents(self, num_vectors, kwargs)
         return self
@@ -716,6 +782,13 @@ class ColBERT(MultiVectorEncoder):
         ------
         InvalidArgumentError
             If PyLate's layout cannot hold the model, or the path is a file; nothing is written then.
+
+        Examples
+        --------
+        >>> from latelier.models import ColBERT, load, DEFAULT_MODEL
+        >>> load(DEFAULT_MODEL, device="cpu").save("copy-of-minilm")
+        >>> ColBERT("copy-of-minilm", device="cpu").embedding_size
+        384
         """
         self._construction.check_fitted()
         arguments.check("save", kwargs, arguments.parameters_of(super().save), self.save)
@@ -725,7 +798,13 @@ class ColBERT(MultiVectorEncoder):
             save(folder, *args, **kwargs)
 
     def save_pretrained(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call."""
+        """Save as `save` does, which subclasses can override; the name that transformers uses, and trainers call.
+
+        Parameters
+        ----------
+        path, *args, **kwargs
+            As in `save`.
+        """
         self.save(path, *args, **kwargs)
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:

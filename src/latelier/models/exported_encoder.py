@@ -545,7 +545,13 @@ class ExportedEncoder:
         return longer
 
     def copy_to(self, folder: Path) -> None:
-        """Put a copy of the export into another folder of the cache."""
+        """Put a copy of the export into another folder of the cache.
+
+        Parameters
+        ----------
+        folder
+            The new folder.
+        """
         described = read_description(self.folder)
 
         def write(target: Path) -> dict[str, Any]:
@@ -585,12 +591,38 @@ class ExportedEncoder:
         """
         return self._encode(texts, "document")
 
-    def encode(self, texts: Sequence[str], task: str) -> TokenEmbeddings:
-        """Return the token vectors of queries or documents (`task`), one behind the other."""
-        return TokenEmbeddings.from_list(self._encode(texts, task))
+    def encode(self, texts: Sequence[str], task: str, bar: Any = None) -> TokenEmbeddings:
+        """Return the token vectors of queries or documents, one behind the other.
+
+        Parameters
+        ----------
+        texts
+            A list of texts.
+        task
+            ``"query"`` or ``"document"``.
+        bar
+            What is told of each batch, by its ``update``; None: nothing.
+
+        Returns
+        -------
+        TokenEmbeddings
+            Of numpy, in float32.
+        """
+        return TokenEmbeddings.from_list(self._encode(texts, task, bar))
 
     def tokens(self, text: str, is_query: bool = True) -> list[str]:
-        """Return the tokens that the rows of a text's embedding stand for, as `ColBERT.tokens` does."""
+        """Return the tokens that the rows of a text's embedding stand for, as `ColBERT.tokens` does.
+
+        Parameters
+        ----------
+        text, is_query
+            The text, and whether it is a query rather than a document.
+
+        Returns
+        -------
+        list of str
+            As many as the embedding has rows.
+        """
         task = "query" if is_query else "document"
         row = self._tokenize([text], task)[0]
         tokenizer = self._tokenizer(task)
@@ -617,18 +649,41 @@ class ExportedEncoder:
         return [ranges[i] for i in np.flatnonzero(row.scored)]
 
     def text_offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        """Return the offsets of all tokens of texts, as `latelier.models.exported_encoder.Offsets`."""
+        """Return the offsets of all tokens of texts, as `latelier.models.exported_encoder.Offsets`.
+
+        Parameters
+        ----------
+        texts
+            A list of texts, which are not cut.
+
+        Returns
+        -------
+        list of list of (int, int)
+            For each token of a text its first character and the one after its last.
+        """
         with tokenizer_lock(None):
             found = self._tokenizer("untruncated").encode_batch(texts, add_special_tokens=False)
         return [encoding.offsets for encoding in found]
 
     def limits(self, task: str) -> tuple[int, int | None]:
-        """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""
+        """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit.
+
+        Parameters
+        ----------
+        task
+            ``"query"`` or ``"document"``.
+        """
         settings = self._tasks[task]
         return len(self._tokenizer("untruncated").encode(settings.prompt).ids), settings.max_length
 
     def prompt_and_expansion(self, task: str) -> tuple[str, Any]:
-        """Return the prompt of a task and its query expansion, for reports."""
+        """Return the prompt of a task and its query expansion, for reports.
+
+        Parameters
+        ----------
+        task
+            ``"query"`` or ``"document"``.
+        """
         return self._tasks[task].prompt, self._tasks[task].expansion
 
     @property
@@ -643,13 +698,19 @@ class ExportedEncoder:
         return [token.content for token in added if token.special]
 
     def join(self, tokens: list[str]) -> str:
-        """Return the text that tokens form, as `convert_tokens_to_string` of transformers does."""
+        """Return the text that tokens form, as `convert_tokens_to_string` of transformers does.
+
+        Parameters
+        ----------
+        tokens
+            As `tokens` returns them.
+        """
         decoder = self._tokenizer("query").decoder
         if decoder is None:
             return " ".join(tokens)
         return str(decoder.decode(tokens))
 
-    def _encode(self, texts: Sequence[str], task: str) -> list[np.ndarray]:
+    def _encode(self, texts: Sequence[str], task: str, bar: Any = None) -> list[np.ndarray]:
         rows = self._tokenize(texts, task)
         encoded: dict[int, np.ndarray] = {}
 
@@ -668,6 +729,8 @@ class ExportedEncoder:
             for place, i in enumerate(batch):
                 scored = rows[i].scored
                 encoded[int(i)] = self._project(hidden[place, : len(scored)][scored])
+            if bar is not None:
+                bar.update(len(batch))
 
         lengths = [len(row.ids) for row in rows]
         with limited_threads(self._threads):

@@ -15,6 +15,7 @@ from latelier.reading.records import (
     FieldsTaken,
     FileDocuments,
     InputDocument,
+    Position,
     Reading,
     Skipped,
     SkipReason,
@@ -64,7 +65,8 @@ def read_records(
         format = "tsv"
     if format != "auto":
         formats = (format,)
-    source = Source(file, name, reading.encoding, reading.delimiter)
+    position = Position()
+    source = Source(file, name, reading.encoding, reading.delimiter, on_open=position.opened)
     rows = read_rows(source, formats, lambda cells: _header(cells, fields))
     skipped: list[Skipped] = []
     taken = FieldsTaken()
@@ -79,7 +81,9 @@ def read_records(
     else:
         fields.check_names(rows.columns, f"{rows.place}: it has")
         records = _table_records(rows, rows.columns, fields, has_types=formats == ("parquet",))
-    return FileDocuments(_documents(records, reading, skipped, taken), skipped, path, taken=taken)
+    documents = FileDocuments(_documents(records, reading, skipped, taken), skipped, path, taken=taken)
+    documents.position = position
+    return documents
 
 
 def _documents(

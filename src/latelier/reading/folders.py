@@ -422,7 +422,8 @@ class DocumentFolder(FileDocuments):
             lines.append(f"\n  {known:,} as before")
         if len(lines) > _MOST_NAMED:
             hidden = len(lines) - _MOST_NAMED
-            more = f"\n  and files of {hidden:,} more kinds or reasons; latelier info INDEX --skipped, or the attribute skipped, lists all"
+            listed = "latelier info INDEX --skipped, or the attribute skipped, lists all"
+            more = f"\n  and files of {hidden:,} more kinds or reasons; {listed}"
         else:
             more = ""
         in_part = sum(each.reason is SkipReason.UNREAD for each in self.skipped)

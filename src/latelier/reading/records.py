@@ -9,6 +9,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -136,6 +137,28 @@ class FieldsTaken:
         return "; ".join([f"{self.records:,} record{plural}", *filter(None, said)])
 
 
+class Position:
+    """How far a file was read, which may be opened more than once."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        self._size = 0
+
+    def opened(self, file: Any) -> None:
+        """Note that a file is being read, opened for bytes."""
+        with suppress(OSError, ValueError, AttributeError):  # a pipe has no size and no position
+            self._size = os.fstat(file.fileno()).st_size if file.seekable() else 0
+            self._file = file
+
+    def share(self) -> float | None:
+        """Return which part of its bytes was read; None if that is not known."""
+        if not self._size:
+            return None
+        if self._file.closed:
+            return 1.0
+        return min(self._file.tell() / self._size, 1.0)
+
+
 class FileDocuments:
     """Documents that are read from files: records, or with `are_texts` files that are one text each.
 
@@ -158,6 +181,11 @@ class FileDocuments:
         self.path = path
         self.are_texts = are_texts
         self.options = ""
+        self.position = Position()
+
+    def share(self) -> float | None:
+        """Return which part of the file was read so far, 0 to 1, by its bytes; None if that is not known."""
+        return self.position.share()
 
     def __iter__(self) -> Iterator[InputDocument]:
         yield from self._documents

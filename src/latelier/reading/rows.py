@@ -148,6 +148,7 @@ class Source(NamedTuple):
     """A path, a pipe, a device, an open file or its contents, and the name of it in messages.
 
     `encoding`, `delimiter`: None: as it is written. `has_comments`: whether lines that begin with # are none.
+    `on_open` is told of each file that is opened for reading lines.
     """
 
     file: str | Path | BinaryIO | bytes
@@ -155,6 +156,7 @@ class Source(NamedTuple):
     encoding: str | None = None
     delimiter: str | None = None
     has_comments: bool = False
+    on_open: Callable[[BinaryIO], None] | None = None
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a text; the error for one that is gzip but has another name says so."""
@@ -165,6 +167,8 @@ class Source(NamedTuple):
             opened = io.BytesIO(file)
         else:
             opened = file
+        if self.on_open is not None:
+            self.on_open(opened)
         is_first = True
         is_compressed = self.name.endswith(".gz")
         try:

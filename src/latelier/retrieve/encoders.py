@@ -240,9 +240,18 @@ class LoadedEncoder:
         return self._encode_pictures([picture], job).to("numpy")
 
     def encode_documents(
-        self, documents: Sequence[str | Picture], *, batch_size: int, pool_factor: int, precision: str | None
+        self,
+        documents: Sequence[str | Picture],
+        *,
+        batch_size: int,
+        pool_factor: int,
+        precision: str | None,
+        bar: Any = None,
     ) -> TokenEmbeddings:
-        """Return the token vectors of some texts and pictures; arguments are those of `Retriever.add`."""
+        """Return the token vectors of some texts and pictures; arguments are those of `Retriever.add`.
+
+        `bar` is told how many are encoded.
+        """
         from latelier.models.encoding import Job, packed_windows
 
         texts: list[str] = []
@@ -256,11 +265,13 @@ class LoadedEncoder:
         job = Job("document", batch_size=batch_size, compute_dtype=self.compute_dtype, truncate_dim=model.truncate_dim)
         encoded = [
             reduced(window, pool_factor, precision)
-            for window in packed_windows(model, texts, job, precision if pool_factor == 1 else None)
+            for window in packed_windows(model, texts, job, precision if pool_factor == 1 else None, bar)
         ]
         for first in range(0, len(pictures), _PICTURES):
             vectors = self._encode_pictures(pictures[first : first + _PICTURES], job)
             encoded.append(reduced(vectors, pool_factor, precision))
+            if bar is not None:
+                bar.update(len(pictures[first : first + _PICTURES]))
         joined = TokenEmbeddings.concatenate(encoded)
         if not (texts and pictures):
             return joined

@@ -19,6 +19,7 @@ from latelier.retrieve.late import Taken, taken_rows
 from latelier.retrieve.passages import Passages
 from latelier.retrieve.preparation import PreparedDocument, Write, prepare
 from latelier.retrieve.query_model import QueryModel
+from latelier.utils.misc import Share
 
 if TYPE_CHECKING:
     from latelier.reading.images import Picture
@@ -137,9 +138,10 @@ def encode(
     """Yield each transaction with its vectors; those of a document of more than `size` inputs come in parts."""
     for transaction in transactions:
         inputs = (transaction.inputs[first : first + size] for first in range(0, len(transaction.inputs), size))
-        parts = (model.encode_documents(each, **encoding.options) for each in inputs)
+        share = Share(bar, len(transaction.documents), len(transaction.inputs))
+        parts = (model.encode_documents(each, bar=share, **encoding.options) for each in inputs)
         yield transaction, encoding.finish(transaction, parts, size)
-        bar.update(len(transaction.documents))
+        share.finish()
 
 
 def encode_by_workers(

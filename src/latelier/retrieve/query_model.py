@@ -396,14 +396,22 @@ class QueryModel:
         batch_size: int,
         pool_factor: int = 1,
         precision: str | None = None,
+        bar: Any = None,
     ) -> TokenEmbeddings:
-        """Return the token vectors of some texts and pictures; arguments are those of `Retriever.add`."""
+        """Return the token vectors of some texts and pictures; arguments are those of `Retriever.add`.
+
+        `bar` is told how many are encoded, if what encodes knows before the end.
+        """
         if isinstance(self.documents, LoadedEncoder):
             return self.documents.encode_documents(
-                documents, batch_size=batch_size, pool_factor=pool_factor, precision=precision
+                documents, batch_size=batch_size, pool_factor=pool_factor, precision=precision, bar=bar
             )
         texts = [document for document in documents if isinstance(document, str)]
-        return reduced(self.documents.encode(texts, "document"), pool_factor, precision)
+        if isinstance(self.documents, ExportedEncoder):
+            encoded = self.documents.encode(texts, "document", bar)
+        else:
+            encoded = self.documents.encode(texts, "document")
+        return reduced(encoded, pool_factor, precision)
 
     def limits(self, task: Task) -> tuple[int, int | None]:
         """Return the number of tokens of an empty text of a task, and the most that are read; None: no limit."""

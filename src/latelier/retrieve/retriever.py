@@ -296,6 +296,13 @@ class Retriever(NotCopied):
             If the model was given as an object, or has a part that cannot be exported.
         MissingExtraError
             If a package that exporting needs is missing.
+
+        Examples
+        --------
+        >>> retriever = Retriever(index="exported", device="cpu")
+        >>> retriever.add(["Bananas are healthy."])
+        >>> (retriever.export_encoder() / "encoder.json").name
+        'encoder.json'
         """
         return self.query_model.export(self.index)
 
@@ -347,6 +354,17 @@ class Retriever(NotCopied):
             stored. If `passages` or `pool_factor` differs from the index's.
         DuplicateIdError
             If an id is in the index already; `update` replaces documents.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([{"id": "a", "title": "Fruit", "text": "Bananas are healthy.", "year": 2019}])
+        >>> retriever.add(["The moon is far away."])  # with the next number as its id
+        >>> retriever.documents.ids(), retriever.documents["a"].metadata["year"]
+        (['a', 0], 2019)
+        >>> retriever.add([("a", "Again."), ("b", "Plums.")], skip_existing=True)
+        >>> len(retriever)
+        3
         """
         if _is_path(documents):
             self.synchronise(documents, remove=False, **options)
@@ -374,6 +392,14 @@ class Retriever(NotCopied):
         ------
         InvalidArgumentError
             As in `add`, and if a document has no id.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy.")])
+        >>> retriever.update([("a", "Bananas are yellow."), ("b", "The moon.")])
+        >>> retriever.documents["a"].text, len(retriever)
+        ('Bananas are yellow.', 2)
         """
         if _is_path(documents):
             self.synchronise(documents, remove=False, **options)
@@ -440,7 +466,7 @@ class Retriever(NotCopied):
             documents = read_documents(source)
         if documents.path is None:
             rule = GivenRule(self.index, "update", skip_unchanged=True, needs_ids=False)
-            self._write(given_writes(documents), rule, are_texts=documents.are_texts, **options)
+            self._write(given_writes(documents), rule, are_texts=documents.are_texts, share=documents.share, **options)
             kinds = rule.kinds
             return Synchronised(kinds["new"], kinds["changed"], 0, 0, kinds["unchanged"], 0, documents.skipped)
         if isinstance(documents, DocumentFolder) and not len(documents):
@@ -449,7 +475,7 @@ class Retriever(NotCopied):
         read = run.read(remove=remove)
         if first := list(islice(read, 1)):  # the model is loaded only if there is something to encode
             are_texts = documents.are_texts
-            self._write(chain(first, read), run, are_texts=are_texts, **options)
+            self._write(chain(first, read), run, are_texts=are_texts, share=run.share, **options)
         elif self.index.dim is not None:  # other passages are refused all the same
             chosen = options.get("passages"), options.get("pool_factor")
             DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)
@@ -464,6 +490,7 @@ class Retriever(NotCopied):
         *,
         are_texts: bool = False,
         total: int | None = None,
+        share: Callable[[], float | None] | None = None,
         batch_size: int = 32,
         chunk_size: int | None = None,
         show_progress: bool | None = None,
@@ -472,7 +499,10 @@ class Retriever(NotCopied):
         precision: str | None = None,
         workers: EncodingWorkers | int | None = None,
     ) -> None:
-        """Store documents, each transaction by itself; the rule says which, and what each commit takes with it."""
+        """Store documents, each transaction by itself; the rule says which, and what each commit takes with it.
+
+        `share` returns which part of the source was read, 0 to 1, if that is known, for the bar.
+        """
         check_count("batch_size", batch_size)
         check_count("chunk_size", chunk_size, optional=True)
         check_choice("precision", precision, DTYPES, optional=True)
@@ -490,7 +520,7 @@ class Retriever(NotCopied):
         encoding = Encoding(batch_size, settings.pool_factor, precision, late)
         unread: list[int] = []
         with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
-            chosen = _chosen(read_chunks(writes, model, size), rule, bar)
+            chosen = _chosen(_estimated(read_chunks(writes, model, size), share, bar), rule, bar)
             transactions = divide(chosen, model, settings.passages, pace)
             if workers is None:
                 encoded = encode(model, transactions, size, bar, encoding)
@@ -546,6 +576,14 @@ class Retriever(NotCopied):
         ------
         UnknownIdError
             If an id is not in the index.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon.")])
+        >>> retriever.remove("a")
+        >>> retriever.documents.ids()
+        ['b']
         """
         self.index.remove(ids)
 
@@ -608,6 +646,17 @@ class Retriever(NotCopied):
             If the filter takes too long.
         LatelierError
             If the mode needs keywords, and the index has no keyword index or no texts.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([{"id": "a", "text": "Bananas are healthy.", "year": 2019}, {"id": "b", "text": "The moon."}])
+        >>> [result.id for result in retriever.search("fruit", k=1)]
+        ['a']
+        >>> [[result.id for result in each] for each in retriever.search(["fruit", "planets"], k=1)]
+        [['a'], ['b']]
+        >>> retriever.search("fruit", filter="year < ?", parameters=[2000])
+        []
         """
         is_picture = hasattr(texts, "getbands")  # of PIL
         queries = [] if is_picture else checked_queries(texts)
@@ -742,6 +791,14 @@ class Retriever(NotCopied):
             If the document is not in the index.
         LatelierError
             If the document was stored without its text, or its tokens were pooled.
+
+        Examples
+        --------
+        >>> retriever = Retriever(device="cpu")
+        >>> retriever.add([("a", "Bananas are healthy.")])
+        >>> explanation = retriever.explain("fruit", "a")
+        >>> ("fruit", "bananas") in [(match.word, match.matched) for match in explanation.words()]
+        True
         """
         model = self.query_model
         return explain_documents(model, self.index, query, [as_id(id)], whole=whole_query, plain=plain_query)[0]
@@ -889,7 +946,15 @@ class Retriever(NotCopied):
         return learned
 
     def close(self) -> None:
-        """Close the index."""
+        """Close the index.
+
+        Examples
+        --------
+        >>> with Retriever(index="fruit", device="cpu") as retriever:  # closes it at the end
+        ...     retriever.add(["Bananas are healthy."])
+        >>> retriever = Retriever.open("fruit", device="cpu")
+        >>> retriever.close()
+        """
         self.index.close()
 
     def __len__(self) -> int:
@@ -920,6 +985,19 @@ def _length(documents: Any) -> int | None:
     if isinstance(documents, Sized):
         return len(documents)
     return None
+
+
+def _estimated(
+    chunks: Iterable[list[Write]], share: Callable[[], float | None] | None, bar: Any
+) -> Iterator[list[Write]]:
+    """Yield chunks; the bar's total is how many documents there are if the rest of the source has as many."""
+    count = 0
+    for chunk in chunks:
+        count += len(chunk)
+        read = share() if share is not None else None
+        if read:
+            bar.total = round(count / read)
+        yield chunk
 
 
 def _chosen(chunks: Iterable[list[Write]], rule: GivenRule | Synchronisation, bar: Any) -> Iterator[list[Write]]:

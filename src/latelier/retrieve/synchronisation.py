@@ -211,6 +211,7 @@ class Synchronisation:
         self._left_out = {name: state for name, state in states.items() if state.state == _NOT_READ}
         self._told_before = {(name, message) for name, state in states.items() for _, message in _told(state)}
         self._kept: dict[str, str] = {}  # files whose documents are kept, and why
+        self._looked_at = 0  # files
         self._several: set[str] = set()  # how the report names several of these at once
         self._counts = index.origins.counts(known.key)
         self._others = {source.key: json.loads(source.root) for source in sources if source.key != known.key}
@@ -236,9 +237,16 @@ class Synchronisation:
             return
         if remove:
             self._rename(folder)
-        for path, name in zip(folder.files, self._names, strict=True):
+        for number, (path, name) in enumerate(zip(folder.files, self._names, strict=True), start=1):
+            self._looked_at = number
             if not self._passes(path, name):
                 yield from self._read_file(name, folder.read(path))
+
+    def share(self) -> float | None:
+        """Return which part of the source was read: of the files of a folder, of the bytes of a file."""
+        if self._folder is None:
+            return self._documents.share()
+        return self._looked_at / len(self._names)
 
     def _passes(self, path: Path, name: str) -> bool:
         """Whether a file is unchanged; if not, it is one that is read."""

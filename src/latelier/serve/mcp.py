@@ -16,8 +16,8 @@ from latelier.indexes.options import Mode, SearchOptions
 from latelier.reading.images import refuse_named
 from latelier.retrieve import Explanation, Result, Retriever, Span
 from latelier.retrieve.explaining import explain_results
-from latelier.serve.transport import check_token, exits_on_signals, listen, sends_token
-from latelier.utils.misc import needs_extra
+from latelier.serve.transport import check_token, listen, sends_token
+from latelier.utils.misc import exits_on_signals, needs_extra
 
 with needs_extra("The Model Context Protocol", "mcp"):
     import uvicorn

@@ -18,8 +18,8 @@ from latelier.retrieve import Retriever
 from latelier.serve.app import create_app
 from latelier.serve.queues import Limits
 from latelier.serve.security import ACCESS_LOG, Access, is_loopback
-from latelier.serve.transport import exits_on_signals, listen
-from latelier.utils.misc import needs_extra
+from latelier.serve.transport import listen
+from latelier.utils.misc import exits_on_signals, needs_extra
 
 with needs_extra("Serving", "serve"):
     import uvicorn

@@ -1,14 +1,10 @@
-"""What the servers for REST and for agents share: tokens, the socket, signals."""
+"""What the servers for REST and for agents share: tokens and the socket."""
 
 from __future__ import annotations
 
 import hmac
-import signal
 import socket
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Iterable
 
 from latelier.errors import InvalidArgumentError
 
@@ -48,28 +44,3 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidArgumentError(
             f"cannot listen on {host}, port {port}: {error}. Choose another address or port; port 0 is any free one."
         ) from error
-
-
-@contextmanager
-def exits_on_signals() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM, which closes nothing by default, and KeyboardInterrupt on SIGINT even in scripts."""
-    # uvicorn sends the signal again when its server has stopped. A handler that the program has set itself stays.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = (
-        (signal.SIGTERM, signal.SIG_DFL, _exit),
-        (signal.SIGINT, signal.SIG_IGN, signal.default_int_handler),
-    )
-    changed = [each for each in handlers if signal.getsignal(each[0]) is each[1]]
-    for number, _, handler in changed:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, before, _ in changed:
-            signal.signal(number, before)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -30,6 +30,8 @@ from latelier.utils.checks import short
 LONGEST_LINE = 2**24
 # The file by which the folder of an index is known.
 CATALOG = "catalog.sqlite"
+# The folder of its vectors, beside the catalog.
+SEGMENTS = "segments"
 
 
 def as_path(path: object, name: str = "path") -> Path:

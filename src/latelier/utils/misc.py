@@ -1,4 +1,4 @@
-"""Small helpers of all packages: progress bars, warnings at the caller, lazy imports, HTML.
+"""Small helpers of all packages: progress bars, warnings at the caller, lazy imports, signals, HTML.
 
 Colours are the theme's own (``currentColor``) and transparent tints. There are no scripts and no external resources.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import html
 import inspect
 import numbers
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +22,15 @@ from latelier.errors import MissingExtraError
 from latelier.utils.checks import did_you_mean, printable
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from typing_extensions import Self
 
 
 class Silent:
     """A progress bar that is not shown."""
+
+    total: int | None = None
 
     def update(self, count: int = 1) -> None:
         """Do nothing."""
@@ -37,16 +43,63 @@ class Lines:
     """Progress in a log, where a bar would be one endless line."""
 
     def __init__(self, desc: str = "Progress", total: int | None = None, unit: str = "") -> None:
-        self._form = f"{desc}: {{:,}}{'' if total is None else f' of {total:,}'}{unit} so far.\n"
+        self.total = total
+        self._desc = desc
+        self._unit = unit
         self._count = 0
-        self._told = time.monotonic()
+        self._begin = self._told = time.monotonic()
 
     def update(self, count: int = 1) -> None:
         """Count, and print a line if it is time."""
         self._count += count
         if time.monotonic() - self._told >= INTERVAL:
             self._told = time.monotonic()
-            sys.stderr.write(self._form.format(self._count))
+            sys.stderr.write(f"{self._desc}: {self._count:,}{self._remaining()} so far.\n")
+
+    def _remaining(self) -> str:
+        """Return how many there are in all, and how long the others take at the same pace."""
+        if self.total is None:
+            return self._unit
+        seconds = (self._told - self._begin) * max(0, self.total - self._count) / max(1, self._count)
+        left = f", about {_duration(seconds)} left after them," if seconds >= 1 else ""
+        return f" of {self.total:,}{self._unit}{left}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{round(seconds)} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes / 60:.0f} h"
+
+
+class Share:
+    """The part of a bar that one step moves, by what it is given: it has `steps`, and moves the bar by `count`."""
+
+    def __init__(self, bar: Any, count: int, steps: int) -> None:
+        self._bar = bar
+        self._count = count
+        self._steps = max(1, steps)
+        self._done = 0
+        self._moved = 0
+        self._lock = threading.Lock()  # batches are computed in several threads
+
+    def update(self, steps: int = 1) -> None:
+        """Move the bar."""
+        with self._lock:
+            self._done = min(self._done + steps, self._steps)
+            self._move(self._count * self._done // self._steps)
+
+    def finish(self) -> None:
+        """Move the bar to the end of this part."""
+        with self._lock:
+            self._move(self._count)
+
+    def _move(self, to: int) -> None:
+        if to > self._moved:
+            self._bar.update(to - self._moved)
+            self._moved = to
 
 
 _PATIENCE = 2.0  # seconds until a bar appears that nobody has asked for
@@ -133,6 +186,31 @@ def needs_extra(feature: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(feature, extra) from error
+
+
+@contextmanager
+def exits_on_signals() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM, which closes nothing by default, and KeyboardInterrupt on SIGINT even in scripts."""
+    # uvicorn sends the signal again when its server has stopped. A handler that the program has set itself stays.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = (
+        (signal.SIGTERM, signal.SIG_DFL, _exit),
+        (signal.SIGINT, signal.SIG_IGN, signal.default_int_handler),
+    )
+    changed = [each for each in handlers if signal.getsignal(each[0]) is each[1]]
+    for number, _, handler in changed:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, before, _ in changed:
+            signal.signal(number, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 class Closing:

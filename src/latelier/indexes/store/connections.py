@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from latelier.errors import CommitError, CorruptedIndexError, InvalidArgumentError, ReadOnlyIndexError, StorageError
 from latelier.indexes.store.forks import Lock, close_at_forks, is_forking, using
+from latelier.utils.files import SEGMENTS
 
 # How long a writer waits for another writer before it raises an error.
 WAIT_SECONDS = 5.0
@@ -257,7 +258,7 @@ class FilePool:
         self._uri = path.absolute().as_uri()
         # str, since they are looked up at every call: making a Path of one takes longer than os.stat.
         self._catalog = str(path)
-        self._segments = str(path.with_name("segments"))
+        self._segments = str(path.with_name(SEGMENTS))
         # What was opened first: the catalog, the JSON of the name inside of it, the folder of segments.
         self._catalog_id: FileId | None = None
         self.uid: str | None = None

@@ -50,11 +50,10 @@ def check_index_folder(folder: Path, *, create: bool) -> None:
         check_side_files(folder)
     elif found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        fact = f"{folder} is not an index: it holds {shown}."
         if create:
-            cure = "Choose a new or an empty folder"
-        else:
-            cure = "Give the folder of an index"
-        raise IndexFormatError(f"{folder} is not an index: it holds {shown}. {cure}.")
+            raise IndexFormatError(f"{fact} Choose a new or an empty folder.")
+        raise IndexFormatError(fact, advice="give-index")
     elif not create:
         raise no_index(folder)
 

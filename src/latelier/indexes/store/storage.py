@@ -57,7 +57,7 @@ from latelier.indexes.store.segments import (
 )
 from latelier.indexes.store.selections import selection_key
 from latelier.indexes.store.transaction import Transaction
-from latelier.utils.files import CATALOG
+from latelier.utils.files import CATALOG, SEGMENTS
 from latelier.utils.values import Id
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class Storage:
                 if not self.read_only:
                     make_catalog(path / CATALOG)
             self._pool = FilePool(path / CATALOG, read_only=self.read_only)
-            self._store = FileStore(path / "segments", layout)
+            self._store = FileStore(path / SEGMENTS, layout)
         self._latest: Snapshot | None = None
         self._loading = Lock()
         self._held = threading.local()  # the view that each thread holds
