@@ -1,4 +1,4 @@
-"""Keywords of `indexes.Qdrant` and of FTS5: nDCG@10 of each, and how many of the ten best documents they share.
+"""Keywords of `indexes.Qdrant` and `indexes.Flat`: nDCG@10 of each, and how many of the ten best documents they share.
 
     python benchmarks/qdrant_keywords.py path/to/scifact [--queries 100]
 

@@ -6,7 +6,7 @@ The folders are collections in BEIR's layout. Larger ones than --documents are s
 model is all-MiniLM-L6-v2 without training: its token vectors (384 dimensions, at most 350 tokens of a document) for
 late interaction, and their mean, one vector per text, for comparison. Milliseconds are the median of queries searched
 one at a time on one thread, without the time of encoding the query. Bytes are those of the index's
-folder per document, without the texts. BM25 is the index's own (SQLite FTS5), and bm25s's on the same words.
+folder per document, without the texts. BM25 is the index's own, and bm25s's on the same words.
 
 With --choose, changes of the query's vectors, weights of vectors and keywords in the fusion, and the reverse score are
 compared among the best documents of each query, and chosen with each collection left out.

@@ -7,4 +7,5 @@
 #include "ivf_codes.c"
 #include "ivf_rerank.c"
 #include "ivf_signs.c"
+#include "postings.c"
 #include "ward.c"

@@ -19,9 +19,9 @@ def make(folder, kind=indexes.Flat, **options):
 
 
 def file_of(folder, id, name):
-    for segment in (folder / "segments").iterdir():
-        if f'"{id}"'.encode() in (segment / "ids.npy").read_bytes():
-            return segment / name
+    for ids in (folder / "segments").glob("*/ids.npy"):
+        if f'"{id}"'.encode() in ids.read_bytes():
+            return ids.parent / name
     raise LookupError(id)
 
 

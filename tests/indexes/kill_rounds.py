@@ -120,6 +120,6 @@ def kill_rounds(folder, seed, rounds):
     with indexes.open(folder) as index:
         index.compact()
         assert stored(index) == state
-        assert len(list((folder / "segments").iterdir())) <= (1 if isinstance(index, indexes.Flat) else 2)
+        assert len(list((folder / "segments").iterdir())) <= (2 if isinstance(index, indexes.Flat) else 3)
         assert index.check(k=3).recall == 1.0
     return outcomes

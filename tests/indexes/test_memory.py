@@ -118,5 +118,5 @@ def test_a_write_that_would_outgrow_the_budget_changes_nothing(tmp_path, make):
         with pytest.raises(InvalidArgumentError, match="needs at least"):
             index.add(range(20_000), [np.eye(4)] * 20_000)
         assert index.ids() == ["a"]
-        assert len(list((tmp_path / "index" / "segments").iterdir())) == 1
+        assert len(list((tmp_path / "index" / "segments").glob("*/ids.npy"))) == 1
         assert index.verify().is_whole

@@ -257,9 +257,10 @@ class Index(NotCopied, ABC):
         weights
             For ``"hybrid"``: the weights of vectors and keywords, by default 0.85 and 0.15.
         depth
-            For ``"hybrid"``: documents that each side contributes. For ``"rerank"``: documents that keywords find. At
-            least `k`; by default ``max(100, 2 * k)``. Documents that only keywords contribute are scored by MaxSim too;
-            documents found only by vectors get the keyword score of the last document found by keywords.
+            Documents that keywords find, at least `k`; by default ``max(20, k)`` for ``"hybrid"`` and ``max(100, 2 *
+            k)`` for ``"rerank"``. For ``"hybrid"``, vectors contribute twice as many, and documents that only keywords
+            have found are scored by MaxSim too, by their passage that keywords have found. Documents that only vectors
+            have found get the keyword score of the last document found by keywords.
         filter
             An SQL expression that documents must meet: ``"year >= 2020 AND lang = ?"``. Its columns are ``id``,
             ``text`` and the keys of the metadata; see `latelier.indexes.filters`. Of a list of expressions,

@@ -46,7 +46,7 @@ class Flat(StoredIndex):
         `latelier.indexes.stored_index`.
     keywords
         Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
-        True if SQLite has FTS5; an existing index keeps what it has.
+        True; an existing index keeps what it has.
     tokenizer
         How the keyword index cuts texts into words: ``"porter"`` (the default), without English endings;
         ``"standard"``, whole words. Neither case nor accents count; languages without spaces are cut into pairs of

@@ -22,10 +22,13 @@ Effort: TypeAlias = EffortName | float
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 """The values of a filter's placeholders: a list for ``?``, a dict for ``:name``."""
 
-# Documents that each side contributes to a fusion, or that keywords pass on to MaxSim: at least this many, and a
-# multiple of k, so that the last hits are chosen among others too.
-_DEPTH = 100
-_DEPTH_PER_HIT = 2
+# Documents that keywords pass on to MaxSim: at least this many, and a multiple of k, so that the last hits are chosen
+# among others too.
+_RERANKED = 100
+_RERANKED_PER_HIT = 2
+# Documents that keywords contribute to a fusion, k at least; and for each of them, those that vectors contribute.
+_JOINED = 20
+VECTORS_PER_WORD = 2
 _NUMBERS = (int, float, np.integer, np.floating)
 _EFFORT_FACTORS = {"fast": 0.5, "balanced": 1.0, "exact": 1.0}
 _ALL_MODES: tuple[Mode, ...] = get_args(Mode)
@@ -96,8 +99,7 @@ class SearchOptions:
     depth: int | None = field(
         default=None,
         metadata=_option(
-            "Of hybrid: documents that each side contributes; of rerank: that keywords find; at least k. "
-            "Default: 2k, at least 100.",
+            "Documents that keywords find, at least k. Default: of hybrid k, at least 20; of rerank 2k, at least 100.",
             modes=("hybrid", "rerank"),
             least=1,
             metavar="N",
@@ -207,10 +209,12 @@ class SearchOptions:
             raise InvalidArgumentError("min_mean_score needs vectors, and mode='keywords' has none; give min_score.")
 
     def depth_for(self, k: int) -> int:
-        """Return how many documents each side of a fusion contributes, or keywords pass on, to a search of `k` hits."""
-        if self.depth is None:
-            return max(_DEPTH, _DEPTH_PER_HIT * k)
-        return max(k, self.depth)
+        """Return how many documents keywords contribute to a search of `k` hits in the modes hybrid and rerank."""
+        if self.depth is not None:
+            return max(k, self.depth)
+        if self.mode == "hybrid":
+            return max(_JOINED, k)
+        return max(_RERANKED, _RERANKED_PER_HIT * k)
 
 
 SEARCH_OPTIONS: dict[str, SearchOption] = {each.name: each.metadata["option"] for each in fields(SearchOptions)}

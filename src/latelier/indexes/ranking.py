@@ -103,6 +103,15 @@ class Ranking(NamedTuple):
         order = np.sort(firsts)[:k]
         return Ranking(self.numbers[order], self.scores[order], self.rows[order])
 
+    def among(self, numbers: np.ndarray) -> Ranking:
+        """Return those of some documents."""
+        chosen = np.isin(self.numbers, numbers)
+        return Ranking(*(column[chosen] for column in self))
+
+    def joined(self, other: Ranking) -> Ranking:
+        """Return the documents of both, of which none is in both."""
+        return Ranking(*map(np.append, self, other))
+
     def sorted(self, k: int) -> Ranking:
         """Return the `k` best documents, of documents in any order."""
         order = np.lexsort((self.numbers, -self.scores))[:k]
@@ -158,21 +167,20 @@ def _weighted_sum(
     return Ranking(every, total, rows).sorted(k)
 
 
-def combine_sides(
-    options: SearchOptions,
-    by_vectors: Ranking,
-    by_keywords: Ranking,
-    score: Callable[[np.ndarray], Ranking],
-    k: int,
-) -> Ranking:
-    """Return the best documents of one query from those that vectors and those that keywords have found.
+def with_words(by_vectors: Ranking, by_words: Ranking, most: int) -> Ranking:
+    """Return the `most` best documents by vectors, and those that only words have found, with their scores.
 
-    `score`: returns documents by their numbers, with their scores by vectors.
+    `by_vectors`: in any order; all of those by words are among them.
     """
-    if options.mode == "rerank":
-        return score(by_keywords.numbers).sorted(k)
+    best = by_vectors.sorted(most)
+    return best.joined(by_vectors.among(np.setdiff1d(by_words.numbers, best.numbers)))
+
+
+def combine_sides(options: SearchOptions, by_vectors: Ranking, by_words: Ranking, k: int) -> Ranking:
+    """Return the best documents of one query by the fusion of two rankings.
+
+    `by_vectors`: in any order, see `with_words`.
+    """
     if options.fusion == "rrf":
-        return fuse_ranks([by_vectors, by_keywords], options.weights, k)
-    scored = score(np.setdiff1d(by_keywords.numbers, by_vectors.numbers))
-    every = Ranking(*(np.concatenate(pair) for pair in zip(by_vectors, scored, strict=True)))
-    return fuse_scores([every, by_keywords], options.weights, k)
+        return fuse_ranks([by_vectors.sorted(len(by_vectors.numbers)), by_words], options.weights, k)
+    return fuse_scores([by_vectors, by_words], options.weights, k)

@@ -36,9 +36,9 @@ from latelier.indexes.fields import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.layout import BITS
-from latelier.indexes.options import SearchOptions, Tokenizer
+from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
-from latelier.indexes.ranking import Ranking, combine_sides
+from latelier.indexes.ranking import Ranking, combine_sides, with_words
 from latelier.indexes.results import (
     Hit,
     IndexStatistics,
@@ -54,10 +54,10 @@ from latelier.indexes.results import (
 from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import closed_error
 from latelier.indexes.store.folder import as_folder
-from latelier.indexes.store.keywords import check_compaction, check_expected, check_options
+from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, without_texts
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns, StoredDocument, has_texts, next_id
 from latelier.indexes.store.sources import Changes, FileState, Seen, Source, unsettled
-from latelier.indexes.store.storage import Storage, without_texts
+from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored_index import StoredIndex, StoredOrigins
 from latelier.indexes.words import TOKENIZERS
@@ -92,11 +92,13 @@ class Opening(NamedTuple):
 
 
 class ShardFindings(NamedTuple):
-    """What a shard finds for one query: the best of each side that the mode uses, and hits by document number."""
+    """What a shard finds for one query: the best of each side that the mode uses, and hits by document number.
+
+    `by_vectors`: of hybrid and rerank, all of those by words are among them.
+    """
 
     by_vectors: Ranking
-    by_keywords: Ranking
-    scored: Ranking
+    by_words: Ranking
     hits: dict[int, Hit]
 
 
@@ -176,23 +178,27 @@ class ShardWorker:
     ) -> list[ShardFindings]:
         """Return for each query what each side of the mode finds that may be among the `k` best of all shards."""
         index = self._index
-        mode = options.mode
         options = replace(options, min_score=None, min_mean_score=None)
-        if mode in ("vectors", "keywords"):
-            depth = k
-        else:
-            depth = options.depth_for(k)
         nothing: list[list[Hit]] = [[] for _ in (texts if queries is None else range(len(queries)))]
-        by_vectors = by_keywords = scored = nothing
+        by_vectors = by_words = nothing
         with index.snapshot():
-            if mode in ("vectors", "hybrid"):
-                by_vectors = index.find(queries, depth, [], replace(options, mode="vectors"))
             # A shard without texts is no error if others have some.
-            if mode != "vectors" and (not len(index) or index._storage.ask(has_texts)):
-                by_keywords = index.find(None, depth, texts, replace(options, mode="keywords"))
-                if mode != "keywords":
-                    scored = index.find(queries, depth, texts, replace(options, mode="rerank", depth=depth))
-            found = [hit.id for rows in (*by_vectors, *by_keywords) for hit in rows]
+            has_words = options.mode != "vectors" and (not len(index) or index._storage.ask(has_texts))
+            if options.mode == "hybrid" and has_words:
+                sides = index.find_sides(queries, k, texts, options)
+                by_vectors = [own for own, _ in sides]
+                by_words = [own for _, own in sides]
+            elif options.mode == "hybrid":
+                most = VECTORS_PER_WORD * options.depth_for(k)
+                by_vectors = index.find(queries, most, [], replace(options, mode="vectors"))
+            elif options.mode == "vectors":
+                by_vectors = index.find(queries, k, [], options)
+            elif has_words:
+                depth = options.depth_for(k) if options.mode == "rerank" else k
+                by_words = index.find(None, depth, texts, replace(options, mode="keywords"))
+                if options.mode == "rerank":
+                    by_vectors = index.find(queries, depth, texts, replace(options, depth=depth))
+            found = [hit.id for rows in (*by_vectors, *by_words) for hit in rows]
             known = index.existing(list(dict.fromkeys(found)))
 
         def ranking(hits: Sequence[Hit]) -> Ranking:
@@ -200,10 +206,10 @@ class ShardWorker:
             return Ranking(numbers, np.array([hit.score for hit in hits]), numbers)
 
         findings = []
-        for ours, words, both in zip(by_vectors, by_keywords, scored, strict=True):
+        for ours, words in zip(by_vectors, by_words, strict=True):
             # Of a document that both sides find, the passage is that of the vectors.
-            hits = {known[hit.id]: hit for hit in (*words, *both, *ours)}
-            findings.append(ShardFindings(ranking(ours), ranking(words), ranking(both), hits))
+            hits = {known[hit.id]: hit for hit in (*words, *ours)}
+            findings.append(ShardFindings(ranking(ours), ranking(words), hits))
         return findings
 
     # Writing: `begin`, any number of `insert` and `remove`, then `commit` or `roll_back`.
@@ -686,7 +692,7 @@ class Sharded(Index):
         every = dict.fromkeys(range(self.shards), (vectors, k, texts, options))
         found = self._call("read", "search", every)
         by_query: list[tuple[ShardFindings, ...]] = list(zip(*found, strict=True))
-        has_words = any(len(each.by_keywords.numbers) for row in by_query for each in row)
+        has_words = any(len(each.by_words.numbers) for row in by_query for each in row)
         if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
             raise without_texts()
         return [_merged(row, options, k) for row in by_query]
@@ -893,23 +899,17 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
         joined = Ranking(*(np.concatenate(column) for column in zip(*rankings, strict=True)))
         return joined.sorted(len(joined.numbers) if count is None else count)
 
-    mode = options.mode
-    depth = options.depth_for(k)
-    by_vectors = best((each.by_vectors for each in found), k if mode == "vectors" else depth)
-    by_keywords = best((each.by_keywords for each in found), k if mode == "keywords" else depth)
-    scored = best(each.scored for each in found)
-
-    def score(numbers: np.ndarray) -> Ranking:
-        kept = np.isin(scored.numbers, numbers)
-        return Ranking(*(column[kept] for column in scored))
-
-    if mode in ("vectors", "keywords"):
-        if mode == "vectors":
-            ranking = by_vectors
-        else:
-            ranking = by_keywords
+    by_vectors = best(each.by_vectors for each in found)
+    depth = k if options.mode == "keywords" else options.depth_for(k)
+    by_words = best((each.by_words for each in found), depth)
+    if options.mode == "vectors":
+        ranking = by_vectors.sorted(k)
+    elif options.mode == "keywords":
+        ranking = by_words
+    elif options.mode == "rerank":
+        ranking = by_vectors.among(by_words.numbers).sorted(k)
     else:
-        ranking = combine_sides(options, by_vectors, by_keywords, score, k)
+        ranking = combine_sides(options, with_words(by_vectors, by_words, VECTORS_PER_WORD * depth), by_words, k)
     hits = {number: hit for each in found for number, hit in each.hits.items()}
     pairs = zip(ranking.numbers.tolist(), ranking.scores.tolist(), strict=True)
     return [hits[number].scored(score) for number, score in pairs]

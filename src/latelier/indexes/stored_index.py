@@ -20,9 +20,9 @@ import numpy as np
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import NO_CHANGES, Index, Origins, PathLike, Ranges, check_ranges
-from latelier.indexes.options import SearchOptions, Tokenizer
+from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
-from latelier.indexes.ranking import Ranking, combine_sides
+from latelier.indexes.ranking import Ranking, combine_sides, with_words
 from latelier.indexes.results import (
     FieldValues,
     Hit,
@@ -38,7 +38,7 @@ from latelier.indexes.results import (
 from latelier.indexes.store import sources
 from latelier.indexes.store.catalog import UserSettings, catalog_bytes
 from latelier.indexes.store.folder import as_folder
-from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, stored_tokenizer
+from latelier.indexes.store.keywords import check_compaction, check_expected, check_options, without_texts
 from latelier.indexes.store.rows import (
     DocumentBatch,
     all_ids,
@@ -53,6 +53,7 @@ from latelier.indexes.store.segments import Arrays, Part, Scratch, Snapshot, Tok
 from latelier.indexes.store.sources import Changes, FileState, Seen, Source
 from latelier.indexes.store.storage import Storage
 from latelier.indexes.store.transaction import Transaction
+from latelier.indexes.words import query_terms
 from latelier.kernels.threads import thread_count
 from latelier.scores.maxsim import TopK
 from latelier.utils import resolve_device
@@ -183,9 +184,8 @@ class StoredIndex(Index):
         else:
             resolved = resolve_device(device)
         given = check_options(keywords, tokenizer)
-        self._storage = Storage(
-            self.path, {"kind": self.kind, **of_new}, self._layout, tokenizer=given, read_only=read_only
-        )
+        of_new |= {"kind": self.kind, "tokenizer": given}
+        self._storage = Storage(self.path, of_new, self._layout, read_only=read_only)
         try:
             self._check_chosen(chosen)
             if self._max_memory is not None:
@@ -229,7 +229,7 @@ class StoredIndex(Index):
     @property
     def tokenizer(self) -> str | None:
         """See `Index.tokenizer`."""
-        return self._storage.ask(stored_tokenizer)
+        return self._storage.snapshot().tokenizer
 
     @property
     def settings(self) -> UserSettings:
@@ -244,38 +244,86 @@ class StoredIndex(Index):
 
     def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """See `Index.find`."""
-        # Only the reads of the catalog hold the commit, so that writers of an index in memory do not wait for the
-        # vectors.
-        with self._storage.held():
-            snapshot, allowed = self._storage.select(options)
-            vectors = check_queries(queries, snapshot.dim, texts, options.mode)
-            if options.mode in ("hybrid", "rerank"):
-                depth = options.depth_for(k)
-            else:
-                depth = k
-            if options.mode == "vectors":
-                rankings = []
-            else:
-                rankings = self._storage.rank_by_keywords(texts, depth, allowed)
-        if vectors is not None:
-            by_keywords = by_vectors = rankings
-            if options.mode != "rerank":
-                by_vectors = self._ranked(snapshot, allowed, vectors, depth, options)
+        snapshot, allowed = self._storage.select(options)
+        vectors = check_queries(queries, snapshot.dim, texts, options.mode)
+        if vectors is None:
+            rankings = self._by_words(snapshot, texts, k, allowed)
+        elif options.mode == "vectors":
+            rankings = self._ranked(snapshot, allowed, vectors, k, options)
+        elif options.mode == "rerank":
+            found = self._by_words(snapshot, texts, options.depth_for(k), allowed)
+            rows = [snapshot.row_ids(each.numbers) for each in found]
+            rankings = [self._ranked(snapshot, own, vectors[i : i + 1], k, options)[0] for i, own in enumerate(rows)]
+        else:
+            sides = self._both_sides(snapshot, allowed, vectors, k, texts, options)
+            rankings = [combine_sides(options, *both, k) for both in sides]
+        return self._hits(snapshot, rankings)
 
-            def best_of_one(i: int) -> Ranking:
-                def score(numbers: np.ndarray) -> Ranking:
-                    rows = snapshot.row_ids(numbers)
-                    return self._ranked(snapshot, rows, vectors[i : i + 1], len(numbers), options)[0]
+    def find_sides(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[list[Hit]]]:
+        """Return what vectors and words contribute to the fusion of each query, see `combine_sides`."""
+        snapshot, allowed = self._storage.select(options)
+        vectors = check_queries(queries, snapshot.dim, texts, options.mode)
+        sides = self._both_sides(snapshot, allowed, vectors, k, texts, options) if vectors is not None else []
+        return [self._hits(snapshot, own) for own in sides]
 
-                return combine_sides(options, by_vectors[i], by_keywords[i], score, k)
-
-            if options.mode == "vectors":
-                rankings = by_vectors
-            else:
-                rankings = [best_of_one(i) for i in range(len(texts))]
+    def _hits(self, snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
         rows = np.concatenate([np.zeros(0, "int64"), *(ranking.rows for ranking in rankings)])
         hits = iter(snapshot.hits(rows, np.concatenate([np.zeros(0), *(ranking.scores for ranking in rankings)])))
         return [list(islice(hits, len(each.scores))) for each in rankings]
+
+    def _both_sides(
+        self,
+        snapshot: Snapshot,
+        row_ids: np.ndarray | None,
+        queries: TokenEmbeddings,
+        k: int,
+        texts: Sequence[str],
+        options: SearchOptions,
+    ) -> list[tuple[Ranking, Ranking]]:
+        """Return for each query the best documents by vectors with those by words, and those by words.
+
+        Words contribute `SearchOptions.depth_for` documents, vectors twice as many. A document that only words have
+        found is scored by the row that they have found.
+        """
+        by_words = self._by_words(snapshot, texts, options.depth_for(k), row_ids)
+        most = VECTORS_PER_WORD * options.depth_for(k)
+        by_vectors = self._ranked_with(snapshot, row_ids, queries, (k, most), [each.rows for each in by_words], options)
+        return [(with_words(*pair, most), pair[1]) for pair in zip(by_vectors, by_words, strict=True)]
+
+    def _ranked_with(
+        self,
+        snapshot: Snapshot,
+        row_ids: np.ndarray | None,
+        queries: TokenEmbeddings,
+        counts: tuple[int, int],
+        joined: Sequence[np.ndarray],
+        options: SearchOptions,
+    ) -> list[Ranking]:
+        """Return the scores of documents for each query, in any order: those of `joined` rows are among them.
+
+        `counts`: as many as the first number are as good as those of a search, the second one is how many are scored.
+        """
+        rankings = []
+        for i, found in enumerate(self._ranked(snapshot, row_ids, queries, counts[1], options)):
+            missing = joined[i][~np.isin(snapshot.numbers(joined[i]), found.numbers)]
+            if len(missing):
+                own = self._ranked(snapshot, np.sort(missing), queries[i : i + 1], len(missing), options)
+                found = found.joined(own[0])
+            rankings.append(found)
+        return rankings
+
+    def _by_words(self, snapshot: Snapshot, texts: Sequence[str], k: int, row_ids: np.ndarray | None) -> list[Ranking]:
+        """Return the best `k` of the documents of some rows, or of all, by the words of each text."""
+        words = snapshot.words
+        if snapshot.documents and not words.texts:
+            raise without_texts()
+        parts = None if row_ids is None else snapshot.parts(row_ids)
+        most = min(k, max(1, snapshot.documents))
+        terms = [query_terms(text, snapshot.tokenizer or "") for text in texts]
+        rankings = [words.rank(own, most, parts) for own in terms]
+        if self._max_memory is not None:
+            snapshot.release_words()
+        return rankings
 
     def _ranked(
         self,

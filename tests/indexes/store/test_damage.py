@@ -62,7 +62,7 @@ def test_verify_lists_the_documents_that_update_or_remove_mends(tmp_path, mend):
     path.rename(tmp_path / "kept")
     with indexes.open(tmp_path / "index") as index:
         report = index.verify()
-        assert (report.is_whole, report.ids, report.files) == (False, IDS, 7)
+        assert (report.is_whole, report.ids, report.files) == (False, IDS, 17)
         assert report.damages[0].file.endswith("/vectors.npy")
         if mend == "update":
             kept = index.get(report.ids)
@@ -95,7 +95,7 @@ def test_no_write_gives_damaged_bytes_a_new_checksum(tmp_path, kind, name):
             index.compact()
         assert index.verify() == before
         assert index.ids() == [*ALL, "y"]
-        assert len(list((folder / "segments").iterdir())) == 2
+        assert len(list((folder / "segments").glob("*/ids.npy"))) == 2
         index.update(IDS, matrices([1] * 4))
         assert index.verify().is_whole
 
@@ -392,6 +392,6 @@ def test_a_full_disk_leaves_the_index_as_it_was(tmp_path, tokens):
         assert contents(index) == before
         assert index.verify().is_whole
         index.compact()  # deletes what a failed commit has left
-        assert len(list((folder / "segments").iterdir())) == 1
+        assert len(list((folder / "segments").glob("*/ids.npy"))) == 1
         index.add("c", np.ones((2**18, 4)))
         assert len(index) == 3

@@ -418,6 +418,12 @@ class DocumentTable:
         """The segments, and the ordinals of the documents of each."""
         return [(segment, self._ordinals[id(segment)]) for segment in self.segments]
 
+    def find(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the ordinals of documents by their row ids, which the table must have."""
+        places = _places(self.numbers[: self.listed], row_ids)
+        others = self.listed + np.searchsorted(self.numbers[self.listed :], row_ids)
+        return np.where(places < 0, others, places)
+
     def count_tokens(self, ordinals: np.ndarray) -> int:
         """Return the number of tokens of some documents."""
         return int(self.documents.lengths[ordinals].sum())

@@ -40,7 +40,7 @@ from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
 from latelier.indexes.ivf.lists import InvertedLists, append_documents, train_lists
 from latelier.indexes.ivf.search import RotatedQuery, Scope, choose_search_parameters, find_loss, search_query
 from latelier.indexes.options import SearchOptions, Tokenizer
-from latelier.indexes.ranking import exact_scores
+from latelier.indexes.ranking import Ranking, exact_scores
 from latelier.indexes.results import CheckReport, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
@@ -117,7 +117,7 @@ class IVF(StoredIndex):
         `latelier.indexes.stored_index`.
     keywords
         Whether a new index has a keyword index of its texts, which every search mode but ``"vectors"`` needs. None is
-        True if SQLite has FTS5; an existing index keeps what it has.
+        True; an existing index keeps what it has.
     tokenizer
         How the keyword index cuts texts into words: ``"porter"`` (the default), without English endings;
         ``"standard"``, whole words. Neither case nor accents count; languages without spaces are cut into pairs of
@@ -367,7 +367,7 @@ class IVF(StoredIndex):
                 ids = segment.ids(positions)
                 passages = None if segment.ranges is None else part.passages
                 coded = Segment.build(segment.row_ids[positions], ids, part.lengths, arrays, passages)
-                transaction.replace([row], coded)
+                transaction.replace([(row, part)], coded)
         return final
 
     def _are_in_range(self, arrays: dict[str, np.ndarray]) -> bool:
@@ -396,10 +396,49 @@ class IVF(StoredIndex):
                 stages = search_query(scope, RotatedQuery(rests[own], leads[own]), best.k, parameters)
                 best.scores[i], best.row_ids[i] = stages.scores[: best.k], stages.numbers[: best.k]
 
-        if len(queries) == 1:
+        self._for_queries(search, len(queries))
+
+    def _for_queries(self, search: Callable[[int, int], None], count: int) -> None:
+        """Call a function for ranges of so many queries, by several threads if there are enough."""
+        if count == 1:
             search(0, 1)
         else:
-            for_ranges(search, np.arange(len(queries) + 1), _QUERY_WORK)
+            for_ranges(search, np.arange(count + 1), _QUERY_WORK)
+
+    def _ranked_with(
+        self,
+        snapshot: Snapshot,
+        row_ids: np.ndarray | None,
+        queries: TokenEmbeddings,
+        counts: tuple[int, int],
+        joined: Sequence[np.ndarray],
+        options: SearchOptions,
+    ) -> list[Ranking]:
+        """See `StoredIndex._ranked_with`: the rows join the last stage of one search for the first count."""
+        parts = snapshot.parts(row_ids)
+        if self._gpu is not None or not parts:
+            return super()._ranked_with(snapshot, row_ids, queries, counts, joined, options)
+        scope = self._scope(snapshot, parts)
+        table = scope.table
+        k, least = (min(count, snapshot.documents) for count in counts)
+        parameters = choose_search_parameters(k, queries.dim, options, tokens=snapshot.tokens)
+        (rests, leads) = table.codec.rotate(queries.vectors)
+        offsets = queries.offsets
+        rankings = [Ranking.empty()] * len(queries)
+
+        def search(first: int, last: int) -> None:
+            for i in range(first, last):
+                own = slice(offsets[i], offsets[i + 1])
+                query = RotatedQuery(rests[own], leads[own])
+                stages = search_query(scope, query, k, parameters, table.find(joined[i]), least)
+                rows = table.numbers[stages.reranked]
+                owners = rows if table.owners is None else table.owners[stages.reranked]
+                order = np.lexsort((rows, -stages.rough))
+                found = Ranking(owners[order], stages.rough[order].astype("float64"), rows[order])
+                rankings[i] = found if table.owners is None else found.best_rows(len(rows))
+
+        self._for_queries(search, len(queries))
+        return rankings
 
     def _on_device(self, device: torch.device) -> Any:
         """See `StoredIndex._on_device`."""

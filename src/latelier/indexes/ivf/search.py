@@ -131,7 +131,8 @@ class Stages(NamedTuple):
 
     `nprobe`: inverted lists probed by each query token at most; None if none, since few documents are eligible.
     `candidates`: documents that enter the binary stage. `reranked`: documents that leave it. `scored`: of these, the
-    documents with the best 8-bit scores, by falling `scores` in single precision, then by row id (`numbers`).
+    documents with the best 8-bit scores, by falling `scores` in single precision, then by row id (`numbers`). `rough`:
+    the scores of all `reranked`, in single precision or, where they have none, in 8 bits.
     """
 
     nprobe: int | None
@@ -140,6 +141,7 @@ class Stages(NamedTuple):
     scored: np.ndarray
     scores: np.ndarray
     numbers: np.ndarray
+    rough: np.ndarray
 
 
 class RotatedQuery(NamedTuple):
@@ -149,8 +151,21 @@ class RotatedQuery(NamedTuple):
     leads: np.ndarray
 
 
-def search_query(scope: Scope, query: RotatedQuery, k: int, parameters: SearchParameters) -> Stages:
-    """Run the stages of one query; the first k of the documents scored last are the best."""
+_NONE = np.zeros(0, dtype="int64")
+
+
+def search_query(
+    scope: Scope,
+    query: RotatedQuery,
+    k: int,
+    parameters: SearchParameters,
+    joined: np.ndarray = _NONE,
+    least: int = 0,
+) -> Stages:
+    """Run the stages of one query; the first k of the documents scored last are the best.
+
+    `joined`: ordinals of eligible documents that join the last stage; `least`: how many others it scores at least.
+    """
     table = scope.table
     used = None
     candidates = scope.eligible
@@ -167,9 +182,12 @@ def search_query(scope: Scope, query: RotatedQuery, k: int, parameters: SearchPa
     if parameters.exact or len(candidates) <= _FEW + _FEW_PER_HIT * k:
         scored.add(candidates)
     else:
-        score_promising(scored, candidates, parameters.slack)
+        score_promising(scored, candidates, parameters.slack, least)
+    if len(joined):
+        scored.add(joined[~np.isin(joined, scored.documents)])
     best, scores = scored.best()
-    return Stages(used, candidates, scored.documents, best, scores, table.numbers[best])
+    rough = np.where(np.isnan(scored.scores[:, 1]), *scored.scores.T)
+    return Stages(used, candidates, scored.documents, best, scores, table.numbers[best], rough)
 
 
 class Scored:
@@ -307,8 +325,8 @@ _SPREAD = 4
 _ROUNDS = 3
 
 
-def score_promising(scored: Scored, candidates: np.ndarray, slack: float) -> None:
-    """Score the documents that may be among the best k, those with the highest sign scores first.
+def score_promising(scored: Scored, candidates: np.ndarray, slack: float, least: int = 0) -> None:
+    """Score the documents that may be among the best k, those with the highest sign scores first, `least` at least.
 
     The scores of some documents, by their sign scores, give a line and the standard deviation from it. A document is
     left out if it lies `slack` standard deviations below the k-th best score at the place of its sign score. That score
@@ -316,6 +334,7 @@ def score_promising(scored: Scored, candidates: np.ndarray, slack: float) -> Non
     """
     candidates, signs = compare_signs(scored.table, candidates, scored.query.rests)
     first = _rows_of_best(scored.table, candidates, signs, scored.k + _FIRST) or len(signs)
+    first = max(first, min(least, len(signs)))
     left = np.ones(len(signs), dtype=bool)
     chosen = np.arange(first)
     if first < len(signs):

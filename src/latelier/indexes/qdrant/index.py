@@ -20,7 +20,7 @@ from latelier.errors import EmbeddingsError, InvalidArgumentError, LatelierError
 from latelier.indexes.base import NO_CHANGES, Index, PathLike, Ranges, check_ranges
 from latelier.indexes.fields import RESERVED
 from latelier.indexes.filters import read_filter
-from latelier.indexes.options import SearchOptions, Tokenizer, effort_factor
+from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions, Tokenizer, effort_factor
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.qdrant.collection import (
     DOCUMENT,
@@ -43,7 +43,7 @@ from latelier.indexes.qdrant.collection import (
     query_vector,
 )
 from latelier.indexes.qdrant.origins import QdrantOrigins
-from latelier.indexes.ranking import Ranking, fuse_ranks, fuse_scores
+from latelier.indexes.ranking import Ranking, combine_sides
 from latelier.indexes.results import (
     Cause,
     Damage,
@@ -133,15 +133,11 @@ class CollectionSearch:
     def _fused(self, queries: TokenEmbeddings, k: int, texts: list[str], options: SearchOptions) -> list[list[_Found]]:
         depth = options.depth_for(k)
         by_keywords = self._by_keywords(texts, depth)
+        most = VECTORS_PER_WORD * depth
         if self.candidates is not None:
-            self.candidates = max(self.candidates, depth)
-        by_vectors = self._by_vectors(queries, depth)
-        if options.fusion == "relative":
-            self._add_missing(queries, by_vectors, by_keywords)
-        if options.fusion == "rrf":
-            fuse = fuse_ranks
-        else:
-            fuse = fuse_scores
+            self.candidates = max(self.candidates, most)
+        by_vectors = self._by_vectors(queries, most)
+        self._add_missing(queries, by_vectors, by_keywords)
         fused = []
         for sides in zip(by_vectors, by_keywords, strict=True):
             # Of a document that both sides find, the passage is that of the vectors.
@@ -152,7 +148,7 @@ class CollectionSearch:
             for side in sides:
                 own = np.array([rows[each.document] for each in side], dtype="int64")
                 rankings.append(Ranking(own, np.array([each.score for each in side], dtype="float64"), own))
-            best = fuse(rankings, options.weights, k)
+            best = combine_sides(options, *rankings, k)
             pairs = zip(best.numbers.tolist(), best.scores.tolist(), strict=True)
             fused.append([order[row]._replace(score=score) for row, score in pairs])
         return fused

@@ -10,7 +10,8 @@ Every row has a ``checksum``, in ``document`` the fourth column and elsewhere th
 ``segment``
     The segments and their files. A segment holds the row ids ``first`` to ``last``; these ranges do not overlap. The
     order of the row ids is the order of insertion. ``rows`` counts all of them, ``removed`` those that were removed
-    since, and ``documents`` the documents that are left.
+    since, and ``documents`` the documents that are left. ``words`` names the folder and the files with the words of
+    their texts, see `latelier.indexes.store.postings`; it is null where there are none.
 ``tombstone``
     Row ids of removed documents that are still in a segment.
 ``document``
@@ -27,8 +28,6 @@ Every row has a ``checksum``, in ``document`` the fourth column and elsewhere th
     The column of ``document`` that holds each metadata key.
 ``source``, ``file``, ``origin``
     Where documents came from, see `latelier.indexes.store.sources`.
-``keyword``
-    The keyword index of the texts, see `latelier.indexes.store.keywords`. An index may have none.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ from latelier.indexes.store.integrity import (
     decode_json,
     row_checksum,
 )
-from latelier.indexes.store.keywords import FTS5_TABLES, TABLE_STATEMENTS
 from latelier.utils.files import CATALOG
 from latelier.utils.values import as_key, check_row_size, encode_json
 
@@ -62,7 +60,7 @@ _TABLES = (
     "CREATE TABLE user_setting (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE segment (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, "
     "rows INTEGER NOT NULL, documents INTEGER NOT NULL, removed INTEGER NOT NULL, tokens INTEGER NOT NULL, "
-    "files TEXT NOT NULL, checksum INTEGER NOT NULL)",
+    "files TEXT NOT NULL, words TEXT NOT NULL, checksum INTEGER NOT NULL)",
     "CREATE TABLE tombstone (segment TEXT, number INTEGER, checksum INTEGER NOT NULL, PRIMARY KEY (segment, number)) "
     "WITHOUT ROWID",
     "CREATE TABLE document (number INTEGER PRIMARY KEY, id NOT NULL UNIQUE, passages INTEGER NOT NULL, "
@@ -131,7 +129,7 @@ def check_catalog(connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version != FORMAT_VERSION:
         raise damaged(f"its format version is {version}")
-    check_tables(connection, _TABLES, [{own, *FTS5_TABLES.values()} for own in TABLE_STATEMENTS.values()])
+    check_tables(connection, _TABLES)
 
 
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
@@ -210,6 +208,13 @@ class UserSettings(MutableMapping[str, Any]):
 Files: TypeAlias = "dict[str, dict[str, Any]]"
 
 
+class FolderRow(NamedTuple):
+    """A folder of arrays beside those of segments: its name and its files."""
+
+    name: str
+    files: Files
+
+
 class SegmentRow(NamedTuple):
     """The row of a segment; `rows` and `tokens` include what was `removed` since, and `documents` does not."""
 
@@ -221,13 +226,7 @@ class SegmentRow(NamedTuple):
     removed: int
     tokens: int
     files: Files
-
-
-class AnnDataRow(NamedTuple):
-    """The row of an index's ANN data: arrays made from the documents, stored in a folder like those of a segment."""
-
-    name: str
-    files: Files
+    words: FolderRow | None = None
 
 
 def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
@@ -235,7 +234,8 @@ def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
     rows: list[SegmentRow] = []
     for values in read_rows(connection, "segment", "ORDER BY first"):
         row = SegmentRow(*values)
-        row = row._replace(files=decode_json(row.files, "list of files"))
+        words = _folder_row(decode_json(values[-1], "list of words"), "list of words")
+        row = row._replace(files=decode_json(row.files, "list of files"), words=words)
         check_segment_row(row, rows[-1].last + 1 if rows else 0)
         rows.append(row)
     return rows
@@ -243,7 +243,7 @@ def read_segments(connection: sqlite3.Connection) -> list[SegmentRow]:
 
 def write_segment(connection: sqlite3.Connection, row: SegmentRow) -> None:
     """Insert a segment, or replace the row of the same name."""
-    insert_rows(connection, "segment", [(*row[:-1], json.dumps(row.files))])
+    insert_rows(connection, "segment", [(*row[:-2], json.dumps(row.files), json.dumps(row.words))])
 
 
 def delete_segment(connection: sqlite3.Connection, name: str) -> None:
@@ -266,17 +266,21 @@ def tombstones(connection: sqlite3.Connection, row: SegmentRow) -> list[int]:
     return row_ids
 
 
-def read_ann_data(connection: sqlite3.Connection) -> AnnDataRow | None:
+def read_ann_data(connection: sqlite3.Connection) -> FolderRow | None:
     """Return the row of the ANN data; ``None`` if the index has none."""
-    found = read_settings(connection).get(_ANN_DATA)
+    return _folder_row(read_settings(connection).get(_ANN_DATA), f"setting {_ANN_DATA!r}")
+
+
+def _folder_row(found: Any, what: str) -> FolderRow | None:
+    """Return a folder and its files from what is stored of them; `what` names it in an error."""
     if found is None:
         return None
     if not (isinstance(found, list) and [type(part) for part in found] == [str, dict]):
-        raise damaged(f"its setting {_ANN_DATA!r} does not name a folder and its files")
-    return AnnDataRow(*found)
+        raise damaged(f"its {what} does not name a folder and its files")
+    return FolderRow(*found)
 
 
-def write_ann_data(connection: sqlite3.Connection, row: AnnDataRow | None) -> None:
+def write_ann_data(connection: sqlite3.Connection, row: FolderRow | None) -> None:
     """Store the row of the ANN data; ``None`` deletes it."""
     if row is None:
         connection.execute("DELETE FROM setting WHERE name = ?", (_ANN_DATA,))
@@ -286,8 +290,9 @@ def write_ann_data(connection: sqlite3.Connection, row: AnnDataRow | None) -> No
 
 def referenced_names(connection: sqlite3.Connection) -> set[str]:
     """Return the names of all segments and ANN data in the catalog."""
-    ann_data = read_ann_data(connection)
-    return {row.name for row in read_segments(connection)} | ({ann_data.name} if ann_data else set())
+    segments = read_segments(connection)
+    folders = [*segments, *(row.words for row in segments), read_ann_data(connection)]
+    return {row.name for row in folders if row is not None}
 
 
 # Rows with checksums.

@@ -39,7 +39,7 @@ from latelier.utils.files import CATALOG
 COLUMNS = {
     "setting": ("name", "value"),
     "user_setting": ("name", "value"),
-    "segment": ("name", "first", "last", "rows", "documents", "removed", "tokens", "files"),
+    "segment": ("name", "first", "last", "rows", "documents", "removed", "tokens", "files", "words"),
     "tombstone": ("segment", "number"),
     "passage": ("number", "start", "stop", "title", "metadata"),
     "field": ("name", "spelling", "column"),
@@ -115,15 +115,14 @@ def own_file(segments: Path, name: object, file: str) -> Path:
 # The catalog.
 
 
-def check_tables(connection: sqlite3.Connection, tables: Collection[str], keywords: Iterable[Collection[str]]) -> None:
-    """Check that a catalog has the tables with these statements, those of one keyword index or none, and no more."""
+def check_tables(connection: sqlite3.Connection, tables: Collection[str]) -> None:
+    """Check that a catalog has the tables with these statements and no more."""
     found = set()
-    own = set(tables)
     for kind, statement in connection.execute("SELECT type, sql FROM sqlite_master"):
         if (kind, statement) != ("index", None):  # made by SQLite for a primary key or a unique column
             whole = _FIELD_COLUMNS.fullmatch(str(statement))
             found.add(f"{whole[1]})" if whole else statement)
-    if not found >= own or found - own not in [set(), *map(set, keywords)]:
+    if found != set(tables):
         raise damaged("its tables are not those of an index")
 
 

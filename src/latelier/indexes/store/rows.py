@@ -24,7 +24,6 @@ from latelier.indexes.fields import fold_name, new_fields
 from latelier.indexes.results import FieldValues, Passage, Record, TokenMean, ValueCount, as_passages
 from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_segment
 from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
-from latelier.indexes.store.keywords import delete_texts, insert_texts, row_texts, stored_tokenizer
 from latelier.indexes.store.sources import Origin, insert_origins
 from latelier.utils.batching import consecutive, lengths_to_offsets, split_by_rows
 from latelier.utils.values import (
@@ -223,6 +222,15 @@ class DocumentColumns(Sequence[StoredDocument]):
         return _ROW_BYTES * len(self) + sum(map(sys.getsizeof, values))
 
     @property
+    def row_texts(self) -> Iterator[str | None]:
+        """The text of each row, as `row_texts` reads them later; None for those of a document without one."""
+        for text, passages in zip(self.texts, self.passages, strict=True):
+            if text is None or not passages:
+                yield from [text] * (len(passages) or 1)
+            else:
+                yield from (passage.text_in(text) for passage in passages)
+
+    @property
     def rows(self) -> np.ndarray:
         """How many rows each document has: its passages, or one."""
         return np.array([len(each) or 1 for each in self.passages], dtype="int64")
@@ -293,6 +301,12 @@ class DocumentBatch(NamedTuple):
 def has_texts(connection: sqlite3.Connection) -> bool:
     """Whether a document has a text."""
     return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM content WHERE text IS NOT NULL)").fetchone()[0])
+
+
+def count_row_texts(connection: sqlite3.Connection) -> int:
+    """Return how many documents and passages have a text."""
+    rows = "SELECT coalesce(sum(max(passages, 1)), 0) FROM document JOIN content USING (number)"
+    return int(connection.execute(f"{rows} WHERE text IS NOT NULL").fetchone()[0])
 
 
 def text_bytes(connection: sqlite3.Connection) -> int:
@@ -403,8 +417,6 @@ def insert_documents(connection: sqlite3.Connection, numbers: Sequence[int], giv
         if any(counts):
             insert_rows(connection, "passage", _passage_rows(own, some.passages))
         insert_origins(connection, own, some.origins)
-    if stored_tokenizer(connection) is not None:
-        insert_texts(connection, _row_texts(numbers, given))
 
 
 def _passage_rows(numbers: Sequence[int], passages: Sequence[tuple[Passage, ...]]) -> Iterator[Sequence[Any]]:
@@ -414,13 +426,16 @@ def _passage_rows(numbers: Sequence[int], passages: Sequence[tuple[Passage, ...]
             yield row_id, start, end, title, None if metadata is None else dump_json(metadata)
 
 
-def _row_texts(numbers: Sequence[int], given: DocumentColumns) -> Iterator[tuple[int, str]]:
-    """Yield the row ids and texts of documents that are inserted, as `row_texts` reads them later."""
-    for number, text, passages in zip(numbers, given.texts, given.passages, strict=True):
-        if text is not None and passages:
-            yield from ((number + i, passage.text_in(text)) for i, passage in enumerate(passages))
-        elif text is not None:
-            yield number, text
+def row_texts(connection: sqlite3.Connection, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Yield the row ids and texts of those documents that have one, whole or of each passage."""
+    stored = "SELECT passages, text FROM document JOIN content USING (number) WHERE text IS NOT NULL AND number = ?"
+    ranges = "SELECT number, start, stop, title FROM passage WHERE number BETWEEN ? AND ? ORDER BY number"
+    for number in numbers:
+        for passages, text in connection.execute(stored, (number,)):
+            if not passages:
+                yield number, text
+            for row_id, *values in connection.execute(ranges, (number, number + passages - 1)) if passages else ():
+                yield row_id, Passage(*values).text_in(text)
 
 
 def remove_documents(
@@ -430,8 +445,6 @@ def remove_documents(
     insert_rows(connection, "tombstone", ((row.name, row_id) for row_id in row_ids))
     row = row._replace(removed=row.removed + len(row_ids), documents=row.documents - len(numbers))
     write_segment(connection, row)
-    if stored_tokenizer(connection) is not None:
-        delete_texts(connection, row_texts(connection, numbers))
     connection.executemany("DELETE FROM passage WHERE number = ?", zip(row_ids, strict=True))
     for table in ("document", "content", "origin"):
         connection.executemany(f"DELETE FROM {table} WHERE number = ?", zip(numbers, strict=True))

@@ -40,10 +40,12 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, StorageError
 from latelier.indexes.results import Hit, TokenMean
 from latelier.indexes.store import catalog
-from latelier.indexes.store.catalog import AnnDataRow, Files, SegmentRow
+from latelier.indexes.store.catalog import Files, FolderRow, SegmentRow
 from latelier.indexes.store.connections import Connection
 from latelier.indexes.store.folder import looking_into
 from latelier.indexes.store.integrity import check_description, check_segment, damaged, is_segment_name, own_file
+from latelier.indexes.store.keywords import checked_tokenizer, keyword_damage, without_keywords
+from latelier.indexes.store.postings import Postings, WordSearch
 from latelier.indexes.store.selections import SelectionCache
 from latelier.utils.batching import consecutive, lengths_to_offsets, rows_or_slice, split_by_rows
 from latelier.utils.files import new_folder, sync_folder
@@ -381,6 +383,14 @@ class MemoryStore:
             raise CorruptedIndexError("it is missing")
         return Segment(self._arrays[row.name], dim)
 
+    def open_words(self, row: SegmentRow) -> Postings | None:
+        """Return the words of a segment; None if no row has a text."""
+        if row.words is None:
+            return None
+        if row.words.name not in self._arrays:
+            raise CorruptedIndexError("they are missing")
+        return Postings(self._arrays[row.words.name])
+
     def open_arrays(self, name: str, files: Files) -> Arrays:
         """Return the arrays with this name."""
         return self._arrays[name]
@@ -441,6 +451,14 @@ class FileStore:
         with _naming(self.folder / row.name):
             check_segment(arrays, row, self._layout(dim, arrays))
         return Segment(arrays, dim)
+
+    def open_words(self, row: SegmentRow) -> Postings | None:
+        """Open the words of a segment, and check that its arrays fit together; None if no row has a text."""
+        if row.words is None:
+            return None
+        arrays = self.open_arrays(*row.words)
+        with _naming(self.folder / row.words.name):
+            return Postings.opened(arrays, row.rows)
 
     def open_arrays(self, name: str, files: Files) -> Arrays:
         """Return the arrays in a folder, the larger ones memory-mapped."""
@@ -511,10 +529,11 @@ SegmentStore: TypeAlias = "MemoryStore | FileStore"
 
 
 class SegmentState(NamedTuple):
-    """One segment of a commit: its row in the catalog, and its live rows, or the error if it is damaged."""
+    """One segment of a commit: its row in the catalog, its live rows and their words, or the errors of damage."""
 
     row: SegmentRow
     part: Part | CorruptedIndexError
+    words: Postings | CorruptedIndexError | None
 
     @property
     def live(self) -> Part:
@@ -531,7 +550,7 @@ class SegmentState(NamedTuple):
 class AnnData(NamedTuple):
     """The ANN data of a commit: its row in the catalog, and its arrays, or the error if it is damaged."""
 
-    row: AnnDataRow
+    row: FolderRow
     arrays: Arrays | CorruptedIndexError
 
 
@@ -539,7 +558,8 @@ class Snapshot:
     """The segments and ANN data of one commit.
 
     `dim`, `mean`: None if there is no document. `segments`: in the order of insertion. `stamp`: the value of
-    `read_stamp` for the commit. `selections`: cache of the documents that filters have selected.
+    `read_stamp` for the commit. `tokenizer`: of the keyword index, None if there is none. `selections`: cache of the
+    documents that filters have selected.
     """
 
     def __init__(
@@ -549,8 +569,10 @@ class Snapshot:
         mean: list[float] | None,
         segments: list[SegmentState],
         ann_state: AnnData | None,
+        tokenizer: str | None,
     ) -> None:
         self.stamp = stamp
+        self.tokenizer = tokenizer
         self.segments = segments
         self.ann_state = ann_state
         self.dim = dim if segments else None
@@ -563,9 +585,29 @@ class Snapshot:
     def damaged(self) -> frozenset[str]:
         """Names of the segments and of the ANN data that cannot be read."""
         names = {state.row.name for state in self.segments if isinstance(state.part, CorruptedIndexError)}
+        words = [state.row.words for state in self.segments if isinstance(state.words, CorruptedIndexError)]
+        names |= {row.name for row in words if row is not None}
         if self.ann_state is not None and self.ann_damage is not None:
             names.add(self.ann_state.row.name)
         return frozenset(names)
+
+    @cached_property
+    def words(self) -> WordSearch:
+        """Search for words; raises an error if there is no keyword index, or if it cannot be read."""
+        if self.tokenizer is None:
+            raise without_keywords()
+        words = []
+        for state in self.segments:
+            if isinstance(state.words, CorruptedIndexError):
+                raise keyword_damage(str(state.words)) from state.words
+            words.append((state.live, state.words))
+        return WordSearch(words)
+
+    def release_words(self) -> None:
+        """Give the memory of mapped words back to the system; they are read again when they are needed."""
+        for state in self.segments:
+            for array in state.words.arrays.values() if isinstance(state.words, Postings) else ():
+                release_memory(array)
 
     @property
     def ann_data(self) -> Arrays | None:
@@ -708,16 +750,19 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
             part = None
         else:
             part = state.part
-        if state is None or part is None or state.row != row:
+        words = state.words if state is not None and state.row.words == row.words else CorruptedIndexError()
+        if isinstance(words, CorruptedIndexError):
+            words = _open_words(store, row)
+        if state is None or part is None or state.row != row or state.words is not words:
             try:
                 # If the segment is open already, only what was removed of it has changed.
                 if part is None:
                     segment = store.open(row, dim)
                 else:
                     segment = part.segment
-                state = SegmentState(row, segment.live(catalog.tombstones(connection, row)))
+                state = SegmentState(row, segment.live(catalog.tombstones(connection, row)), words)
             except CorruptedIndexError as error:
-                state = SegmentState(row, error)
+                state = SegmentState(row, error, words)
         segments.append(state)
     ann_row = catalog.read_ann_data(connection)
     ann_state = previous.ann_state if previous else None
@@ -728,7 +773,16 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
             ann_state = AnnData(ann_row, store.open_arrays(*ann_row))
         except CorruptedIndexError as error:
             ann_state = AnnData(ann_row, error)
-    snapshot = Snapshot(stamp, dim, settings.get("mean"), segments, ann_state)
+    tokenizer = checked_tokenizer(settings.get("tokenizer"))
+    snapshot = Snapshot(stamp, dim, settings.get("mean"), segments, ann_state, tokenizer)
     if previous is not None and is_same and previous.damaged == snapshot.damaged:
         return previous
     return snapshot
+
+
+def _open_words(store: SegmentStore, row: SegmentRow) -> Postings | CorruptedIndexError | None:
+    """Return the words of a segment, or the error if they are damaged."""
+    try:
+        return store.open_words(row)
+    except CorruptedIndexError as error:
+        return error

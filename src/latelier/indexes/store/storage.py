@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,21 +25,20 @@ from latelier.indexes.fields import fold_name
 from latelier.indexes.filter_sql import CALLED, bounded, matching_rows, row_condition
 from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SearchOptions
-from latelier.indexes.ranking import Ranking
 from latelier.indexes.results import Damage, FieldValues, VerifyReport, check_known
 from latelier.indexes.store import catalog
-from latelier.indexes.store.catalog import AnnDataRow, SegmentRow, UserSettings
+from latelier.indexes.store.catalog import FolderRow, SegmentRow, UserSettings
 from latelier.indexes.store.connections import Connection, ConnectionPool, FilePool, MemoryPool
 from latelier.indexes.store.folder import check_index_folder, looking_into, make_catalog, no_index
 from latelier.indexes.store.forks import Lock
 from latelier.indexes.store.integrity import COLUMNS, row_checksum
-from latelier.indexes.store.keywords import check_keywords, is_merged, keyword_damage, make_keywords, rank_by_keywords
+from latelier.indexes.store.keywords import keyword_damage
 from latelier.indexes.store.rows import (
     content_checksums,
+    count_row_texts,
     document_checksums,
     field_values,
     find_numbers,
-    has_texts,
     known_fields,
 )
 from latelier.indexes.store.segments import (
@@ -71,8 +69,8 @@ _CHECKED_ROWS = 8  # in memory at a time, with their texts
 class Storage:
     """The documents of one index, in a folder (made if missing) or in memory.
 
-    `configuration` (its ``"kind"`` names the class) and `tokenizer` are for a new index; the attributes are the stored
-    ones. `read_only` is implied if the folder cannot be written. `settings`: what users store in the index.
+    `configuration` is for a new index, the attribute is the stored one; its ``"kind"`` names the class. `read_only` is
+    implied if the folder cannot be written. `settings`: what users store in the index.
     """
 
     def __init__(
@@ -81,7 +79,6 @@ class Storage:
         configuration: Mapping[str, Any],
         layout: Layout,
         *,
-        tokenizer: str | None = None,
         read_only: bool = False,
     ) -> None:
         self.path = path
@@ -106,7 +103,7 @@ class Storage:
         self._held = threading.local()  # the view that each thread holds
         self.settings = UserSettings(self.ask, self._writing)
         try:
-            self.configuration = self._configure(configuration, tokenizer)
+            self.configuration = self._configure(configuration)
         except BaseException:
             self._pool.close()
             raise
@@ -193,27 +190,6 @@ class Storage:
             with allowed, bounded(connection, parsed, values, options.filter_timeout):
                 return field_values(connection, fields, most, **chosen)
 
-    def rank_by_keywords(self, texts: Sequence[str], k: int, allowed: np.ndarray | None) -> list[Ranking]:
-        """Return the `k` best documents of each query by keywords; `allowed` are row ids, ascending, None for all."""
-        with self.view() as (connection, snapshot):
-            k = min(k, max(1, snapshot.documents))
-            if snapshot.documents and not has_texts(connection):
-                raise without_texts()
-
-            def numbers(row_ids: np.ndarray) -> np.ndarray:
-                try:
-                    snapshot.parts(np.unique(row_ids))
-                except CorruptedIndexError as error:
-                    if snapshot.damaged:
-                        raise
-                    raise keyword_damage("it names documents that the index does not have") from error
-                return snapshot.numbers(row_ids)
-
-            group = numbers if snapshot.passages else None
-            rankings = [rank_by_keywords(connection, text, k, allowed, group) for text in texts]
-            numbers(np.concatenate([np.zeros(0, "int64"), *(ranking.rows for ranking in rankings)]))
-        return rankings
-
     def find(self, ids: Sequence[Id], ranges: Sequence[Range | None] | None = None) -> tuple[Snapshot, np.ndarray]:
         """Return the snapshot of the commit, and the row ids of documents in the order of `ids`, which must exist.
 
@@ -255,6 +231,7 @@ class Storage:
             damages += [Damage(f"segments/{name}", reason, ()) for name, reason in self._lost().items()]
             with self._pool.reading() as connection:
                 damages += _catalog_damages(connection)
+                damages += self._missing_words(connection)
                 rows = catalog.read_segments(connection)
                 ann_data = catalog.read_ann_data(connection)
                 dim = catalog.read_settings(connection)["dim"]
@@ -268,9 +245,11 @@ class Storage:
                 except CorruptedIndexError as error:
                     found = [(f"segments/{row.name}", str(error))]
             damages += self._still_referenced(row, found)
+            damages += self._damaged_words(row)
         if ann_data is not None:
             damages += self._still_referenced(ann_data, self._store.find_damage(*ann_data))
-        files = sum(len(row.files) for row in rows) + (len(ann_data.files) if ann_data else 0)
+        folders = [*rows, *(row.words for row in rows), ann_data]
+        files = sum(len(row.files) for row in folders if row is not None)
         return VerifyReport(files=files + (self.path is not None), damages=tuple(damages))
 
     def _lost(self) -> dict[str, str]:
@@ -285,7 +264,29 @@ class Storage:
         )
         return {name: reason for name, each in commits.items() if each > generation and name not in referenced}
 
-    def _still_referenced(self, row: SegmentRow | AnnDataRow, found: list[tuple[str, str]]) -> list[Damage]:
+    def _missing_words(self, connection: Connection) -> Iterator[Damage]:
+        """Yield the damage of a keyword index that has another number of texts than the catalog."""
+        snapshot = load_snapshot(connection, self._store, self._latest)
+        if snapshot.tokenizer is None or snapshot.damaged:
+            return  # what is damaged is named with its file
+        counts = snapshot.words.texts, count_row_texts(connection)
+        if counts[0] != counts[1]:
+            yield Damage(CATALOG, str(keyword_damage(f"it has the words of {counts[0]:,} of {counts[1]:,} texts")), ())
+
+    def _damaged_words(self, row: SegmentRow) -> list[Damage]:
+        """Return what is damaged of the words of a segment, from whose texts they can be made again."""
+        if row.words is None:
+            return []
+        found = self._store.find_damage(*row.words)
+        if not found:
+            try:
+                self._store.open_words(row)
+            except CorruptedIndexError as error:
+                found = [(f"segments/{row.words.name}", str(error))]
+        found = [(file, str(keyword_damage(reason))) for file, reason in found]
+        return self._still_referenced(row.words, found)
+
+    def _still_referenced(self, row: SegmentRow | FolderRow, found: list[tuple[str, str]]) -> list[Damage]:
         """Return the damages of a segment or ANN data that no writer has replaced while its files were read."""
         if not found:
             return []
@@ -336,24 +337,24 @@ class Storage:
         with self.transaction() as transaction:
             lost = self._lost()
             damages = [f"{self.path}/segments/{name}: {reason}" for name, reason in lost.items()]
-            if keywords is not None or not self.ask(is_merged):
-                transaction.compact_keywords(keywords, tokenizer, progress)
-            for rows, merged in transaction.prepare(self._merged_segments(max_tokens, damages)):
-                transaction.replace(rows, merged)
+            transaction.compact_keywords(keywords, tokenizer, progress)
+            for replaced, merged in transaction.prepare(self._merged_segments(max_tokens, damages)):
+                transaction.replace(replaced, merged)
                 progress(len(merged))
         # If another writer holds the write lock for too long, the next compaction deletes the garbage.
         with suppress(StorageError):
             self._delete_garbage(spared=lost.keys())
         return damages
 
-    def _merged_segments(self, max_tokens: int, damages: list[str]) -> Iterator[tuple[list[SegmentRow], Segment]]:
-        """Merge consecutive segments, up to `max_tokens` tokens; yield the rows of those merged, and the merged one.
+    def _merged_segments(
+        self, max_tokens: int, damages: list[str]
+    ) -> Iterator[tuple[list[tuple[SegmentRow, Part]], Segment]]:
+        """Merge consecutive segments, up to `max_tokens` tokens; yield those that were merged, and the merged one.
 
         A segment stays as it is if it has no removed documents and at least ``max_tokens / 2`` tokens, or if it does
         not match its checksums; the reason is then appended to `damages`.
         """
-        run: list[SegmentRow] = []
-        parts: list[Part] = []
+        run: list[tuple[SegmentRow, Part]] = []
         for state in [*self.snapshot().segments, None]:
             if state is None or isinstance(state.part, CorruptedIndexError):
                 part = None
@@ -368,14 +369,12 @@ class Storage:
                     found = self._store.find_damage(state.row.name, state.row.files)
                     damages += [f"{self.path}/{file} is damaged: {reason}" for file, reason in found]
                 part = part if is_due and not found else None
-            if part is None or sum(each.tokens for each in parts) + part.tokens > max_tokens:
-                if len(run) > 1 or (run and run[0].removed):
-                    yield run, Segment.merge(parts, self.scratch)
+            if part is None or sum(each.tokens for _, each in run) + part.tokens > max_tokens:
+                if len(run) > 1 or (run and run[0][0].removed):
+                    yield run, Segment.merge([each for _, each in run], self.scratch)
                 run = []
-                parts = []
             if state is not None and part is not None:
-                run.append(state.row)
-                parts.append(part)
+                run.append((state.row, part))
 
     def _delete_garbage(self, spared: Collection[str]) -> None:
         """Delete the files of killed writers, and give the unused pages of the catalog back to the file system.
@@ -422,7 +421,7 @@ class Storage:
             if self._pool.is_in_place():  # otherwise these are the files of another index, which was moved here
                 self._store.delete(unreferenced)
 
-    def _configure(self, configuration: Mapping[str, Any], tokenizer: str | None) -> dict[str, Any]:
+    def _configure(self, configuration: Mapping[str, Any]) -> dict[str, Any]:
         """Return the stored configuration; for a new index, write it first."""
         where = str(self.path)
         # Looked for before the catalog is read: another process may be making the index.
@@ -438,8 +437,6 @@ class Storage:
                     if self._store.names():
                         raise _without_log(where)
                     stored = catalog.create(begin(), dict(configuration))
-                    if tokenizer is not None:
-                        make_keywords(begin(), tokenizer)
         if stored.get("kind") != configuration.get("kind", stored.get("kind")):
             raise IndexFormatError(
                 f"the index in {where} is of kind {stored.get('kind')!r}, not {configuration['kind']!r}; "
@@ -457,14 +454,6 @@ def _without_log(where: str) -> CorruptedIndexError:
     )
 
 
-def without_texts() -> LatelierError:
-    """Return the error for a search by keywords in an index of documents without texts."""
-    return LatelierError(
-        "no document of this index has a text, so keywords cannot find any; add documents with texts=, or search with "
-        "mode='vectors'."
-    )
-
-
 def stored_settings(path: Path) -> dict[str, Any]:
     """Return the configuration of the index in a folder; raise `IndexFormatError` if it holds none."""
     storage = Storage(path, {}, lambda dim, names: {}, read_only=True)
@@ -475,15 +464,8 @@ def stored_settings(path: Path) -> dict[str, Any]:
 def _catalog_damages(connection: Connection) -> Iterator[Damage]:
     """Yield the damages of the catalog; raise `CorruptedIndexError` at one that makes further checks impossible."""
     catalog.check_catalog(connection)
-    # SQLite 3.44 and newer also check the keyword index here; `check_keywords` names the cure of its damage.
-    try:
-        lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
-    except sqlite3.OperationalError as error:
-        if "fts5" not in str(error):
-            raise
-        lines = []
-    found = [line for line in lines if "fts5" not in line.lower()]
-    if found and found[0] != "ok":
+    found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+    if found[0] != "ok":
         yield Damage(CATALOG, found[0], ())
         return
     for table in COLUMNS:
@@ -494,10 +476,6 @@ def _catalog_damages(connection: Connection) -> Iterator[Damage]:
     ids = list(dict.fromkeys(_damaged_documents(connection)))
     if ids:
         yield Damage(CATALOG, "ids, texts or metadata do not match their checksums", tuple(ids))
-    try:
-        check_keywords(connection)
-    except (CorruptedIndexError, StorageError) as error:  # StorageError: this SQLite has no FTS5
-        yield Damage(CATALOG, str(error), ())
     counts = connection.execute(
         "SELECT (SELECT count(*) FROM document), (SELECT count(*) FROM content), "
         "(SELECT count(*) FROM document JOIN content USING (number)), "

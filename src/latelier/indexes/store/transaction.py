@@ -18,20 +18,15 @@ import numpy as np
 from latelier.errors import CorruptedIndexError, EmbeddingsError
 from latelier.indexes.results import TokenMean, check_known, duplicate_ids
 from latelier.indexes.store import catalog, rows, sources
-from latelier.indexes.store.catalog import AnnDataRow, SegmentRow
+from latelier.indexes.store.catalog import FolderRow, SegmentRow
 from latelier.indexes.store.connections import Connection
 from latelier.indexes.store.integrity import MAX_DIM, damaged
-from latelier.indexes.store.keywords import (
-    DEFAULT_TOKENIZER,
-    drop_keywords,
-    flush_keywords,
-    make_keywords,
-    merge_keywords,
-    stored_tokenizer,
-)
+from latelier.indexes.store.keywords import checked_tokenizer
+from latelier.indexes.store.postings import Postings
 from latelier.indexes.store.rows import DocumentBatch
 from latelier.indexes.store.segments import Arrays, MemoryStore, Part, Scratch, Segment, SegmentStore
 from latelier.indexes.store.sources import Changes, unseen
+from latelier.indexes.words import DEFAULT_TOKENIZER, document_terms
 from latelier.utils.batching import consecutive
 from latelier.utils.values import Id
 
@@ -120,12 +115,15 @@ class Transaction:
             raise damaged(f"its next number is {following}, but the documents to insert have lower numbers")
         self._settings["mean"] = batch.mean.joined(self._mean(batch.dim)).spelled()
         segment = _new_segment(batch, numbers, counts)
+        words = self._cut(batch.documents.row_texts)
         small = self._take_small_segments(segment.tokens, max_tokens)
+        if small:
+            parts = [*(part for _, part in small), Part(segment, np.arange(len(segment)))]
+            words = self._merged_words([*(own for own, _ in small), words], parts)
+            segment = Segment.merge(parts, self._scratch)
         rows.insert_documents(connection, numbers.tolist(), batch.documents)
         self._settings["next_number"] = int(numbers[-1] + counts[-1])
-        self._write(
-            Segment.merge([*small, Part(segment, np.arange(len(segment)))], self._scratch) if small else segment
-        )
+        self._write(segment, words)
         # No reader has seen segments that this transaction wrote and merged: their disk space is freed now.
         self._store.delete({*self.dropped[dropped:]} & {*self.written})
         return left
@@ -155,11 +153,14 @@ class Transaction:
             found.append((row, segment.live(catalog.tombstones(connection, row))))
         return found
 
-    def replace(self, replaced: Sequence[SegmentRow], merged: Segment) -> None:
-        """Replace segments with one segment that holds their live documents."""
+    def replace(self, replaced: Sequence[tuple[SegmentRow, Part]], merged: Segment) -> None:
+        """Replace segments with one segment that holds their live documents, and all words of these."""
         self._start()
-        self._drop(replaced)
-        self._write(merged)
+        present = {row.name: row for row in self._rows}
+        replaced = [(present[row.name], part) for row, part in replaced]
+        words = self._merged_words([self._words(*each) for each in replaced], [part for _, part in replaced])
+        self._drop([row for row, _ in replaced])
+        self._write(merged, words)
         self._rows.sort(key=lambda row: row.first)
 
     def set_ann_data(self, arrays: Arrays | None) -> None:
@@ -170,7 +171,7 @@ class Transaction:
         if before is not None:
             self.dropped.append(before.name)
         if arrays is not None:
-            row = AnnDataRow(*self._store.write(arrays))
+            row = FolderRow(*self._store.write(arrays))
             self.written.append(row.name)
         catalog.write_ann_data(connection, row)
 
@@ -191,24 +192,34 @@ class Transaction:
         rows.make_fields(self._start(), keys)
 
     def compact_keywords(self, keywords: bool | None, tokenizer: str | None, progress: Callable[[int], Any]) -> None:
-        """Make the keyword index, drop it, or merge its parts.
+        """Make the words of all segments again from their texts, or drop them.
 
-        `keywords`: True makes it from all texts, in place of the present one; False drops it; None merges its parts.
-        `tokenizer` None is the present one, or the default.
+        `keywords`: True makes them, False drops them, None leaves them. `tokenizer` None is the present one, or the
+        default. A segment that cannot be read keeps its words, unless another tokenizer makes them worthless.
         """
+        if keywords is None:
+            return
         connection = self._start()
-        if keywords:
-            name = tokenizer or stored_tokenizer(connection) or DEFAULT_TOKENIZER
-            make_keywords(connection, name, progress)
-        elif keywords is False:
-            drop_keywords(connection)
-        elif stored_tokenizer(connection) is not None:
-            merge_keywords(connection)
+        before = self._settings["tokenizer"]
+        self._settings["tokenizer"] = (tokenizer or before or DEFAULT_TOKENIZER) if keywords else None
+        for place, row in enumerate(self._rows):
+            words = None
+            if keywords:
+                try:
+                    words = self._words_of_texts(self._store.open(row, self._settings["dim"]))
+                except CorruptedIndexError:
+                    if self._settings["tokenizer"] == before:
+                        continue
+                    raise
+            if row.words is not None:
+                self.dropped.append(row.words.name)
+            self._rows[place] = row._replace(words=self._stored(words))
+            catalog.write_segment(connection, self._rows[place])
+            progress(row.documents)
 
     def finish(self) -> None:
-        """If there are changes, write the keywords, and increase the generation, so that readers notice the changes."""
+        """If there are changes, increase the generation, so that readers notice the changes."""
         if self._started is not None:
-            flush_keywords(self._started)
             self.generation = self._settings["generation"] = self._settings["generation"] + 1
             catalog.write_settings(self._started, **self._settings)
 
@@ -217,7 +228,10 @@ class Transaction:
         if self._started is None:
             connection = self._begin()
             stored = catalog.read_settings(connection)
-            self._settings = {name: stored.get(name) for name in ("dim", "next_number", "generation", "mean")}
+            self._settings = {
+                name: stored.get(name) for name in ("dim", "next_number", "generation", "mean", "tokenizer")
+            }
+            checked_tokenizer(self._settings["tokenizer"])
             self._first_number = stored["next_number"]
             self._rows = catalog.read_segments(connection)
             if self._rows and self._first_number <= self._rows[-1].last:
@@ -237,9 +251,9 @@ class Transaction:
         live = sum(row.tokens * (1 - row.removed / row.rows) for row in self._rows)
         return TokenMean(vector, live)
 
-    def _take_small_segments(self, tokens: int, max_tokens: int) -> list[Part]:
-        """Drop the last segments, which are merged with `tokens` new tokens; return their live documents."""
-        parts: list[Part] = []
+    def _take_small_segments(self, tokens: int, max_tokens: int) -> list[tuple[Postings | None, Part]]:
+        """Drop the last segments, which are merged with `tokens` new tokens; return their words and live documents."""
+        parts: list[tuple[Postings | None, Part]] = []
         taken: list[SegmentRow] = []
         for row in reversed(self._rows):
             if row.tokens > 2 * tokens or row.tokens + tokens > max_tokens:
@@ -250,7 +264,7 @@ class Transaction:
                 break  # the damaged segment stays, and verify reports it
             if self._store.find_damage(row.name, row.files):
                 break
-            parts.insert(0, part)
+            parts.insert(0, (self._words(row, part), part))
             tokens += row.tokens
             taken.append(row)
         self._drop(taken)
@@ -273,16 +287,57 @@ class Transaction:
     def _drop(self, dropped: Sequence[SegmentRow]) -> None:
         for row in dropped:
             catalog.delete_segment(self._start(), row.name)
-            self.dropped.append(row.name)
+            self.dropped += [row.name] if row.words is None else [row.name, row.words.name]
         self._rows = [row for row in self._rows if row.name not in self.dropped]
 
-    def _write(self, segment: Segment) -> None:
+    def _cut(self, texts: Iterable[str | None]) -> Postings | None:
+        """Return the words of the texts of rows; None if the index has no keyword index."""
+        tokenizer = self._settings["tokenizer"]
+        if tokenizer is None:
+            return None
+        return Postings.build(None if text is None else document_terms(text, tokenizer) for text in texts)
+
+    def _words(self, row: SegmentRow, part: Part) -> Postings | None:
+        """Return the words of a segment, from its texts if they are damaged; None without a keyword index."""
+        if self._settings["tokenizer"] is None:
+            return None
+        if row.words is None:
+            return Postings.build([None] * row.rows)
+        try:
+            found = self._store.open_words(row)
+        except CorruptedIndexError:
+            found = None
+        if found is None or self._store.find_damage(*row.words):
+            return self._words_of_texts(part.segment)
+        return found
+
+    def _words_of_texts(self, segment: Segment) -> Postings | None:
+        """Return the words of the live rows of a segment, from their texts."""
+        texts = dict(rows.row_texts(self._start(), np.unique(segment.numbers).tolist()))
+        return self._cut(map(texts.get, segment.row_ids.tolist()))
+
+    def _merged_words(self, words: Sequence[Postings | None], parts: Sequence[Part]) -> Postings | None:
+        """Return the words of some parts of segments, in their order, given those of the segments."""
+        known = [(own, part.positions) for own, part in zip(words, parts, strict=True) if own is not None]
+        if not known:
+            return None
+        return Postings.merge(known)
+
+    def _stored(self, words: Postings | None) -> FolderRow | None:
+        """Write words into a folder; None if no row has a text."""
+        if words is None or not words.has_texts:
+            return None
+        row = FolderRow(*self._store.write(words.arrays))
+        self.written.append(row.name)
+        return row
+
+    def _write(self, segment: Segment, words: Postings | None) -> None:
         name, files = self._store.write(segment.arrays)
         self.written.append(name)
         first = int(segment.row_ids[0])
         last = int(segment.row_ids[-1])
         counts = {"rows": len(segment), "documents": segment.documents, "removed": 0, "tokens": segment.tokens}
-        row = SegmentRow(name, first, last, **counts, files=files)
+        row = SegmentRow(name, first, last, **counts, files=files, words=self._stored(words))
         catalog.write_segment(self._start(), row)
         self._rows.append(row)
 
