@@ -196,6 +196,6 @@ def store(
         return index.write(given, changes, replace=replace)
     except DuplicateIdError as error:
         raise DuplicateIdError(
-            f"{error.fact} Another writer has stored documents with these ids since this call checked them.",
+            f"{error.fact} This call gives them twice, or another writer has stored them since it checked the ids.",
             advice="skip-stored",
         ) from error
