@@ -110,6 +110,7 @@ def main() -> None:
         collection = part(load_beir(options.folder, options.test))
         before = ndcg(model, collection)
     start = time.perf_counter()
+    began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         report = train(
             training,
@@ -125,7 +126,8 @@ def main() -> None:
             on_progress=lambda line: print(f"  {(time.perf_counter() - start) / 60:5.1f} min {line}", flush=True),
         )
     print(report)
-    print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
+    cpu = time.process_time() - began
+    print(f"{(time.perf_counter() - start) / 60:.1f} minutes, {cpu / 60:.1f} of computing")
     if collection is None:
         return
     texts = {id_: text_key(text) for id_, text in collection.texts().items()}
