@@ -170,6 +170,7 @@ def test_passages_of_files(run, notes, tmp_path, tiny):
     assert (result.exit_code, json.loads(result.stdout)["documents"]) == (0, 3), result.output
     facts = json.loads(run("info", index, "--json").stdout)
     assert (facts["documents"], facts["passages"] > 5) == (3, True)
+    assert f"3 documents (3 unchanged), in {facts['passages']} passages" in run(*command[:-1]).stdout
     assert facts["bytes_per_document"] == round(facts["bytes"] / 3)
     found = json.loads(run("search", index, "plums", "-k", 3, "--json", "--device", "cpu").stdout)["results"]
     assert len({each["id"] for each in found}) == 3

@@ -444,7 +444,7 @@ def _smaller(index: Index, folder: Path, size: int) -> str:
 def searchable(retriever: Retriever) -> str:
     """Say which part of the texts of an index searches compare."""
     if DocumentSettings.stored_in(retriever.index).passages is not None:
-        count = len(retriever.index)
+        count = retriever.index.statistics().passages
         return f"in {count:,} passage{'' if count == 1 else 's'}; all of their text is searchable"
     length = retriever.query_model.limits("document")[1]
     if length is None:
