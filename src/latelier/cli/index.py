@@ -42,6 +42,7 @@ from latelier.indexes.results import stored_cut
 from latelier.reading.folders import DocumentFolder, DocumentFormat, read_document_file, read_documents
 from latelier.reading.records import DocumentFields, FileDocuments, OnProblem, Pages, Reading
 from latelier.retrieve.passages import LEAST_TOKENS, DocumentSettings, Passages
+from latelier.retrieve.write_options import WRITE_DEFAULTS, WRITE_OPTIONS
 from latelier.utils.checks import format_bytes, is_count, short
 from latelier.utils.files import number_or_text
 from latelier.utils.misc import needs_extra
@@ -92,25 +93,18 @@ GlobOption: TypeAlias = Annotated[
 ]
 PassagesOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="N",
-        help="Cut texts into passages of at most N tokens; auto: as the model reads, at most 512; none: whole; late or "
-        "late:N: with vectors that have seen what stands around the passage. Default: as the index; a new one has "
-        "passages if its files are one text each, or the model does not read the first records whole.",
-    ),
+    typer.Option(metavar="N", help=WRITE_OPTIONS["passages"].shell_help),
 ]
 OverlapOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Tokens that passages share; default: an eighth.")
 ]
 PoolFactorOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", min=1, help="Pool about N token vectors of a document into one; default: as the index, or 1."
-    ),
+    typer.Option(metavar="N", min=WRITE_OPTIONS["pool_factor"].least, help=WRITE_OPTIONS["pool_factor"].help),
 ]
 PrecisionOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Number format of vectors until stored: float32, float16, bfloat16, int8; default: the model's."),
+    typer.Option(help=WRITE_OPTIONS["precision"].help),
 ]
 RemoveOption: TypeAlias = Annotated[
     bool, typer.Option("--remove/--no-remove", help="Remove documents of files that the folder does not hold any more.")
@@ -137,11 +131,7 @@ PagesOption: TypeAlias = Annotated[
 ]
 WorkersOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Encode in N processes, on all machines of a Ray cluster (extra: ray); default: in this one.",
-    ),
+    typer.Option(metavar="N", min=WRITE_OPTIONS["workers"].least, help=WRITE_OPTIONS["workers"].help),
 ]
 BackendOption: TypeAlias = Annotated[
     Backend | None,
@@ -154,7 +144,9 @@ ComputeDtypeOption: TypeAlias = Annotated[
         "default model in a new index where there is no GPU, else float32 or bfloat16."
     ),
 ]
-BatchSizeOption: TypeAlias = Annotated[int, typer.Option(min=1, help="Texts of maximum length per batch.")]
+BatchSizeOption: TypeAlias = Annotated[
+    int, typer.Option(min=WRITE_OPTIONS["batch_size"].least, help=WRITE_OPTIONS["batch_size"].help)
+]
 
 
 def index(
@@ -189,7 +181,7 @@ def index(
     backend: BackendOption = None,
     compute_dtype: ComputeDtypeOption = "auto",
     max_memory: MemoryOption = None,
-    batch_size: BatchSizeOption = 32,
+    batch_size: BatchSizeOption = WRITE_DEFAULTS["batch_size"],
     json_output: JsonOption = False,
 ) -> None:
     """Encode documents, and bring an index up to date with them: only what is new or changed is encoded.

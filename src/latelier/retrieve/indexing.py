@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from latelier.embeddings import TokenEmbeddings
 from latelier.errors import DuplicateIdError
@@ -19,6 +19,7 @@ from latelier.retrieve.late import Taken, taken_rows
 from latelier.retrieve.passages import Passages
 from latelier.retrieve.preparation import PreparedDocument, Write, prepare
 from latelier.retrieve.query_model import QueryModel
+from latelier.retrieve.write_options import WriteOptions
 from latelier.utils.misc import Share
 
 if TYPE_CHECKING:
@@ -108,25 +109,20 @@ def divide(
             yield transaction
 
 
-class Encoding(NamedTuple):
-    """How documents are encoded; `late`: passages are taken of the vectors of windows, and then pooled and rounded."""
+class Encoding:
+    """How documents are encoded; late passages are taken of the vectors of windows, and then pooled and rounded."""
 
-    batch_size: int
-    pool_factor: int
-    precision: str | None
-    late: bool
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments of `QueryModel.encode_documents`."""
-        if self.late:
-            return {"batch_size": self.batch_size}
-        return {"batch_size": self.batch_size, "pool_factor": self.pool_factor, "precision": self.precision}
+    def __init__(self, options: WriteOptions) -> None:
+        self._late = isinstance(options.passages, Passages) and options.passages.late
+        self._reduction = {"pool_factor": options.pool_factor or 1, "precision": options.precision}
+        self.options: dict[str, Any] = {"batch_size": options.batch_size}  # of `QueryModel.encode_documents`
+        if not self._late:
+            self.options |= self._reduction
 
     def finish(self, transaction: Transaction, parts: Iterator[TokenEmbeddings], size: int) -> Any:
         """Return the vectors of a transaction, of which `size` inputs are in each part, or an iterator over them."""
-        if self.late:
-            return (reduced(each, self.pool_factor, self.precision) for each in taken_rows(parts, transaction.taken))
+        if self._late:
+            return (reduced(each, **self._reduction) for each in taken_rows(parts, transaction.taken))
         if len(transaction.inputs) <= size:
             return next(parts)
         return parts  # encoded while they are stored

@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import numpy as np
 
-from latelier.arrays import DTYPES
 from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import IVF, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.base import PathLike
@@ -38,7 +37,7 @@ from latelier.retrieve.indexing import (
     encode_by_workers,
     store,
 )
-from latelier.retrieve.passages import DocumentSettings, Passages
+from latelier.retrieve.passages import DocumentSettings
 from latelier.retrieve.preparation import GivenRule, Write, default_passages, given_writes, read_chunks, whole_text
 from latelier.retrieve.query_model import QueryModel, checked_queries, find_index, open_index, open_model
 from latelier.retrieve.query_transform import QueryTransform
@@ -46,8 +45,9 @@ from latelier.retrieve.results import EncodedQueries, Result, Results, find, rea
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
 from latelier.retrieve.why_not import explain_miss
+from latelier.retrieve.write_options import WRITE_DEFAULTS, WriteKeywords, WriteOptions
 from latelier.scores.maxsim import maxsim
-from latelier.utils.checks import check_choice, check_count, check_number, did_you_mean, short
+from latelier.utils.checks import check_count, check_number, did_you_mean, short
 from latelier.utils.misc import NotCopied, progress_bar, show_options, warn_caller
 from latelier.utils.values import as_id
 
@@ -56,19 +56,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from latelier.models import ColBERT
-    from latelier.retrieve.workers import EncodingWorkers
-
-
-class WriteKeywords(TypedDict, total=False):
-    """The options that `Retriever.add` and `Retriever.update` share, see there."""
-
-    batch_size: int
-    chunk_size: int | None
-    show_progress: bool | None
-    passages: Passages | int | bool | None
-    pool_factor: int | None
-    precision: str | None
-    workers: EncodingWorkers | int | None
 
 
 class Retriever(NotCopied):
@@ -306,6 +293,7 @@ class Retriever(NotCopied):
         """
         return self.query_model.export(self.index)
 
+    @show_options(**WRITE_DEFAULTS)
     def add(
         self,
         documents: Iterable[Any],
@@ -326,7 +314,7 @@ class Retriever(NotCopied):
             documents of LangChain, LlamaIndex or Haystack, or the path of a file or a folder, of which what is new
             or changed is encoded (`synchronise` also removes).
         skip_existing
-            Skip documents with an id that is in the index. Repeating an interrupted call continues it.
+            Skip documents with an id that is in the index. Repeating an interrupted call continues it. Not of a path.
         batch_size
             Texts of maximum length per batch; batches of shorter texts hold more.
         chunk_size
@@ -367,11 +355,17 @@ class Retriever(NotCopied):
         3
         """
         if _is_path(documents):
+            if skip_existing:
+                raise InvalidArgumentError(
+                    "skip_existing=True has no effect on a path, of which what is new or changed is stored; leave it "
+                    "out, or give the documents: add(read_documents(path), skip_existing=True)."
+                )
             self.synchronise(documents, remove=False, **options)
         else:
             rule = GivenRule(self.index, "skip" if skip_existing else "raise")
-            self._write(given_writes(documents), rule, total=_length(documents), **options)
+            self._write(given_writes(documents), rule, WriteOptions.of(options), total=_length(documents))
 
+    @show_options(**WRITE_DEFAULTS)
     def update(
         self,
         documents: Iterable[Any],
@@ -383,10 +377,12 @@ class Retriever(NotCopied):
 
         Parameters
         ----------
-        documents, batch_size, chunk_size, show_progress, passages, pool_factor, precision, workers
+        documents
             As in `add`, but every document needs an id; all its passages are replaced in one commit.
         skip_unchanged
             Leave documents as they are, without encoding them, that are stored with the same text and metadata.
+        **options
+            As in `add`.
 
         Raises
         ------
@@ -405,8 +401,9 @@ class Retriever(NotCopied):
             self.synchronise(documents, remove=False, **options)
         else:
             rule = GivenRule(self.index, "update", skip_unchanged=skip_unchanged)
-            self._write(given_writes(documents), rule, total=_length(documents), **options)
+            self._write(given_writes(documents), rule, WriteOptions.of(options), total=_length(documents))
 
+    @show_options(**WRITE_DEFAULTS)
     def synchronise(
         self,
         source: str | os.PathLike[str] | FileDocuments,
@@ -460,13 +457,14 @@ class Retriever(NotCopied):
         >>> print(retriever.synchronise("notes"))
         1 renamed
         """
+        chosen = WriteOptions.of(options)
         if isinstance(source, FileDocuments):
             documents = source
         else:
             documents = read_documents(source)
         if documents.path is None:
             rule = GivenRule(self.index, "update", skip_unchanged=True, needs_ids=False)
-            self._write(given_writes(documents), rule, are_texts=documents.are_texts, share=documents.share, **options)
+            self._write(given_writes(documents), rule, chosen, are_texts=documents.are_texts, share=documents.share)
             kinds = rule.kinds
             return Synchronised(kinds["new"], kinds["changed"], 0, 0, kinds["unchanged"], 0, documents.skipped)
         if isinstance(documents, DocumentFolder) and not len(documents):
@@ -474,11 +472,9 @@ class Retriever(NotCopied):
         run = Synchronisation(self.index, documents, documents.path, moved_from)
         read = run.read(remove=remove)
         if first := list(islice(read, 1)):  # the model is loaded only if there is something to encode
-            are_texts = documents.are_texts
-            self._write(chain(first, read), run, are_texts=are_texts, share=run.share, **options)
+            self._write(chain(first, read), run, chosen, are_texts=documents.are_texts, share=run.share)
         elif self.index.dim is not None:  # other passages are refused all the same
-            chosen = options.get("passages"), options.get("pool_factor")
-            DocumentSettings.chosen(self.index, *chosen, max_length=lambda: None)
+            DocumentSettings.chosen(self.index, chosen.passages, chosen.pool_factor, max_length=lambda: None)
         report = run.finish(remove=remove)
         run.warn()
         return report
@@ -487,45 +483,38 @@ class Retriever(NotCopied):
         self,
         writes: Iterator[Write],
         rule: GivenRule | Synchronisation,
+        options: WriteOptions,
         *,
         are_texts: bool = False,
         total: int | None = None,
         share: Callable[[], float | None] | None = None,
-        batch_size: int = 32,
-        chunk_size: int | None = None,
-        show_progress: bool | None = None,
-        passages: Passages | int | bool | None = None,
-        pool_factor: int | None = None,
-        precision: str | None = None,
-        workers: EncodingWorkers | int | None = None,
     ) -> None:
         """Store documents, each transaction by itself; the rule says which, and what each commit takes with it.
 
         `share` returns which part of the source was read, 0 to 1, if that is known, for the bar.
         """
-        check_count("batch_size", batch_size)
-        check_count("chunk_size", chunk_size, optional=True)
-        check_choice("precision", precision, DTYPES, optional=True)
         model = self.query_model
         index = self.index
         model.identity.check(index)
-        batch_size, size = bounded_sizes(index, model, batch_size, chunk_size or _CHUNK_SIZE)
-        pace = Pace(size, adapts=chunk_size is None and workers is None)
+        batch_size, size = bounded_sizes(index, model, options.batch_size, options.chunk_size or _CHUNK_SIZE)
+        pace = Pace(size, adapts=options.chunk_size is None and options.workers is None)
         is_new = index.dim is None
+        passages: Any = options.passages
         is_default = passages is None
         if is_default and is_new:
             writes, passages = default_passages(writes, model, size, are_texts=are_texts)
-        settings = DocumentSettings.chosen(index, passages, pool_factor, max_length=lambda: model.limits("document")[1])
-        late = settings.passages is not None and settings.passages.late
-        encoding = Encoding(batch_size, settings.pool_factor, precision, late)
+        settings = DocumentSettings.chosen(
+            index, passages, options.pool_factor, max_length=lambda: model.limits("document")[1]
+        )
+        encoding = Encoding(options.resolved(batch_size, settings))
         unread: list[int] = []
-        with progress_bar(shown=show_progress, total=total, desc="Indexing", unit=" documents") as bar:
+        with progress_bar(shown=options.show_progress, total=total, desc="Indexing", unit=" documents") as bar:
             chosen = _chosen(_estimated(read_chunks(writes, model, size), share, bar), rule, bar)
             transactions = divide(chosen, model, settings.passages, pace)
-            if workers is None:
+            if options.workers is None:
                 encoded = encode(model, transactions, size, bar, encoding)
             else:
-                encoded = encode_by_workers(workers, model, transactions, size, bar, encoding)
+                encoded = encode_by_workers(options.workers, model, transactions, size, bar, encoding)
             for transaction, vectors in encoded:
                 if is_new:
                     model.identity.store_in(index)
@@ -968,11 +957,6 @@ class Retriever(NotCopied):
         else:
             model = f"ColBERT(dim={self._model.dim})"
         return f"Retriever({model}, {self.index!r})"
-
-
-for _writing in (Retriever.add, Retriever.update, Retriever.synchronise):
-    _shown = {name: (Retriever._write.__kwdefaults__ or {})[name] for name in WriteKeywords.__annotations__}
-    show_options(**_shown)(_writing)
 
 
 def _is_path(documents: Any) -> TypeGuard[str | os.PathLike[str]]:
