@@ -172,8 +172,7 @@ def quantize(vectors: Array) -> tuple[Array, Array]:
         return _quantize_rows(vectors)
     source = vectors.detach()
     if source.is_cpu:
-        # numpy has no bfloat16
-        if dtype_name(source) == "bfloat16":
+        if dtype_name(source) == "bfloat16":  # which numpy does not have
             floats = source.float()
         else:
             floats = source

@@ -524,8 +524,7 @@ class TokenEmbeddings(Sequence[Any]):
     def _numpy(self) -> TokenEmbeddings:
         if not self.is_torch:
             return self
-        # numpy has no bfloat16
-        if self.dtype == "bfloat16":
+        if self.dtype == "bfloat16":  # which numpy does not have
             source = self._cast("float32")
         else:
             source = self

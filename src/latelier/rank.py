@@ -109,8 +109,7 @@ def _rank(i: int, ids: Any, query: Any, documents: Any, device: torch.device | N
             documents = [as_tensor(each).to(device) for each in as_matrices(documents)]
         else:
             documents = made.to(device)
-    # nested lists are one matrix
-    if not is_array(query):
+    if not is_array(query):  # nested lists, which are one matrix
         query = np.asarray(query, dtype="float32")
     scores = colbert_scores(query, documents)[0].detach().cpu().numpy()
     if not bool(as_tensor(query).isfinite().all()):

@@ -442,8 +442,7 @@ class TrainingSet:
         >>> TrainingSet(["a", "b"], [["x"], ["y"]]).select([1]).queries
         ['b']
         """
-        # integers of Python from an array or a tensor
-        if hasattr(rows, "tolist"):
+        if hasattr(rows, "tolist"):  # an array or a tensor, whose integers are not those of Python
             rows = rows.tolist()
         return TrainingSet(
             [self.queries[i] for i in rows],

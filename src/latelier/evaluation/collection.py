@@ -266,9 +266,6 @@ def _find(folder: Path, names: tuple[str, ...], split: str) -> list[Path]:
     name = names[0]
     if is_folder(folder):
         present = ", ".join(sorted(path.name for path in folder.iterdir()))
-    else:
-        present = ""
-    if is_folder(folder):
         found = f"it holds: {present or 'nothing'}"
     else:
         found = "it is not a folder"

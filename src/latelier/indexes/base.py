@@ -61,6 +61,20 @@ Ranges: TypeAlias = "Sequence[tuple[int | None, int | None] | None]"
 
 
 NO_CHANGES = Changes()
+# What other packages of the library call, and no user: not among the names that `dir()` and editors show.
+_BETWEEN_PACKAGES = frozenset(
+    {
+        "checked_options",
+        "existing",
+        "find",
+        "find_loss",
+        "mean_scores",
+        "origins",
+        "token_mean",
+        "working_memory",
+        "write",
+    }
+)
 
 
 class Index(NotCopied, ABC):
@@ -696,6 +710,9 @@ class Index(NotCopied, ABC):
         ids
             Any ids, in any order; unlike ``id in index``, many cost little more than one.
         """
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _BETWEEN_PACKAGES]
 
     def __contains__(self, id: object) -> bool:
         try:

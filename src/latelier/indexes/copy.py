@@ -277,7 +277,6 @@ def _add_batches(
         there = [i for i, id in enumerate(batch.ids) if id in before]
         if there:
             _compare(index, batch.select(there))
-        if there:
             new = batch.select([i for i, id in enumerate(batch.ids) if id not in before])
         else:
             new = batch

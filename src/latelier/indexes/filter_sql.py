@@ -65,9 +65,7 @@ def to_sql(node: Node, column: Callable[[Field], str]) -> str:
     written = node.words[0]
     for operand, word in zip(node.operands, node.words[1:], strict=True):
         sql = to_sql(operand, column)
-        if not written or written.endswith("("):
-            written += ""
-        else:
+        if written and not written.endswith("("):
             written += " "
         if _is_open(node) and _is_open(operand):
             written += f"({sql})"

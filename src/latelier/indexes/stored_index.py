@@ -178,10 +178,9 @@ class StoredIndex(Index):
         self.path = None if path is None else as_folder(path)
         self._max_memory = parse_bytes("max_memory", max_memory)
         self._gpu: Any = None  # see `_on_device`
-        # before a folder is made
-        if device is None:
-            resolved = None
-        else:
+        # Wrong options raise before a folder is made.
+        resolved = None
+        if device is not None:
             resolved = resolve_device(device)
         given = check_options(keywords, tokenizer)
         of_new |= {"kind": self.kind, "tokenizer": given}
@@ -452,9 +451,7 @@ class StoredIndex(Index):
             return f"{type(self).__name__}(closed or damaged, {where})"
         if snapshot.dim is None:
             return f"{type(self).__name__}(0 documents, {where})"
-        if self._gpu is None:
-            where += ""
-        else:
+        if self._gpu is not None:
             where += f", searched on {self._gpu.device}"
         return (
             f"{type(self).__name__}({snapshot.documents:,} documents, {snapshot.tokens:,} tokens, dim={snapshot.dim}, "

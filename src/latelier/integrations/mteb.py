@@ -127,7 +127,8 @@ class MTEBSearch(Closing):
             settings["ignore_identical_ids"] = True
         changes: dict[str, Any] = {"experiment_kwargs": settings}
         changes["modalities"] = [kind for kind in self.model.modalities if kind in _BATCH]
-        changes |= {} if self.name is None else {"name": self.name}
+        if self.name is not None:
+            changes["name"] = self.name
         return meta.model_copy(update=changes)
 
     def index(

@@ -280,11 +280,8 @@ def max_length(model: MultiVectorEncoder, task: str) -> int:
     encoder = encoder_module(model)
     if task == "query":
         expansion = encoder.query_expansion
-    else:
-        expansion = None
-    if expansion and expansion["strategy"] == "fixed":
-        return int(expansion["length"])
-    if task == "query":
+        if expansion and expansion["strategy"] == "fixed":
+            return int(expansion["length"])
         cap = encoder.query_length
     else:
         cap = encoder.document_length

@@ -324,9 +324,8 @@ class _FrozenBert(BertModel):
 
     def _attend(self, qkv: Tensor, mask: Tensor | None) -> Tensor:
         n, length, width = qkv.shape
-        # (3, n, heads, length, dim of a head)
         parts = qkv.view(n, length, 3, self.config.num_attention_heads, -1)
-        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind()
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind()  # each (n, heads, length, dim of a head)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return attended.transpose(1, 2).reshape(n, length, width // 3)
 

@@ -378,8 +378,7 @@ class DocumentFolder(FileDocuments):
 
     def _records_of(self, path: Path, name: str, format: Any) -> Iterator[InputDocument]:
         found = read_records(path, format, name, self._reading._replace(on_problem="skip"))
-        # without a warning of its own
-        found.path = None
+        found.path = None  # so that it does not warn of each file
         number = -1
         partitions = dict(part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)  # as Hive names them
         for number, document in enumerate(found):

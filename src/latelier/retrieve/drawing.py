@@ -31,10 +31,8 @@ class HeatMap(NamedTuple):
 
     rows: list[str]
     columns: list[str]
-    # (rows, columns) float32
-    values: np.ndarray
-    # Of each row, the column that it matches.
-    best: list[int]
+    values: np.ndarray  # (rows, columns) float32
+    best: list[int]  # of each row, the column that it matches
 
     def shown_columns(self) -> list[int]:
         """Return the columns that add most to the score, and their neighbours, in order."""
@@ -221,7 +219,7 @@ _LONGEST_TITLE = 70
 # Inches for each row and column, and for what stands around them.
 _CELL = 0.26
 _AROUND = (2.6, 2.0)
-# per inch, of a picture
+# Of a picture, per inch.
 DOTS = 150
 _NOTEBOOK_DOTS = 80
 

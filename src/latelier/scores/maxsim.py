@@ -77,15 +77,14 @@ def _score_share(
     pairs = queries.dtype == documents.dtype == "bfloat16" and documents.dim % 2 == 0 and multiplies_bfloat16()
     if pairs:  # the bits of the numbers, (tokens, dim) int16
         rows = queries.vectors.detach().contiguous().view(torch_dtype("int16")).numpy()
+        kind = WORDS
+        numbers = documents.dim // 2
     else:
         vectors = queries.to("float32").vectors
         rows = np.ascontiguousarray(vectors.detach().cpu().numpy() if is_tensor(vectors) else vectors)
-    packed = pack_queries(rows, queries.offsets)
-    if pairs:
-        kind = WORDS
-    else:
         kind = {"float32": WORDS, "float16": FLOAT16, "bfloat16": BFLOAT16}[documents.dtype]
-    numbers = documents.dim // 2 if pairs else documents.dim
+        numbers = documents.dim
+    packed = pack_queries(rows, queries.offsets)
 
     def score(first: int, last: int) -> None:
         block = Documents(
@@ -141,11 +140,9 @@ class AddressedDocuments:
         vectors = embeddings.vectors
         if is_tensor(vectors):
             vectors = vectors.contiguous()
-        else:
-            vectors = np.ascontiguousarray(vectors)
-        if is_tensor(vectors):
             start = vectors.data_ptr()
         else:
+            vectors = np.ascontiguousarray(vectors)
             start = vectors.ctypes.data
         addresses = start + embeddings.offsets[:-1] * (embeddings.dim * _BYTES[dtype])
         return cls(vectors, addresses, embeddings.lengths, embeddings.dim, dtype)

@@ -75,8 +75,7 @@ def best_tokens(
     texts = queries.texts
     vectors = queries.vectors
     length = _padded_length(queries, grouped=step > 0)
-    # of one query if each has its own
-    if step:
+    if step:  # each query has documents of its own
         rows = length
     else:
         rows = max(16, power_of_two(texts * length))

@@ -193,10 +193,9 @@ def check_row_size(what: str, values: Iterable[object]) -> None:
 
 def plain_str(text: str) -> str:
     """Convert an instance of a subclass of str, such as numpy's or an enum's, to the plain str that SQLite returns."""
-    # str() of an enum's member would return its name
     if type(text) is str:
         return text
-    return str.__str__(text)
+    return str.__str__(text)  # str() of an enum's member would return its name
 
 
 def dump_json(value: object) -> str:

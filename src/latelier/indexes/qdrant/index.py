@@ -418,16 +418,13 @@ class Qdrant(Index):
                 "mode='vectors'."
             )
         nothing: list[list[Hit]] = [[] for _ in (texts if vectors is None else vectors)]
-        if options.filter is None:
-            condition = None
-        else:
+        condition = None
+        seconds = None
+        if options.filter is not None:
             condition = self._condition(options)
+            seconds = options.filter_timeout
         if not nothing or self._collection.dim is None or condition is False:
             return nothing
-        if options.filter is None:
-            seconds = None
-        else:
-            seconds = options.filter_timeout
         search = CollectionSearch(
             self._collection,
             condition=None if condition is True else condition,

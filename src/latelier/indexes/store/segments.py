@@ -493,9 +493,7 @@ class FileStore:
             with looking_into(self.folder), suppress(FileNotFoundError):
                 matches = [_COMMIT.fullmatch(path.name) for path in (self.folder / name).iterdir()]
                 if any(matches):
-                    found |= {name: max(int(match[1]) for match in matches if match)}
-                else:
-                    found |= {}
+                    found[name] = max(int(match[1]) for match in matches if match)
         return found
 
     def delete(self, names: Iterable[str]) -> None:
