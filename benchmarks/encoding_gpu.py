@@ -8,7 +8,7 @@ of ModernBERT-base (149 million parameters) with the same tokenizer. All systems
 
 * ``sentence-transformers``: `MultiVectorEncoder.encode`, weights in bfloat16, with the fastest of several batch sizes;
 * ``latelier``: weights in bfloat16; ``latelier, float32 weights``: products in bfloat16 (``compute_dtype="bfloat16"``);
-* ``latelier, padded``: the first without attention over packed texts (``LATELIER_UNPADDED=0``).
+* ``latelier, padded``: the first with batches that are padded.
 
 Embeddings stay on the GPU; rows with ``to CPU`` include their way to the CPU, float16 for this library and as numpy for
 sentence-transformers. "tokenizer" is the share of the time in which a thread tokenises, which may overlap with the GPU;
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ from sentence_transformers import MultiVectorEncoder
 from torch.profiler import ProfilerActivity, profile
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.models import DEFAULT_MODEL, ColBERT, encoding
+from latelier.models import DEFAULT_MODEL, ColBERT, encoding, engines
 from latelier.models.location import resolve_name
 
 PEER = "sentence-transformers"
@@ -93,7 +92,7 @@ def systems(folder: str, options: argparse.Namespace) -> dict[str, tuple[Any, En
     exact = ColBERT(folder, device=options.device)
 
     def padded(texts: list[str]) -> Any:
-        with mock.patch.dict(os.environ, LATELIER_UNPADDED="0"):
+        with mock.patch.object(engines, "ENGINES", [each for each in engines.ENGINES if not each.is_packed]):
             return ours.encode_document(texts, packed=True)
 
     def stream(texts: list[str]) -> Any:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT, encoding
 
 pytestmark = pytest.mark.processor
@@ -72,12 +71,6 @@ def test_weights_are_laid_out_once_and_the_model_is_left_alone(own, monkeypatch)
     assert multiplied == [(144, 48), (48, 48), (64, 48), (48, 64)] * 2 + [(16, 48)]
     assert {name: id(module) for name, module in own.named_modules()} == before
     assert not any("forward" in module.__dict__ for module in own.modules())
-    monkeypatch.setenv("LATELIER_CPU_FORWARD", "0")
-    assert_same(copy.deepcopy(own))
-    assert len(multiplied) == 9
-    monkeypatch.setenv("LATELIER_CPU_FORWARD", "false")
-    with pytest.raises(InvalidArgumentError, match="LATELIER_CPU_FORWARD='false'; expected 0"):
-        own.encode_document(TEXTS)
 
 
 def layer(model, i=0):

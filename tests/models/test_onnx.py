@@ -119,7 +119,7 @@ def test_adapters_are_computed_by_torch(model, torch_model, runs, tmp_path):
     model.disable_adapters()  # changes no weight
     assert_same(model, torch_model)
     assert runs == []
-    with pytest.raises(LatelierError, match="it has hooks or adapters inside"):
+    with pytest.raises(LatelierError, match="onnx: it has adapters inside"):
         model.encode_query("pear", compute_dtype="int8")
     with pytest.raises(InvalidArgumentError, match="adapters of peft; merge them"):
         model.export(tmp_path / "exported")

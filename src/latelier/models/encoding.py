@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -35,9 +35,10 @@ from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, limited_threads, thread_count
 from latelier.models.arguments import are_texts, checked_stream
 from latelier.models.construction import check_lengths, encoder_module, length_limit, longest_query, max_length
+from latelier.models.engines import Work, choose_engine, inference, run_padded
 from latelier.models.exported_encoder import SINGLE_TOKENS, tokenizer_lock
 from latelier.models.frozen import FrozenCopies, can_lay_out
-from latelier.models.gpu import encode_unpadded, is_unpadded, one_behind, packed_batches, start_copy
+from latelier.models.gpu import encode_unpadded, one_behind, packed_batches, start_copy
 from latelier.models.pooling import Pooling, pool_tokens, recorded_attention
 from latelier.models.text_encoder import TextEncoder
 from latelier.models.tokenization import tokenize_window
@@ -248,7 +249,9 @@ def encode_pictures(
         )
     check_weights(model, job.compute_dtype)
     model.eval()
-    forward = _Forward(model, job, None if job.compute_dtype == "auto" else job.compute_dtype, None)
+    dtype = None if job.compute_dtype == "auto" else job.compute_dtype
+    work = Work(model, job.task, job.device, dtype, reads_attention=False)
+    forward = _Forward(work, job, model, is_packed=False)
     budget = job.batch_size * _PICTURE_TOKENS
     if job.device.type == "cpu":
         budget = min(budget, CPU_BATCH_TOKENS)
@@ -260,7 +263,7 @@ def encode_pictures(
         most = min(budget // longest, _PICTURE_PIXELS // max(pixels[rows[0]], 1))
         rows += [waiting.popleft() for _ in range(min(most - 1, len(waiting)))]
         features = model.preprocess([load(row) for row in rows], prompt=job.prompt, task=job.task)
-        with inference(job.device, forward.dtype):
+        with inference(job.device, dtype):
             vectors, mask = forward.run(features)
             vectors = forward.finish(vectors)
             vectors = vectors.cpu() if job.save_to_cpu else vectors
@@ -366,15 +369,12 @@ def _start_copy_of_embeddings(window: TokenEmbeddings) -> Callable[[], TokenEmbe
 def _encode_windows(model: Any, texts: Iterable[str], job: Job, bar: Any) -> Iterator[Window]:
     if model.training:
         model.eval()
-    if job.compute_dtype == "auto":
-        forward = None
-    else:
-        forward = _Forward.of(model, job, job.compute_dtype)
+    dtype: str | None = job.compute_dtype
     for features in _tokenized(model, texts, job):
         used = used_positions(features)
-        if forward is None:
-            forward = _Forward.of(model, job, _choose_dtype(model, features, used, job))
-        yield forward.encode_window(features, used, bar)
+        if dtype == "auto":
+            dtype = _choose_dtype(model, features, used, job)
+        yield _Forward.of(model, job, dtype, features).encode_window(features, used, bar)
 
 
 def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Iterator[Any]:
@@ -397,36 +397,36 @@ def _tokenized(model: MultiVectorEncoder, texts: Iterable[str], job: Job) -> Ite
 
 @dataclass(frozen=True)
 class _Forward:
-    """The forward pass of batches: by the model, or on a CPU by its frozen copy.
+    """The forward pass of the batches of a window.
 
-    `dtype`: what to compute in, one of `COMPUTE_DTYPES` but ``"auto"``; None: the dtype of the weights.
+    `computes`: the model, or a copy of it; `is_packed`: whether it computes batches without padding.
     """
 
-    model: Any
+    work: Work
     job: Job
-    dtype: str | None
-    frozen: Any
+    computes: Any
+    is_packed: bool
 
     @classmethod
-    def of(cls, model: Any, job: Job, dtype: str | None) -> _Forward:
+    def of(cls, model: Any, job: Job, dtype: str | None, features: Any) -> _Forward:
+        """Return the forward pass by the first engine that fits."""
         check_weights(model, dtype)
-        if dtype == "int8" and job.device.type != "cpu":
-            raise InvalidArgumentError(f"received compute_dtype='int8' on {job.device}; give device='cpu'.")
-        frozen = None
-        if job.device.type == "cpu":
-            frozen = model._frozen.find(model, dtype or "float32", reads_attention=job.pooling.uses_attention)
-        return cls(model, job, dtype, frozen)
+        work = Work(model, job.task, job.device, dtype, job.pooling.uses_attention)
+        engine, computes = choose_engine(work, features)
+        return cls(work, job, computes, engine.is_packed)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a copy computes, with which several threads may compute at once."""
+        return self.computes is not self.work.model
 
     def encode_window(self, features: Any, used: Tensor, bar: Any) -> Window:
         """Encode a tokenised window, whose `used_positions` are `used`."""
-        with recorded_attention(self.model) if self.job.pooling.uses_attention else nullcontext() as recorder:
-            if recorder is None:
-                with inference(self.job.device, self.dtype):
-                    unpadded = is_unpadded(self.model, features, self.job.task, self.job.device, self.dtype, self.run)
-                if unpadded:
-                    return self._encode_unpadded(features, used, bar)
+        if self.is_packed:
+            return self._encode_unpadded(features, used, bar)
+        with recorded_attention(self.work.model) if self.work.reads_attention else nullcontext() as recorder:
             # Beside other work, the threads of a query wait for the one that has lost its core.
-            if self.frozen is None or used.numel() <= SINGLE_TOKENS:
+            if not self.is_frozen or used.numel() <= SINGLE_TOKENS:
                 threads = 1
             else:
                 threads = allowed_threads()
@@ -440,7 +440,7 @@ class _Forward:
                 return batch
 
             groups = self._split(used, threads)
-            apart = self.frozen is not None and (min(threads, len(groups)) > 1 or threads < thread_count())
+            apart = self.is_frozen and (min(threads, len(groups)) > 1 or threads < thread_count())
             if apart and _are_threads_apart():
                 return Window(_map_in_threads(encode, groups, threads))
             return Window([encode(rows) for rows in groups])
@@ -450,7 +450,7 @@ class _Forward:
         if len(used) == 1:  # a query on its own needs no lengths and no budget
             return [np.zeros(1, dtype="int64")]
         lengths = used.sum(dim=1).numpy()
-        budget = self.job.batch_size * max_length(self.model, self.job.task)
+        budget = self.job.batch_size * max_length(self.work.model, self.job.task)
         if self.job.device.type == "cpu":
             budget = min(budget, CPU_BATCH_TOKENS)
         if threads > 1:
@@ -463,11 +463,11 @@ class _Forward:
             batch = features
         else:
             batch = select_rows(features, used, rows)
-        with inference(self.job.device, self.dtype, frozen=self.frozen is not None):
+        with inference(self.job.device, self.work.dtype, frozen=self.is_frozen):
             vectors, mask = self.run(batch)
             vectors = self.finish(vectors)
             lengths = mask.sum(dim=1).tolist()
-        if self.frozen is not None:
+        if self.is_frozen:
             vectors = vectors.clone()  # an ordinary tensor, which may be trained on
         if recorder is not None:
             how = self.job.pooling
@@ -487,21 +487,14 @@ class _Forward:
 
     def run(self, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Run a padded batch: return the vectors of its scored tokens, ``(tokens, dim)``, and which those are."""
-        forward: Any = self.model if self.frozen is None else self.frozen
-        if "_original_forward" in vars(forward):  # a trainer of mixed precision leaves accelerate's autocast around it
-            forward = type(forward).forward.__get__(forward)
-        out = forward(move_features(features, self.job.device), task=self.job.task)
-        vectors = out["token_embeddings"]
-        mask = out["attention_mask"].bool()
-        # Vectors of texts without padding, such as one query, are not copied.
-        return (vectors.flatten(0, 1) if mask.all() else vectors[mask]), mask
+        return run_padded(self.computes, features, task=self.job.task, device=self.job.device)
 
     def finish(self, vectors: Tensor) -> Tensor:
         """Return token vectors in float32 where autocast has rounded them, and truncated."""
         if torch.is_autocast_enabled(self.job.device.type):
             # The vectors were normalised in half precision, so their length is rounded too.
             vectors = vectors.float()
-            if isinstance(self.model[-1], Normalize):
+            if isinstance(self.work.model[-1], Normalize):
                 vectors = nn.functional.normalize(vectors, dim=-1)
         if self.job.truncate_dim is None:
             return vectors
@@ -509,24 +502,15 @@ class _Forward:
 
     def _encode_unpadded(self, features: Any, used: Tensor, bar: Any) -> Window:
         """Encode a window on a GPU in batches without padding."""
-        budget = self.job.batch_size * max(max_length(self.model, self.job.task), _GPU_TOKENS)
+        budget = self.job.batch_size * max(max_length(self.work.model, self.job.task), _GPU_TOKENS)
         batches = []
-        with inference(self.job.device, self.dtype):
+        with inference(self.job.device, self.work.dtype):
             for rows in packed_batches(used.sum(dim=1).numpy(), budget):
-                vectors, lengths = encode_unpadded(self.model, features, rows, self.job.task, self.job.device)
+                vectors, lengths = encode_unpadded(self.work.model, features, rows, self.job.task, self.job.device)
                 batches.append(Batch(rows, self.finish(vectors), lengths))
                 if bar is not None:
                     bar.update(len(rows))
         return Window(batches)
-
-
-@contextmanager
-def inference(device: torch.device, dtype: str | None, *, frozen: bool = False) -> Iterator[None]:
-    """Compute without gradients, in half precision by autocast; with a frozen copy, without counting changes."""
-    half = dtype in ("bfloat16", "float16")
-    autocast = torch.autocast(device.type, getattr(torch, str(dtype))) if half else nullcontext()
-    with torch.inference_mode() if frozen else torch.no_grad(), autocast:
-        yield
 
 
 def _map_in_threads(encode: Callable[[np.ndarray], Batch], groups: Sequence[np.ndarray], threads: int) -> list[Batch]:
@@ -605,7 +589,8 @@ def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | No
         return None
     rows = np.unique(np.linspace(0, len(used) - 1, _SAMPLE).astype("int64"))
     computed, exact = (
-        _Forward.of(model, job, dtype).encode_batch(features, used, rows).vectors for dtype in ("bfloat16", None)
+        _Forward.of(model, job, dtype, features).encode_batch(features, used, rows).vectors
+        for dtype in ("bfloat16", None)
     )
     if stays_close(computed, exact):
         return "bfloat16"

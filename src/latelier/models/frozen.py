@@ -4,15 +4,12 @@ A copy shares the model's tensors and settings. Its linear layers multiply by we
 reorders a weight in every call, half of the work for one query), the layers of BERT (BERT, MiniLM, BGE, E5, ColBERTv2)
 run as four products each (for one query, the Python calls between transformers' modules take as long as the
 arithmetic); or ONNX Runtime computes the transformer. The model itself is never changed, and trains as it is.
-
-``LATELIER_CPU_FORWARD=0`` in the environment turns the copies for torch off.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import os
 from collections.abc import Callable
 from functools import cache
 from itertools import takewhile
@@ -25,14 +22,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.bert.modeling_bert import BertModel
 
-from latelier.errors import InvalidArgumentError, LatelierError
+from latelier.errors import LatelierError
 from latelier.models.exported_encoder import OnnxEncoder
 from latelier.models.onnx_export import (
     OnnxTransformer,
-    choose_backend,
+    Unfit,
     encoder_fingerprint,
     fold,
-    has_adapters,
     stored_export,
 )
 
@@ -49,14 +45,6 @@ _BERT_MODULES = ("transformers.models.bert.modeling_bert", "transformers.activat
 _BERT_PARTS = (nn.Dropout, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList, nn.Tanh)
 
 logger = logging.getLogger(__name__)
-
-
-def is_on(switch: str) -> bool:
-    """Whether a variable of the environment is 1 or unset."""
-    value = os.environ.get(switch, "1")
-    if value not in ("0", "1"):
-        raise InvalidArgumentError(f"{switch}={value!r}; expected 0 (off) or 1 (on), or unset, which is on.")
-    return value == "1"
 
 
 class _State(NamedTuple):
@@ -121,64 +109,63 @@ class FrozenCopies:
         """Forget the copies, so that the next text is encoded with new ones."""
         self._held = None
 
-    def find(self, model: Any, compute_dtype: str, *, reads_attention: bool = False) -> Any:
-        """Return the copy of a model that encodes on the CPU; None if the model itself has to.
+    def with_torch(self, model: Any, compute_dtype: str) -> Any:
+        """Return the copy of a model whose weights are laid out for torch; the model itself if it can have none.
 
-        `compute_dtype`: ``"float32"``, which stands for the dtype of the weights, ``"bfloat16"``, ``"float16"`` (by
-        autocast) or ``"int8"``. `reads_attention`: whether the encoder's attention is recorded, which takes the model
-        itself. Several threads may compute with a copy at once.
+        `compute_dtype`: ``"float32"``, which stands for the dtype of the weights, ``"bfloat16"`` or ``"float16"`` (by
+        autocast). Several threads may compute with a copy at once.
         """
-        kind = choose_backend(model, compute_dtype, reads_attention)
-        if reads_attention or (kind == "torch" and not is_on("LATELIER_CPU_FORWARD")):
-            return None
+        copies = self._copies(model)
+        if copies is None:
+            return model
+        if compute_dtype not in copies:
+            copies[compute_dtype] = _freeze(model, compute_dtype)
+        made = copies[compute_dtype]
+        return model if made is None else made
+
+    def with_onnx(self, model: Any, compute_dtype: str) -> Any:
+        """Return the copy of a model whose transformer ONNX Runtime runs, in ``"float32"`` or ``"int8"``.
+
+        Raises `Unfit` if there is none: weights that have changed since the first call are not exported again, as each
+        step of a training changes them.
+        """
+        copies = self._copies(model)
+        if copies is None:
+            raise Unfit("the model has hooks, or other code inside; save it and load it again")
+        name = f"onnx {compute_dtype}"
+        if name not in copies:
+            try:
+                copies[name] = self._freeze_onnx(model, compute_dtype)
+            except Unfit as unfit:
+                logger.info("encoding with torch: %s", unfit)
+                copies[name] = unfit
+        if isinstance(copies[name], Unfit):
+            raise Unfit(str(copies[name]))
+        return copies[name]
+
+    def _copies(self, model: Any) -> dict[str, Any] | None:
+        """Return the copies of a model as it is; None if other code computes, or looks on, inside it."""
         state = _State.of(model)
         if state is None:
-            found = None
-        else:
-            found = self._copy(model, state, kind, compute_dtype)
-        if found is None and compute_dtype == "int8":
-            raise LatelierError(
-                "received compute_dtype='int8', but the weights have changed since the model was first used, or it has "
-                "hooks or adapters inside. Merge them, save the model and load it again."
-            )
-        return found
-
-    def _copy(self, model: Any, state: _State, kind: str, compute_dtype: str) -> Any:
+            return None
         held = self._held
         if held is None or not held[0].is_that_of(state):
             held = self._held = state, {}
-        copies = held[1]
-        name = f"{kind} {compute_dtype}"
-        if name not in copies:
-            made = None
-            if kind != "torch":
-                made = self._freeze_onnx(model, compute_dtype)
-            if made is None and compute_dtype != "int8":
-                made = _freeze(model, compute_dtype)
-            copies[name] = made
-        return copies[name]
+        return held[1]
 
     def _freeze_onnx(self, model: Any, compute_dtype: str) -> Any:
-        """Return a copy whose transformer is run by ONNX Runtime; None if torch has to compute it.
-
-        Weights that have changed since the first call are not exported again, as each step of a training changes them.
-        """
         encoder = model[0].model
-        if has_adapters(encoder):  # they can be turned off and scaled without a change of weights
-            return None
         fingerprint = encoder_fingerprint(encoder)
         self._fingerprint = self._fingerprint or fingerprint
         if fingerprint != self._fingerprint:
-            logger.info("the weights have changed since they were exported: encoding with torch")
-            return None
+            raise Unfit("the weights have changed since the model was first used; save it and load it again")
         if compute_dtype not in self._sessions:
             try:
                 self._sessions[compute_dtype] = OnnxEncoder(stored_export(encoder, compute_dtype, fingerprint))
             except LatelierError as error:
                 if model.cpu_backend != "auto" or compute_dtype == "int8":
                     raise
-                logger.info("encoding with torch: %s", error)
-                return None
+                raise Unfit(str(error)) from error
         session = self._sessions[compute_dtype]
 
         def replace(module: nn.Module) -> nn.Module | None:

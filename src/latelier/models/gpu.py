@@ -5,8 +5,7 @@ later) while texts are packed in the running thread; other threads attend as bef
 
 A batch of a GPU has tens of thousands of tokens, so its texts differ in length, and padded attention needs a mask, with
 which torch's flash attention does not run. Batches are texts in their order, and all that depends on token ids alone
-(positions, which tokens are scored) is computed on the CPU: the GPU is never waited for. ``LATELIER_UNPADDED=0`` in the
-environment turns it off.
+(positions, which tokens are scored) is computed on the CPU: the GPU is never waited for.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from transformers import BertModel, ModernBertModel, RobertaModel, XLMRobertaMod
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from latelier.models.frozen import is_on
+from latelier.models.onnx_export import Unfit
 from latelier.models.pooling import switched_attention
 from latelier.utils.batching import lengths_to_offsets
 
@@ -104,7 +103,6 @@ def _mask(*args: Any, **options: Any) -> Any:
     return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
 
 
-_SWITCH = "LATELIER_UNPADDED"
 # Modules after the encoder that treat each token alone; masks are computed on the CPU.
 _TOKENWISE = (Dense, MultiVectorMask, Normalize)
 # Encoders, and whether their positions start after the id of the padding token rather than at 0.
@@ -125,30 +123,33 @@ _checked: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 logger = logging.getLogger(__name__)
 
 
-def is_unpadded(
+def check_unpadded(
     model: MultiVectorEncoder,
     features: Mapping[str, Any],
     task: str,
     device: torch.device,
     dtype: str | None,
     encode_padded: Callable[[dict[str, Any]], tuple[Tensor, Tensor]],
-) -> bool:
-    """Whether texts with these features are to be encoded by `encode_unpadded`.
+) -> None:
+    """Raise `Unfit` unless texts with these features are to be encoded by `encode_unpadded`.
 
     They are on a GPU with bfloat16, in half precision, by BERT, ModernBERT, RoBERTa or XLM-RoBERTa with their own
     attention, without pooling modules, and random texts have the same vectors both ways.
     """
-    if not is_on(_SWITCH) or not _has_kernel(model, device, dtype) or not _can_pack(model):
-        return False
+    if not _has_kernel(model, device, dtype):
+        raise Unfit("it needs a GPU with bfloat16, half precision, and torch's attention over variable lengths")
+    if not _can_pack(model):
+        raise Unfit("the model has another encoder, attention or modules than it knows")
     tensors = {name for name, value in features.items() if isinstance(value, Tensor) and value.ndim > 1}
-    if not tensors <= _FEATURES or len(features["input_ids"]) == 1:  # one text needs no padding
-        return False
+    if not tensors <= _FEATURES or len(features["input_ids"]) == 1:
+        raise Unfit("one text needs no padding, and texts with other features than token ids are not known")
     encoder: Any = model[0].model
     known = _checked.setdefault(encoder, {})
     key = (str(device), model.dtype, dtype)
     if key not in known:
         known[key] = _agrees(model, task, device, encode_padded)
-    return known[key]
+    if not known[key]:
+        raise Unfit("random texts have other vectors without padding")
 
 
 def packed_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:

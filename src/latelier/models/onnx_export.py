@@ -236,7 +236,12 @@ def stored_export(encoder: nn.Module, compute_dtype: str, fingerprint: str) -> P
     return folder
 
 
+EXPORT_DTYPES = ("float32", "int8")
 _BACKENDS = ("torch", "onnx", "auto")
+
+
+class Unfit(Exception):
+    """Why an engine does not compute something, as a part of a sentence; the next engine is tried."""
 
 
 def check_backend(backend: Any, device: Any) -> Any:
@@ -251,29 +256,26 @@ def check_backend(backend: Any, device: Any) -> Any:
     return "cpu"
 
 
-def choose_backend(model: Any, compute_dtype: str, reads_attention: bool) -> str:
-    """Return what is to compute a model's transformer on the CPU, ``"torch"`` or ``"onnx"``; see `FrozenCopies.find`.
+def check_onnx(model: Any, compute_dtype: str) -> None:
+    """Raise `Unfit` unless ONNX Runtime is to compute a model's transformer in ``"float32"``, ``"int8"`` or another.
 
-    With ``cpu_backend="auto"`` it is ONNX Runtime where that is installed, for float32; torch if the export fails.
+    With ``cpu_backend="auto"`` it is where ONNX Runtime is installed, for float32.
     """
     backend = getattr(model, "cpu_backend", "torch")
-    is_int8 = compute_dtype == "int8"
-    if is_int8 and (backend == "torch" or not is_installed() or reads_attention):
-        raise InvalidArgumentError(
-            "received compute_dtype='int8'; load the model with backend='onnx', and pool with pool_method='ward'."
-        )
+    if backend == "torch":
+        raise Unfit('the model was loaded with backend="torch"; load it with backend="onnx"')
     if not isinstance(model[0], Transformer):
-        if is_int8 or backend == "onnx":
+        if backend == "onnx":
             raise InvalidArgumentError(f"a model that starts with a {type(model[0]).__name__} needs backend='torch'.")
-        return "torch"
-    if backend == "auto" and not is_int8:
-        if is_installed() and model.dtype == torch.float32:
-            backend = "onnx"
-        else:
-            backend = "torch"
-    if is_int8 or (backend == "onnx" and compute_dtype == "float32"):
-        return "onnx"
-    return "torch"
+        raise Unfit(f"the model starts with a {type(model[0]).__name__}, which has no export")
+    if compute_dtype not in EXPORT_DTYPES:
+        raise Unfit(f"it computes no {compute_dtype}")
+    if not is_installed():
+        raise Unfit('ONNX Runtime is not installed; pip install "latelier[onnx]"')
+    if backend == "auto" and compute_dtype == "float32" and model.dtype != torch.float32:
+        raise Unfit("the weights are not float32")
+    if has_adapters(model[0].model):  # they can be turned off and scaled without a change of weights
+        raise Unfit("it has adapters inside; merge them, save the model and load it again")
 
 
 class OnnxTransformer(nn.Module):
@@ -297,7 +299,6 @@ class OnnxTransformer(nn.Module):
         return BaseModelOutput(last_hidden_state=torch.from_numpy(self._session.run(*inputs)))
 
 
-EXPORT_DTYPES = ("float32", "int8")
 _FILES = {DESCRIPTION_FILE, GRAPH_FILE, WEIGHTS_FILE, TOKENIZER_FILE, HEADS_FILE}
 _NO_LIMIT = 10**9  # transformers' tokenizers without a limit have 10**30
 

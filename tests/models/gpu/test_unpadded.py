@@ -9,8 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import InvalidArgumentError
-from latelier.models import ColBERT, encoding, gpu
+from latelier.models import ColBERT, encoding, engines, gpu
 
 LENGTHS = [7, 1, 90, 33, 0, 12, 60, 2, 45, 5]
 TEXTS = [" ".join(f"word {i}, and more!" for i in range(n // 5 + 1)) if n else "" for n in LENGTHS]
@@ -39,7 +38,6 @@ def on_a_cpu(monkeypatch):
         packings.append(batch)
         return batch
 
-    monkeypatch.setenv("LATELIER_CPU_FORWARD", "0")
     monkeypatch.setattr(gpu, "_has_kernel", lambda *_: True)
     monkeypatch.setattr(gpu, "varlen_kernel", lambda: attend_in_a_loop)
     monkeypatch.setattr(encoding, "encode_unpadded", count)
@@ -48,7 +46,7 @@ def on_a_cpu(monkeypatch):
 
 def padded(model, texts, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LATELIER_UNPADDED", "0")
+        patch.setattr(engines, "ENGINES", [each for each in engines.ENGINES if not each.is_packed])
         return model.encode_document(texts, packed=True, **options)
 
 
@@ -98,7 +96,7 @@ class TestStaysPadded:
         model.encode_document(TEXTS, packed=True, num_vectors=4, pool_method="attention-ward")
         assert not on_a_cpu
 
-    def test_models_that_pool_or_are_watched_and_where_it_is_turned_off(self, bert, on_a_cpu, monkeypatch):
+    def test_models_that_pool_or_are_watched(self, bert, on_a_cpu):
         model = ColBERT.from_dense(bert, device="cpu")
         model[0].register_forward_hook(lambda *_: None)
         model.encode_document(TEXTS)
@@ -107,9 +105,6 @@ class TestStaysPadded:
         compressed.encode_document(TEXTS)
         padded(ColBERT.from_dense(bert, device="cpu"), TEXTS)
         assert not on_a_cpu
-        monkeypatch.setenv("LATELIER_UNPADDED", "yes")
-        with pytest.raises(InvalidArgumentError, match="LATELIER_UNPADDED='yes'; expected 0"):
-            model.encode_document(TEXTS)
 
     def test_where_the_vectors_differ(self, bert, on_a_cpu, monkeypatch, caplog):
         monkeypatch.setattr(gpu, "varlen_kernel", lambda: lambda query, *_, **__: -query)
