@@ -111,7 +111,7 @@ def test_what_is_stored_says_what_makes_other_vectors():
     assert choice(Asked("b/own", {"backend": "openvino"})).identity == {"backend": "openvino"}
 
 
-@pytest.mark.parametrize("kind", ["object", "server", "export"])
+@pytest.mark.parametrize("kind", ["object", "export"])
 def test_models_that_have_all_their_options_take_none(kind):
     assert choice(Asked("x"), kind=kind).kind == kind
     for asked in (Asked("x", {"truncate_dim": 8}), Asked("x", device="cuda")):

@@ -12,7 +12,7 @@ from latelier.retrieve.identity import ModelIdentity
 from latelier.utils.checks import check_choice, short
 
 Purpose: TypeAlias = Literal["use", "open", "fill"]
-Kind: TypeAlias = Literal["object", "server", "export", "checkpoint"]
+Kind: TypeAlias = Literal["object", "export", "checkpoint"]
 
 
 class Asked(NamedTuple):
@@ -68,7 +68,6 @@ class Choice(NamedTuple):
 
 _KINDS = {
     "object": "a loaded model",
-    "server": "a model on a server",
     "export": "an exported encoder, which runs on the CPU,",
 }
 

@@ -1,6 +1,6 @@
 """What encodes the texts of a retriever: one protocol, and the encoder that is a loaded model.
 
-The other two are `latelier.models.ExportedEncoder` and `latelier.retrieve.remote.RemoteEncoder`.
+The other is `latelier.models.ExportedEncoder`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Encoder(Protocol):
 
     @property
     def is_untrained(self) -> bool:
-        """Whether it is a dense model without training for late interaction; False if only its server knows."""
+        """Whether it is a dense model without training for late interaction."""
 
     @property
     def encodes_in_parallel(self) -> bool:
         """Whether calls of several threads at a time take less time than one after the other."""
 
     @property
-    def longest_query(self) -> int | None:
-        """The most tokens of a query that it can read; None if only its server knows."""
+    def longest_query(self) -> int:
+        """The most tokens of a query that it can read."""
 
     @property
     def has_offsets(self) -> bool:

@@ -38,7 +38,6 @@ from latelier.retrieve.choice import Asked, Choice, Kind, Machine, Stored, choos
 from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
 from latelier.retrieve.identity import ModelIdentity, is_same_model, is_storable
 from latelier.retrieve.query_transform import change_queries
-from latelier.retrieve.remote import RemoteEncoder, is_address
 from latelier.retrieve.results import EncodedQueries
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_unicode, describe, is_count, short
@@ -112,8 +111,6 @@ def _kind(model: Any) -> Kind:
         if not isinstance(model, ColBERT):
             raise InvalidArgumentError(f"received {describe(model)} as the model; expected a ColBERT or a name.")
         return "object"
-    if model is not None and is_address(os.fspath(model)):
-        return "server"
     if model is not None and is_exported(model):
         return "export"
     return "checkpoint"
@@ -129,9 +126,6 @@ def _has_accelerator() -> bool:
 def _open(choice: Choice, stored: Stored) -> QueryModel:
     """Open what was chosen: the only place that does."""
     name = str(choice.name)
-    if choice.kind == "server":
-        server = RemoteEncoder(name)
-        return QueryModel(None, {}, server, server)
     if choice.kind == "export":
         alone = ExportedEncoder(name)
         return QueryModel(name, {}, alone, alone)
@@ -201,7 +195,7 @@ class QueryModel:
     """What a retriever encodes with: an encoder for queries, and one for documents.
 
     Often the two are one. `model`: the model itself, loaded when it is first needed, for what its vectors are not
-    enough for; None for an exported encoder that the user gives, and for a server.
+    enough for; None for an exported encoder that the user gives.
     """
 
     def __init__(
@@ -230,11 +224,9 @@ class QueryModel:
     def model(self) -> LoadedEncoder:
         """The model, or an error if there is only an encoder."""
         if self._model is None:
-            if self.name is None:
-                given = "a server only encodes"
-            else:
-                given = f"{short(self.name)} is an exported encoder"
-            raise InvalidArgumentError(f"{given}, without the model that this needs; give the model.")
+            raise InvalidArgumentError(
+                f"{short(self.name)} is an exported encoder, without the model that this needs; give the model."
+            )
         return self._model
 
     @property
@@ -307,7 +299,7 @@ class QueryModel:
 
     @property
     def is_untrained(self) -> bool:
-        """Whether it is a dense model without training for late interaction; False if only its server knows."""
+        """Whether it is a dense model without training for late interaction."""
         return self.documents.is_untrained
 
     @property
@@ -319,9 +311,6 @@ class QueryModel:
         """Return the model that reads a query; with `whole`, one of the same weights if this one would cut it."""
         if not whole:
             return self
-        longest = self.queries.longest_query
-        if longest is None:
-            raise InvalidArgumentError("received whole_query=True, but the server that encodes cuts queries by itself.")
         if not self.unread([query], "query")[0]:
             return self
         if self._longer is None:
@@ -330,7 +319,7 @@ class QueryModel:
         if tokens := self._longer.unread([query], "query")[0]:
             raise InvalidArgumentError(
                 f"received whole_query=True for a query that is {tokens:,} tokens longer than the model can read at "
-                f"all, {longest:,} tokens: {short(query)}; shorten it, or leave whole_query out."
+                f"all, {self.queries.longest_query:,} tokens: {short(query)}; shorten it, or leave whole_query out."
             )
         return self._longer
 

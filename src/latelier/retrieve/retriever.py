@@ -64,9 +64,8 @@ class Retriever(NotCopied):
     Parameters
     ----------
     model
-        A model, a name or folder for `latelier.models.load`, the folder of an exported encoder, or the address of a
-        server of ``latelier serve`` that encodes, such as ``http://localhost:8080``; None is all-MiniLM-L6-v2 as a
-        late-interaction model without further training.
+        A model, a name or folder for `latelier.models.load`, or the folder of an exported encoder; None is
+        all-MiniLM-L6-v2 as a late-interaction model without further training.
     index
         An index, or its folder: the index in it is opened, or a `latelier.indexes.IVF` of 2 bits is made there. None
         makes a `latelier.indexes.Flat` of float32 in memory.
