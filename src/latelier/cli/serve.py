@@ -168,7 +168,7 @@ def _indexes_in(folder: Path) -> list[Path]:
 
 
 def _announce(url: str) -> None:
-    typer.echo(f"Open {url} in a browser; the REST interface is described at {url}/docs. Ctrl-C stops.")
+    typer.echo(f"Open {url} in a browser; the REST interface is described at {url}/openapi.json. Ctrl-C stops.")
 
 
 _VARIABLE = "LATELIER_MCP_TOKEN"

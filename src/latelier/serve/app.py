@@ -17,7 +17,6 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.retrieve import Retriever
 from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
-from latelier.serve.interface import interface_page
 from latelier.serve.originals import Originals
 from latelier.serve.queues import IndexMaker, Limits, Metrics, Service, check_name
 from latelier.serve.routes import router
@@ -26,7 +25,7 @@ from latelier.utils.checks import short
 from latelier.utils.misc import needs_extra
 
 with needs_extra("Serving", "serve"):
-    from fastapi import FastAPI, Request, Response
+    from fastapi import FastAPI, Response
     from fastapi.responses import HTMLResponse
     from fastapi.staticfiles import StaticFiles
     from starlette.middleware.cors import CORSMiddleware
@@ -115,7 +114,7 @@ def create_app(
         version=version("latelier"),
         summary="Late-interaction retrieval.",
         lifespan=lifespan,
-        docs_url=None,  # these pages load scripts from elsewhere; see `_add_interface`
+        docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
     )
     app.state.services = services
@@ -127,7 +126,6 @@ def create_app(
     app.include_router(router)
     _add_health(app, metrics)
     _add_page(app, link_prefix)
-    _add_interface(app)
     # The last one added is the first to see a request.
     app.add_middleware(HeadLikeGet)
     app.add_middleware(BodyLimit, limits=limits, access=access)
@@ -200,10 +198,3 @@ def _add_page(app: FastAPI, link_prefix: str) -> None:
         return HTMLResponse(shown)
 
     app.mount("/page", StaticFiles(directory=_PAGE), name="page")
-
-
-def _add_interface(app: FastAPI) -> None:
-    @app.get("/docs", include_in_schema=False)
-    async def interface(request: Request) -> HTMLResponse:
-        """Describe the REST interface, without scripts and without reaching outside."""
-        return HTMLResponse(interface_page(app.openapi(), str(request.base_url).rstrip("/")))
