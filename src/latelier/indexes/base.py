@@ -333,7 +333,7 @@ class Index(NotCopied, ABC):
         return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen)
 
     def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
-        """Return the options of a search, checked, as this index accepts them; None stands for a default everywhere."""
+        """Return the options of a search, checked, as this index accepts them."""
         known = [name for name, option in SEARCH_OPTIONS.items() if not option.of_some_indexes]
         known += self.search_options
         for name, value in keywords.items():
