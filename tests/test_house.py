@@ -21,7 +21,7 @@ LAYERS = [
     ["scores"],
     ["modules"],
     ["models", "indexes"],
-    ["experimental", "losses", "rank", "retrieve"],
+    ["losses", "rank", "retrieve"],
     ["evaluation"],
     ["data"],
     ["training"],

@@ -22,7 +22,6 @@ __all__ = [
     "embeddings",
     "errors",
     "evaluation",
-    "experimental",
     "indexes",
     "integrations",
     "losses",
