@@ -114,7 +114,10 @@ class Encoding:
 
     def __init__(self, options: WriteOptions) -> None:
         self._late = isinstance(options.passages, Passages) and options.passages.late
-        self._reduction = {"pool_factor": options.pool_factor or 1, "precision": options.precision}
+        self._reduction: dict[str, Any] = {
+            "pool_factor": options.pool_factor or 1,
+            "precision": options.precision,
+        }
         self.options: dict[str, Any] = {"batch_size": options.batch_size}  # of `QueryModel.encode_documents`
         if not self._late:
             self.options |= self._reduction
