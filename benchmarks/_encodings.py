@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from latelier.embeddings import TokenEmbeddings
 from latelier.evaluation import Collection, load_beir
 from latelier.models import DEFAULT_MODEL, ColBERT
-from latelier.models.encoding import inference, prefers_bfloat16
+from latelier.models.engines import inference, prefers_bfloat16
 from latelier.utils import batch_by_tokens
 from latelier.utils.batching import select_rows, used_positions
 

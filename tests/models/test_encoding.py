@@ -66,9 +66,9 @@ def test_weights_in_another_dtype(tiny, weights):
 def test_long_work_is_in_bfloat16_where_it_is_fast_and_close(fresh, monkeypatch, is_fast, least_cosine, computed):
     short = fresh.encode_document(TEXTS, packed=True)
     assert short == fresh.encode_document(TEXTS, compute_dtype="float32", packed=True)
-    monkeypatch.setattr("latelier.models.encoding._LONG_WORK", 20)
+    monkeypatch.setattr("latelier.models.encoding.LONG_WORK", 20)
     monkeypatch.setattr("latelier.models.encoding.prefers_bfloat16", lambda *_: is_fast)
-    monkeypatch.setattr("latelier.models.encoding._LEAST_COSINE", least_cosine)
+    monkeypatch.setattr("latelier.models.engines._LEAST_COSINE", least_cosine)
     found = fresh.encode_document(TEXTS, packed=True)
     assert found == fresh.encode_document(TEXTS, compute_dtype=computed, packed=True)
     assert (found == short) == (computed == "float32")

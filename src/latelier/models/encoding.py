@@ -10,7 +10,6 @@ all-MiniLM-L6-v2 the lowest of a million tokens was 0.9998.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -35,9 +34,19 @@ from latelier.errors import InvalidArgumentError
 from latelier.kernels.threads import allowed_threads, limited_threads, thread_count
 from latelier.models.arguments import are_texts, checked_stream
 from latelier.models.construction import check_lengths, encoder_module, length_limit, longest_query, max_length
-from latelier.models.engines import Work, choose_engine, inference, run_padded
+from latelier.models.engines import (
+    COMPUTE_DTYPES,
+    LONG_WORK,
+    Work,
+    check_weights,
+    choose_engine,
+    inference,
+    prefers_bfloat16,
+    run_padded,
+    stays_close,
+)
 from latelier.models.exported_encoder import SINGLE_TOKENS, tokenizer_lock
-from latelier.models.frozen import FrozenCopies, can_lay_out
+from latelier.models.frozen import FrozenCopies
 from latelier.models.gpu import encode_unpadded, one_behind, packed_batches, start_copy
 from latelier.models.pooling import Pooling, pool_tokens, recorded_attention
 from latelier.models.text_encoder import TextEncoder
@@ -49,16 +58,12 @@ from latelier.utils.misc import progress_bar
 
 # Texts tokenised at once: enough to batch texts of equal length, few enough that their token ids take 17 MB.
 WINDOW = 2048
-COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 # Values with which options of sentence-transformers' `encode` change nothing; None for all others.
 _UNCHANGED = {"output_value": "token_embeddings", "convert_to_numpy": False, "normalize_embeddings": False}
 # Those that the loop of this module supports; with any other, sentence-transformers encodes.
 _LOOP_OPTIONS = {"show_progress_bar", "convert_to_numpy", "device", "pool", "chunk_size"}
-# Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are, and how close they have to be.
+# Texts encoded twice, in float32 and in bfloat16, to see how close the vectors are.
 _SAMPLE = 4
-_LEAST_COSINE = 0.999
-# Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
-_LONG_WORK = 32_768
 # Tokens of a batch without padding, per text of `batch_size`: enough to keep a large GPU busy; and of pictures, which
 # have about a thousand each, and are read by models with billions of weights.
 _GPU_TOKENS = 2048
@@ -67,8 +72,6 @@ _PICTURE_PIXELS = 1 << 26  # of a batch, 200 MB in RGB
 _CPU = torch.device("cpu")
 _UNPOOLED = Pooling()
 _DESCRIPTIONS = {"query": "Encoding queries", "document": "Encoding documents"}
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -583,7 +586,7 @@ def _truncate(vectors: Tensor, dim: int) -> Tensor:
 
 def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | None:
     """Return bfloat16 where it is faster and a sample of the texts stays close; None for the dtype of the weights."""
-    if used.numel() < _LONG_WORK or getattr(model, "cpu_backend", "torch") == "onnx":
+    if used.numel() < LONG_WORK or getattr(model, "cpu_backend", "torch") == "onnx":
         return None
     if not prefers_bfloat16(int(used.sum()), job.device, model.dtype):
         return None
@@ -595,42 +598,6 @@ def _choose_dtype(model: Any, features: Any, used: Tensor, job: Job) -> str | No
     if stays_close(computed, exact):
         return "bfloat16"
     return None
-
-
-def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | None) -> bool:
-    """Whether ``"auto"`` should try bfloat16: many tokens, a float32 model, and hardware that multiplies bfloat16."""
-    if weights != torch.float32 or tokens < _LONG_WORK:
-        return False
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    # Without such instructions bfloat16 is emulated, and slower than float32. torch reports those of Intel and AMD;
-    # ARM's are not asked for here. ONEDNN_MAX_CPU_ISA may keep oneDNN from using them: it lays out no weights then.
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    has_instructions = device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in checks)
-    return has_instructions and can_lay_out(torch.bfloat16)
-
-
-def stays_close(computed: Tensor, exact: Tensor) -> bool:
-    """Whether token vectors ``(tokens, dim)`` have a cosine of at least 0.999 with those computed in float32."""
-    cosines = torch.cosine_similarity(computed, exact, dim=-1)[exact.any(dim=-1)]  # a zero vector has no cosine
-    least = cosines.min().item() if len(cosines) else 1.0
-    if least >= _LEAST_COSINE:
-        return True
-    message = "computing in float32, since a token vector has a cosine of %.4f in bfloat16; compute_dtype= decides."
-    logger.warning(message, least)
-    return False
-
-
-def check_weights(model: Any, compute_dtype: str | None) -> None:
-    """Raise an error for a dtype that a model's weights rule out: autocast starts from float32."""
-    if compute_dtype in (None, "auto", "int8"):
-        return
-    weights = str(model.dtype).removeprefix("torch.")
-    if weights not in ("None", "float32", compute_dtype):
-        raise InvalidArgumentError(
-            f"received compute_dtype={compute_dtype!r}, but the model's weights are {weights}; give 'auto', which "
-            "computes in their dtype, or convert them first: model.float()."
-        )
 
 
 class Batch(NamedTuple):

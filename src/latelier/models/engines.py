@@ -1,10 +1,11 @@
-"""Engines of encoding: what can compute the vectors of a window's texts; the first of the list that fits does.
+"""Engines of encoding: what can compute the vectors of a window's texts, and in what numbers; the first that fits does.
 
 A new engine is a subclass of `Engine`, and a place in `ENGINES`.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,9 +16,17 @@ import torch
 from torch import Tensor
 
 from latelier.errors import InvalidArgumentError
+from latelier.models.frozen import can_lay_out
 from latelier.models.gpu import check_unpadded
 from latelier.models.onnx_export import Unfit, check_onnx
 from latelier.utils.batching import move_features
+
+COMPUTE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+# Fewer tokens take about a second in float32: too short to accept a difference in the fourth digit.
+LONG_WORK = 32_768
+_LEAST_COSINE = 0.999  # of a token vector in bfloat16 with the one in float32
+
+logger = logging.getLogger(__name__)
 
 
 class Work(NamedTuple):
@@ -127,3 +136,39 @@ def run_padded(forward: Any, features: dict[str, Any], *, task: str, device: tor
     mask = out["attention_mask"].bool()
     # Vectors of texts without padding, such as one query, are not copied.
     return (vectors.flatten(0, 1) if mask.all() else vectors[mask]), mask
+
+
+def prefers_bfloat16(tokens: int, device: torch.device, weights: torch.dtype | None) -> bool:
+    """Whether ``"auto"`` should try bfloat16: many tokens, a float32 model, and hardware that multiplies bfloat16."""
+    if weights != torch.float32 or tokens < LONG_WORK:
+        return False
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    # Without such instructions bfloat16 is emulated, and slower than float32. torch reports those of Intel and AMD;
+    # ARM's are not asked for here. ONEDNN_MAX_CPU_ISA may keep oneDNN from using them: it lays out no weights then.
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    has_instructions = device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in checks)
+    return has_instructions and can_lay_out(torch.bfloat16)
+
+
+def stays_close(computed: Tensor, exact: Tensor) -> bool:
+    """Whether token vectors ``(tokens, dim)`` have a cosine of at least 0.999 with those computed in float32."""
+    cosines = torch.cosine_similarity(computed, exact, dim=-1)[exact.any(dim=-1)]  # a zero vector has no cosine
+    least = cosines.min().item() if len(cosines) else 1.0
+    if least >= _LEAST_COSINE:
+        return True
+    message = "computing in float32, since a token vector has a cosine of %.4f in bfloat16; compute_dtype= decides."
+    logger.warning(message, least)
+    return False
+
+
+def check_weights(model: Any, compute_dtype: str | None) -> None:
+    """Raise an error for a dtype that a model's weights rule out: autocast starts from float32."""
+    if compute_dtype in (None, "auto", "int8"):
+        return
+    weights = str(model.dtype).removeprefix("torch.")
+    if weights not in ("None", "float32", compute_dtype):
+        raise InvalidArgumentError(
+            f"received compute_dtype={compute_dtype!r}, but the model's weights are {weights}; give 'auto', which "
+            "computes in their dtype, or convert them first: model.float()."
+        )
