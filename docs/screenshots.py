@@ -178,7 +178,7 @@ def served(index: Path, *options: str) -> Iterator[str]:
 
 
 def write_files(folder: Path) -> None:
-    from retrieve.test_page_images import pdf_of
+    from reading.test_page_images import pdf_of
 
     for name in ("guides/search", "guides/models", "notes", "mail", "code"):
         (folder / name).mkdir(parents=True)

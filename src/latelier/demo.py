@@ -29,14 +29,13 @@ from latelier.errors import LatelierError, StorageError
 from latelier.models.location import DEFAULT_MODEL
 from latelier.retrieve import Retriever
 from latelier.retrieve.choice import Asked
-from latelier.retrieve.excerpts import Excerpt, excerpts
 from latelier.retrieve.identity import ModelIdentity
 from latelier.retrieve.query_model import encoder_folder, is_exported, open_model
 from latelier.utils.files import cache_folder
 from latelier.utils.misc import Closing
 
 if TYPE_CHECKING:
-    from latelier.retrieve import Result
+    from latelier.retrieve import Results
 
 __all__ = ["standard_library_documents"]
 
@@ -252,11 +251,10 @@ class Session(Closing):
             with self._timed("exporting the encoder"), suppress(LatelierError):  # the model answers without it
                 self._retriever.export_encoder()
 
-    def answer(self, question: str, k: int) -> tuple[list[Result], dict[Any, Excerpt]]:
-        """Return the ``k`` best results for a question, and by their ids the excerpts that matched."""
+    def answer(self, question: str, k: int) -> Results:
+        """Return the ``k`` best results for a question."""
         with self._timed("answering"):
-            results = self._retriever.search(question, k)
-            return results, excerpts(self._retriever.query_model, self._retriever.index, question, results)
+            return self._retriever.search(question, k)
 
     def _has_encoder(self) -> bool:
         """Whether the encoder is exported, or cannot be because the extra ``onnx`` is missing."""

@@ -277,4 +277,4 @@ def test_a_table_that_is_cut_keeps_its_columns(tmp_path, tiny):
 
 def _places(retriever, query):
     results = retriever.search(query, k=1, mode="keywords")
-    return [excerpt.place for excerpt in results.excerpts(results).values()]
+    return [results.excerpt(result).place for result in results]

@@ -3,7 +3,7 @@
 import pytest
 
 from latelier.retrieve import Retriever
-from latelier.retrieve.languages import FUNCTION_WORDS, language_of
+from latelier.retrieve.languages import language_of
 
 FILLER = "The committee met on Tuesday and talked about the budget of the next year. "
 
@@ -24,7 +24,11 @@ def files(tmp_path_factory, minilm):
 
 def found(retriever, query, **options):
     results = retriever.search(query, k=1, **options)
-    return results[0].id, results.excerpts(results)[results[0].id]
+    return results[0].id, results.excerpt(results[0])
+
+
+def words_of(excerpt):
+    return [excerpt.text[mark.start : mark.end] for mark in excerpt.marks]
 
 
 @pytest.mark.parametrize("mode", ["vectors", "hybrid", "keywords"])
@@ -40,9 +44,9 @@ def found(retriever, query, **options):
 def test_the_part_that_matched_and_its_place(files, mode, query, id, place, words, text):
     name, excerpt = found(files, query, mode=mode)
     assert (name, excerpt.place) == (id, place)
-    marked = {excerpt.text[start:end] for start, end in excerpt.marks}
+    marked = set(words_of(excerpt))
     assert words <= marked
-    assert not marked & FUNCTION_WORDS["English"]
+    assert not marked & {"a", "the", "is", "are"}
     assert text in excerpt.shown()
 
 
@@ -50,7 +54,7 @@ def test_keywords_are_marked_as_the_index_finds_them(minilm):
     retriever = Retriever(minilm, device="cpu")
     retriever.add([("a", FILLER * 20 + "Ships were Searching quickly. " + FILLER * 20)], passages=False)
     _, excerpt = found(retriever, "she searches for a ship", mode="keywords")
-    assert [excerpt.text[start:end] for start, end in excerpt.marks] == ["Ships", "Searching"]
+    assert words_of(excerpt) == ["Ships", "Searching"]
     assert (excerpt.is_begun, excerpt.is_ended, excerpt.place) == (True, True, "")
 
 
@@ -58,8 +62,7 @@ def test_pooled_documents_are_marked_by_the_words_of_the_query(minilm):
     retriever = Retriever(minilm, device="cpu")
     retriever.add([("a", FILLER + "Bananas are healthy.")], pool_factor=2)
     results = retriever.search("healthy ships")
-    (excerpt,) = results.excerpts(results).values()
-    assert [excerpt.text[start:end] for start, end in excerpt.marks] == ["healthy"]
+    assert words_of(results.excerpt(results[0])) == ["healthy"]
 
 
 def test_printed_results_are_the_table_of_a_notebook(files):
@@ -104,3 +107,59 @@ def test_the_language_of_a_text(text, language):
 )
 def test_tables_code_and_units_are_in_no_language(text):
     assert language_of(text) is None
+
+
+def test_a_search_encodes_its_query_once_however_often_it_is_printed(minilm, monkeypatch):
+    retriever = Retriever(minilm, device="cpu")
+    retriever.add([("a", "Bananas are a healthy fruit."), ("b", "The moon is far away.")])
+    encoded = []
+    encode = retriever.query_model.encode_queries
+
+    def counted(texts, **options):
+        encoded.append(texts)
+        return encode(texts, **options)
+
+    monkeypatch.setattr(retriever.query_model, "encode_queries", counted)
+    results = retriever.search("healthy fruit")
+    assert "fruit" in str(results)
+    assert "<mark>fruit</mark>" in results._repr_html_()
+    assert str(results) == str(results)
+    assert encoded == [["healthy fruit"]]
+    assert (results.query.text, len(results.query.vectors)) == ("healthy fruit", 4)
+
+
+def test_marks_leave_out_what_is_in_most_texts(minilm):
+    """The words that the model's vocabulary begins with, unless the index has them seldom, and words of most texts."""
+    retriever = Retriever(minilm, device="cpu")
+    retriever.add(
+        [
+            ("harbour", "The harbour was quiet. Rice was brought by the third ship, which went on to the market."),
+            ("moon", "The moon is far away, and what they brought back was dust."),
+            ("fruit", "Bananas are healthy. They are what most people bring to work."),
+        ]
+    )
+    results = retriever.search("what did the ship bring to the market?", k=1)
+    assert words_of(results.excerpt(results[0])) == ["brought", "ship", "market"]
+    assert [each.word for each in results.excerpt(results[0]).words] == ["ship", "bring", "market"]
+    retriever.add(f"Port {number} of the latelier company." for number in range(40))
+    results = retriever.search("latelier company port 7", k=1)
+    assert words_of(results.excerpt(results[0])) == ["7"]
+    retriever.add([("school", "A school for sailors.")])
+    retriever.add(f"Rice number {number}." for number in range(200))
+    results = retriever.search("a school", k=1)
+    assert words_of(results.excerpt(results[0])) == ["school"]
+
+
+def test_headings_stand_apart_and_the_title_is_shown_once(minilm, tmp_path):
+    (tmp_path / "kale.md").write_text("---\ntitle: Sea kale\ntags: [sea]\n---\nIt grows on shingle.\n")
+    (tmp_path / "guide.md").write_text(
+        "# Guide\n\nIntro.\n\n## Boats\n\nA boat is small.\n\n- oak\n- pine\n\n|a|b|\n|-|-|\n|x|y|\n"
+    )
+    retriever = Retriever(minilm, device="cpu")
+    retriever.synchronise(tmp_path)
+    (kale, guide) = (
+        results.excerpt(results[0]) for results in (retriever.search(query, k=1) for query in ("shingle", "a boat"))
+    )
+    assert (kale.title, kale.shown(), kale.place) == ("Sea kale", "It grows on shingle.", "line 5")
+    assert (guide.title, guide.shown()) == ("Guide", "Intro. · Boats · A boat is small. · oak · pine · a b · x y")
+    assert kale.text[: kale.begin] == "Sea kale\nsea\n"

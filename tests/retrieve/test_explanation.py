@@ -72,7 +72,7 @@ def test_pieces_of_byte_tokenizers_become_words():
     matrix = np.eye(4, dtype="float32") + np.arange(4, dtype="float32")[:, None]
     alignment = Alignment(matrix.argmax(1), matrix.max(1), matrix)
     explanation = explain_alignment("d", alignment, query, document, ["<s>", "</s>"], join_begins)
-    assert [match.word for match in explanation.words()] == ["<s>", "digest", "</s>"]
+    assert [match.word for match in explanation.words()] == ["digest", "(special tokens)"]
     assert explanation.score == 10
 
 

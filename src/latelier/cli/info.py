@@ -31,8 +31,7 @@ from latelier.utils.checks import format_bytes
 if TYPE_CHECKING:
     from latelier.demo import Session
     from latelier.indexes import Index
-    from latelier.retrieve import Result
-    from latelier.retrieve.excerpts import Excerpt
+    from latelier.retrieve import Results
     from latelier.retrieve.identity import ModelIdentity
 
 
@@ -262,10 +261,10 @@ def demo(
     with Session(device, on_first_run=_announce, show_progress=True) as session:
         answers = []
         for question in QUESTIONS if query is None else (query,):
-            results, found = session.answer(question, k)
+            results = session.answer(question, k)
             if not json_output:
-                _print_answer(question, results, found)
-            answers.append({"query": question, "results": results_json(results, found, explain=True)})
+                _print_answer(question, results)
+            answers.append({"query": question, "results": results_json(results, explain=True)})
         if json_output:
             seconds = {phase: round(value, 3) for phase, value in session.seconds.items()}
             facts = {"index": str(session.folder), "documents": len(session), "seconds": seconds}
@@ -282,8 +281,8 @@ def _announce(count: int, folder: Path) -> None:
     typer.echo(f"First run: indexing {count:,} docstrings into {folder}", err=True)
 
 
-def _print_answer(question: str, results: list[Result], found: Mapping[Any, Excerpt]) -> None:
-    typer.echo("\n".join([f"\n{bold(printable(question))}", *result_lines(results, found, explain=True, most=1)]))
+def _print_answer(question: str, results: Results) -> None:
+    typer.echo("\n".join([f"\n{bold(printable(question))}", *result_lines(results, explain=True, most=1)]))
 
 
 def _prompt(session: Session, k: int) -> None:
@@ -294,4 +293,4 @@ def _prompt(session: Session, k: int) -> None:
         import readline  # noqa: F401 (gives input() line editing)
     with suppress(EOFError, KeyboardInterrupt):
         while question := input("\nYour question (an empty line ends): ").strip():
-            _print_answer(question, *session.answer(question, k))
+            _print_answer(question, session.answer(question, k))

@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import typer
 
 from latelier.errors import Advice, LatelierError
-from latelier.reading.images import place as picture_place
 from latelier.retrieve.results import NOTHING_MATCHES
 from latelier.utils.checks import cut, escape_json, is_unicode, printable
 
 if TYPE_CHECKING:
-    from latelier.retrieve import Explanation, Result
-    from latelier.retrieve.excerpts import Excerpt
+    from latelier.retrieve import Excerpt, Result, Results, WordMatch
 
 # Width of a line if the output is not a terminal: long enough for a sentence, short enough to read.
 _FILE_WIDTH = 200
@@ -53,13 +51,10 @@ def print_json(value: Any) -> None:
     typer.echo(escape_json(text))
 
 
-def result_lines(
-    results: Iterable[Result], found: Mapping[Any, Excerpt], *, explain: bool = False, most: int = _MOST_LINES
-) -> list[str]:
+def result_lines(results: Results, *, explain: bool = False, most: int = _MOST_LINES) -> list[str]:
     """Return a line for each result, and below it the excerpt that matched, and if wanted the words that did."""
     lines = []
     weak = []
-    results = list(results)
     is_weak = bool(results) and all(result.weak for result in results)
     if is_weak:
         lines.append(f"{NOTHING_MATCHES}; the nearest:")
@@ -68,22 +63,24 @@ def result_lines(
         if result.weak and (not is_weak or rank > _MOST_WEAK):
             weak.append(id)
             continue
-        excerpt = found.get(result.id)
-        if excerpt is None:
-            place = printable(picture_place(result.metadata))
-        else:
-            place = cut(printable(excerpt.place), _LONGEST_ID)
-        head = f"{rank:3}  {result.score:6.3f}  {bold(id)}"
-        if place:
-            head += f", {place}"
-        lines.append(head)
-        if excerpt is not None:
-            lines += _excerpt_lines(excerpt, most)
-            if explain and excerpt.explanation is not None:
-                lines += _explanation_lines(excerpt.explanation)
+        lines += _result_lines(rank, result, results.excerpt(result), explain=explain, most=most)
     if weak:
         named = cut(", ".join(weak), _width() - _INDENT)
         lines.append(f"{len(weak)} more match{'es' if len(weak) == 1 else ''} weakly: {named}")
+    return lines
+
+
+def _result_lines(rank: int, result: Result, excerpt: Excerpt, *, explain: bool, most: int) -> list[str]:
+    """Return rank, score, id, title and place in one line, the excerpt below it, and if wanted the words."""
+    id = printable(str(result.id))
+    parts = [bold(cut(id, _LONGEST_ID))]
+    if excerpt.title and excerpt.title not in id:
+        parts.append(cut(printable(excerpt.title), _LONGEST_ID))
+    if excerpt.place:
+        parts.append(cut(printable(excerpt.place), _LONGEST_ID))
+    lines = [f"{rank:3}  {result.score:6.3f}  {', '.join(parts)}", *_excerpt_lines(excerpt, most)]
+    if explain and excerpt.words:
+        lines += _word_lines(excerpt.words)
     return lines
 
 
@@ -107,18 +104,17 @@ def _excerpt_lines(excerpt: Excerpt, most: int) -> list[str]:
     return [" " * _INDENT + _BETWEEN.sub(lambda found: bold(found[1]), each) for each in lines if each]
 
 
-def results_json(results: Iterable[Result], found: Mapping[Any, Excerpt], *, explain: bool) -> list[dict[str, Any]]:
-    """Return results as JSON values, with the excerpt that matched, its place, and if wanted the matched words."""
+def results_json(results: Results, *, explain: bool) -> list[dict[str, Any]]:
+    """Return results as JSON values, with the excerpt that matched, and if wanted the matched words."""
     values = []
     for rank, result in enumerate(results, start=1):
         value = {"rank": rank, **result._asdict()}
         if result.start is None:  # not a passage
             del value["start"], value["end"]
-        excerpt = found.get(result.id)
-        if excerpt is not None:
-            value |= {"excerpt": excerpt.text, "place": excerpt.place}
-            if explain and excerpt.explanation is not None:
-                value["words"] = [match._asdict() for match in excerpt.explanation.words()]
+        excerpt = results.excerpt(result)
+        value["excerpt"] = excerpt.as_json()
+        if explain:
+            value["words"] = [match._asdict() for match in excerpt.words]
         values.append(value)
     return values
 
@@ -143,9 +139,9 @@ def quiet_loading() -> None:
         sys.modules["transformers"].utils.logging.disable_progress_bar()
 
 
-def _explanation_lines(explanation: Explanation) -> list[str]:
-    """Return the word pairs of an explanation with their contributions to the score, as an indented paragraph."""
-    matches = [printable(f"{match.word} ~ {match.matched} {match.contribution:.2f}") for match in explanation.reasons()]
+def _word_lines(words: Iterable[WordMatch]) -> list[str]:
+    """Return pairs of words with their contributions to the score, as an indented paragraph."""
+    matches = [printable(f"{match.word} ~ {match.matched} {match.contribution:.2f}") for match in words]
     indent = " " * _INDENT
     return textwrap.wrap(", ".join(matches), max(_width() - 1, 40), initial_indent=indent, subsequent_indent=indent)
 

@@ -66,13 +66,11 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
-    from latelier.retrieve.excerpts import excerpts
-
     text = " ".join(words)
-    needs_model = explain or search.get("mode") != "keywords"
+    needs_model = search.get("mode") != "keywords"
     if not needs_model:
-        cure = "has no effect on --mode keywords without --explain, as nothing is encoded"
-        refuse_unused(context, ("model", "backend", "device"), cure)
+        cure = "has no effect on --mode keywords, as nothing is encoded"
+        refuse_unused(context, ("model", "backend", "device", "explain"), cure)
     opening: dict[str, Any] = {
         "model": model,
         "device": device,
@@ -90,14 +88,11 @@ def search(
         opened = open_current(folder, place, **opening)
     with opened as retriever:
         results = retriever.search(text, k, **search)
-        encoder = retriever.query_model if needs_model else None
-        reading = {"whole": bool(search.get("whole_query")), "plain": bool(search.get("plain_query"))}
-        found = excerpts(encoder, retriever.index, text, results, **reading)
-    if json_output:
-        print_json({"query": text, "results": results_json(results, found, explain=explain)})
-    elif results:
-        typer.echo("\n".join(result_lines(results, found, explain=explain)))
-    else:
+        if json_output:
+            print_json({"query": text, "results": results_json(results, explain=explain)})
+        elif results:
+            typer.echo("\n".join(result_lines(results, explain=explain)))
+    if not results and not json_output:
         typer.echo("no document found.", err=True)
     if results.unread:
         typer.echo(f"the last {results.unread:,} tokens of the query were not read; see --whole-query.", err=True)

@@ -75,8 +75,16 @@ def serve(
     ] = None,
     new_indexes: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Clients may make indexes in this folder; those in it are served as well."),
+        typer.Option(
+            metavar="DIR", help="Clients may make and delete indexes in this folder; those in it are served as well."
+        ),
     ] = None,
+    root_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Path below which a proxy serves the page and REST, such as /search.")
+    ] = "",
+    mean_scores: Annotated[
+        bool, typer.Option("--mean-scores", help="Rerank with scores between 0 and 1: the mean of the query's tokens.")
+    ] = False,
 ) -> None:
     """Serve indexes over HTTP: a search page, and REST under /v1.
 
@@ -113,7 +121,8 @@ def serve(
 
             retrievers[_DEMO] = stack.enter_context(Session(device, show_progress=True)).retriever
         options: dict[str, Any] = {"host": host, "port": port, "access": access, "log": log, "link_prefix": link_prefix}
-        serve(retrievers, on_start=_announce, files=files, new_indexes=new_indexes, **options)
+        options |= {"files": files, "new_indexes": new_indexes, "root_path": root_path, "mean_scores": mean_scores}
+        serve(retrievers, on_start=_announce, **options)
 
 
 def _served_locations(

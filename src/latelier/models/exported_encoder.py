@@ -710,6 +710,11 @@ class ExportedEncoder:
             return " ".join(tokens)
         return str(decoder.decode(tokens))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the tokens with their numbers."""
+        known: dict[str, int] = self._tokenizer("query").get_vocab()
+        return known
+
     def _encode(self, texts: Sequence[str], task: str, bar: Any = None) -> list[np.ndarray]:
         rows = self._tokenize(texts, task)
         encoded: dict[int, np.ndarray] = {}

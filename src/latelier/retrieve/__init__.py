@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from latelier.retrieve.drawing import PageMap
     from latelier.retrieve.explanation import Explanation, Span, TokenMatch, WordMatch
     from latelier.retrieve.passages import Passages
-    from latelier.retrieve.results import Result, Results
+    from latelier.retrieve.results import Excerpt, Result, Results
     from latelier.retrieve.retriever import Retriever
     from latelier.retrieve.synchronisation import Synchronised
     from latelier.retrieve.thresholds import Threshold
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Documents",
     "EncodingWorkers",
+    "Excerpt",
     "Explanation",
     "PageMap",
     "Passages",
@@ -41,7 +42,7 @@ __getattr__, __dir__ = lazy_names(
     drawing=("PageMap",),
     explanation=("Explanation", "Span", "TokenMatch", "WordMatch"),
     passages=("Passages",),
-    results=("Result", "Results"),
+    results=("Excerpt", "Result", "Results"),
     retriever=("Retriever",),
     synchronisation=("Synchronised",),
     thresholds=("Threshold",),

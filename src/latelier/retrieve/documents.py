@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from latelier.errors import InvalidArgumentError
-from latelier.indexes import FieldValues, Id, Index, Parameters, Record
+from latelier.indexes import FieldValues, Id, Index, Parameters, Passage, Record
 from latelier.utils.checks import did_you_mean, short
 
 
@@ -104,3 +104,8 @@ class Documents(Collection[Id]):
                 f"no document has the field {short(field)}; the fields are: {listed}.{did_you_mean(str(field), known)}"
             )
         return found[0]
+
+
+def passage_at(record: Record, start: int | None, end: int | None) -> Passage | None:
+    """Return the passage of a document with this range; None for a whole document."""
+    return next((each for each in record.passages if (each.start, each.end) == (start, end)), None)

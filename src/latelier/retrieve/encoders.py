@@ -6,7 +6,7 @@ The other is `latelier.models.ExportedEncoder`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -86,6 +86,9 @@ class Encoder(Protocol):
 
     def join(self, tokens: list[str]) -> str:
         """Return the text that tokens form."""
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the tokens with their numbers, which tokenizers order by frequency; empty if they are unknown."""
 
 
 class LoadedEncoder:
@@ -210,6 +213,12 @@ class LoadedEncoder:
         """Return the text that tokens form."""
         tokenizer: Any = self.loaded.tokenizer
         return str(tokenizer.convert_tokens_to_string(tokens))
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the tokens with their numbers."""
+        tokenizer: Any = self.loaded.tokenizer
+        vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+        return vocabulary
 
     @property
     def _is_of_pages(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,51 +12,29 @@ import numpy as np
 from latelier.errors import LatelierError
 from latelier.indexes import Hit, Id, Index, Record
 from latelier.reading.images import check_size
+from latelier.retrieve.documents import passage_at
 from latelier.retrieve.drawing import PageMap
 from latelier.retrieve.explanation import Explanation, TokenMatch, Word
-from latelier.retrieve.query_model import QueryModel, checked_queries
-from latelier.retrieve.query_transform import change_queries
-from latelier.retrieve.results import Result, passage_at
+from latelier.retrieve.queries import Query
+from latelier.retrieve.query_model import QueryModel
 from latelier.scores.maxsim import Alignment, align
 from latelier.utils.checks import is_count
 from latelier.utils.values import as_ids
 
 
-def explain_results(
-    model: QueryModel,
-    index: Index,
-    query: str,
-    results: Sequence[Result],
-    *,
-    whole: bool = False,
-    plain: bool = False,
-) -> dict[Id, Explanation]:
-    """Explain the scores of the results that are texts, by id, in the passages that were found."""
-    known = [result for result in results if result.text is not None and not _is_picture(result.metadata)]
-    ids = [result.id for result in known]
-    starts = [result.start for result in known]
-    found = explain_documents(model, index, query, ids, starts=starts, whole=whole, plain=plain)
-    return dict(zip(ids, found, strict=True))
-
-
 def explain_documents(
     model: QueryModel,
     index: Index,
-    query: str,
+    query: Query,
     ids: Sequence[Id],
     *,
     starts: Sequence[int | None] | None = None,
-    whole: bool = False,
-    plain: bool = False,
 ) -> list[Explanation]:
-    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best.
-
-    `whole`, `plain`: whether the query was read whole, and left unchanged, in the search.
-    """
-    model = model.reading(query, whole=whole)
+    """Explain documents for one query; of passages, the one that begins where `starts` says, or else the best."""
+    model = model.reading(query.text, whole=query.is_whole)
     wanted = as_ids(ids)
-    vectors = change_queries(model.encode_queries(checked_queries([query], "query")), index, plain=plain)[0]
-    asked = TokenizedText.of(model, query, is_query=True)
+    vectors = query.vectors
+    asked = TokenizedText.of(model, query.text, is_query=True)
     with index.snapshot():
         records = index.get(wanted)
         if starts is None:
@@ -65,7 +43,7 @@ def explain_documents(
         documents = index.get_embeddings(wanted, [(hit.start, hit.end) for hit in hits])
     explanations = []
     for id, hit, document, record in zip(wanted, hits, documents, records, strict=True):
-        if _is_picture(record.metadata):
+        if is_picture(record.metadata):
             explanations.append(
                 _explain_page(model, id, record.text or "", record.metadata, asked, align(vectors, document))
             )
@@ -80,11 +58,10 @@ def explain_documents(
                 f"document {id!r} has {len(document)} rows, but its text has {len(found.tokens)} tokens for this "
                 "model; documents with pooled tokens cannot be explained."
             )
-        explanations.append(
-            explain_alignment(
-                id, align(vectors, document), asked, found, model.queries.special_tokens, model.queries.join
-            )
+        explanation = explain_alignment(
+            id, align(vectors, document), asked, found, model.queries.special_tokens, model.queries.join
         )
+        explanations.append(replace(explanation, start=hit.start, end=hit.end))
     return explanations
 
 
@@ -161,6 +138,16 @@ def explain_alignment(
 
 # GPT's and SentencePiece's tokenizers mark the first token of a word, BERT's mark the others.
 _BEGINS = ("Ġ", "▁")
+
+
+def word_begins(tokens: Iterable[str]) -> list[str]:
+    """Return those tokens that words begin with, without the sign for it."""
+    tokens = list(tokens)
+    if any(token.startswith(_BEGINS) for token in tokens):
+        return [token[1:] for token in tokens if token.startswith(_BEGINS)]
+    return [token for token in tokens if not token.startswith("##")]
+
+
 # Letters of scripts that are written without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han. Their
 # tokens are shown one by one, as a sentence of them would be one word.
 _UNSPACED = re.compile(
@@ -204,7 +191,7 @@ def _is_unspaced(text: TokenizedText, position: int) -> bool:
     return any(_UNSPACED.match(text.text[start:end]) for start, end in (before, here))
 
 
-def _is_picture(metadata: Mapping[str, Any] | None) -> bool:
+def is_picture(metadata: Mapping[str, Any] | None) -> bool:
     """Whether a document was encoded as a picture, by the metadata that `Retriever.add` gives it."""
     sizes = [(metadata or {}).get(name) for name in ("width", "height")]
     return all(is_count(size) for size in sizes) and isinstance((metadata or {}).get("checksum"), str)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +14,6 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.indexes import Id
 from latelier.retrieve import drawing
 from latelier.retrieve.drawing import HeatMap, PageMap, WordMap
-from latelier.retrieve.languages import function_words
 from latelier.utils.checks import cut, short
 from latelier.utils.files import as_path, write_bytes
 from latelier.utils.misc import Markup, escape, fragment
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_QUERY = 300
+SPECIAL_TOKENS = "(special tokens)"  # the word that stands for all of them
 
 
 class TokenMatch(NamedTuple):
@@ -105,6 +104,8 @@ class Explanation:
     page
         Of a document that was encoded as a picture: where its vectors, which ``document_tokens`` names, lie on it;
         None for a text.
+    start, end
+        Of a passage, its place in the text that the user gave, as in `Result`; None for a whole document.
 
     Examples
     --------
@@ -135,6 +136,8 @@ class Explanation:
     document_words: tuple[Word, ...]
     special: frozenset[str]
     page: PageMap | None = field(default=None, compare=False)
+    start: int | None = None
+    end: int | None = None
 
     @property
     def score(self) -> float:
@@ -150,46 +153,15 @@ class Explanation:
         score. A tokenizer that is not of the package tokenizers does not say which characters its tokens stand for;
         there are no spans then.
         """
+        return self.spans_of(range(len(self.tokens)))
+
+    def spans_of(self, positions: Iterable[int]) -> list[Span]:
+        """Return the `spans` of some of the query's tokens, by their positions."""
         added: dict[int, float] = {}
-        for match in self.tokens:
+        for position in positions:
+            match = self.tokens[position]
             added[match.position] = added.get(match.position, 0.0) + match.similarity
         return _spans(self.document_words, added)
-
-    @property
-    def marks(self) -> list[Span]:
-        """Those of the `spans` that are worth marking: words, but no function words, that add much to the score."""
-        common = function_words(self.text)
-        content = [span for span in self.spans if is_content(self.text[span.start : span.end], common)]
-        strongest = max((span.contribution for span in content), default=0.0)
-        least = min(_SURELY_MARKED, max(_LEAST_MARKED, _OF_STRONGEST * strongest))
-        return [span for span in content if span.contribution >= least]
-
-    def snippet(self, length: int = 240, begin: int = 0) -> tuple[int, int]:
-        """Return the part of the text, of about so many characters, whose words added most to the score.
-
-        Parameters
-        ----------
-        length
-            Number of characters.
-        begin
-            The first character to look at, such as the one after a title.
-
-        Returns
-        -------
-        tuple of int
-            Its first character and the one after its last; the beginning of the text if no word matched.
-
-        Examples
-        --------
-        >>> from latelier.retrieve import Retriever
-        >>> retriever = Retriever(device="cpu")
-        >>> retriever.add([("a", "The moon is far away. Bananas are healthy.")])
-        >>> explanation = retriever.explain("unhealthy fruit", "a")
-        >>> start, end = explanation.snippet(24)
-        >>> explanation.text[start:end]
-        'Bananas are healthy.'
-        """
-        return densest(self.text, self.marks or self.spans, length, begin)
 
     @property
     def query_spans(self) -> list[Span]:
@@ -217,27 +189,24 @@ class Explanation:
         Returns
         -------
         list of WordMatch
-            The contributions sum to the score. Each special token is a word.
+            The contributions sum to the score. All special tokens are one last word, ``(special tokens)``.
         """
         word_at = {position: word.text for word in self.document_words for position in word.positions}
         matches = []
+        special = []
         for word in self.query_words:
             added: dict[str, float] = {}
             for position in word.positions:
                 match = self.tokens[position]
                 matched = word_at[match.position]
                 added[matched] = added.get(matched, 0.0) + match.similarity
-            matches.append(WordMatch(word.text, max(added, key=lambda name: added[name]), sum(added.values())))
+            if word.text in self.special:
+                special.append(sum(added.values()))
+            else:
+                matches.append(WordMatch(word.text, max(added, key=lambda name: added[name]), sum(added.values())))
+        if special:
+            matches.append(WordMatch(SPECIAL_TOKENS, "", sum(special)))
         return matches
-
-    def reasons(self) -> list[WordMatch]:
-        """Return those of the `words` that tell people something: no function words, punctuation or special tokens."""
-        common = function_words(self.query) | function_words(self.text)
-
-        def says_something(word: str) -> bool:
-            return word not in self.special and is_content(word, common)
-
-        return [each for each in self.words() if says_something(each.word) and says_something(each.matched)]
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return a page with the highlighted text, the table of words and the heat map, and write it to a file.
@@ -272,7 +241,7 @@ class Explanation:
         True
         """
         matches = self._matches()
-        words = drawing.word_table(self.word_rows())
+        words = drawing.word_table(self.words())
         text = drawing.web_page(self._title(), matches, words, self._heat_map(), is_picture=self.page is not None)
         if path is not None:
             write_bytes(path, text.encode())
@@ -349,7 +318,7 @@ class Explanation:
             heat = self._heat_map()
             table = drawing.heat_map_html(heat, heat.shown_columns())
         else:
-            table = drawing.word_table(self.word_rows())
+            table = drawing.word_table(self.words())
         return fragment(title, self._matches(), table, style=drawing.STYLE)
 
     def _title(self) -> Markup:
@@ -374,57 +343,11 @@ class Explanation:
     def __repr__(self) -> str:
         """Return a table: the words of the query, their matches, and their contributions to the score."""
         longest = drawing.LONGEST_WORD
-        rows = [(cut(word, longest), cut(matched, longest), value) for word, matched, value in self.word_rows()]
+        rows = [(cut(word, longest), cut(matched, longest), value) for word, matched, value in self.words()]
         left = max((len(word) for word, _, _ in rows), default=0)
         right = max((len(matched) for _, matched, _ in rows), default=0)
         lines = [f"  {word:{left}}  {matched:{right}}  {value:7.3f}" for word, matched, value in rows]
         return "\n".join([f"{self.id!r} scores {self.score:.3f} for {self.query!r}:", *lines])
-
-    def word_rows(self) -> list[WordMatch]:
-        """Return `words` with the terms of all special tokens added up in a last row, ``(special tokens)``."""
-        words = self.words()
-        rows = [match for match in words if match.word not in self.special]
-        special = [match.contribution for match in words if match.word in self.special]
-        if special:
-            return [*rows, WordMatch("(special tokens)", "", sum(special))]
-        return rows
-
-
-# What a word has to add to the score to be marked: a share of what the strongest one adds, within these limits. It is a
-# similarity, or less if the query was changed for an untrained model.
-_OF_STRONGEST = 0.4
-_LEAST_MARKED = 0.2
-_SURELY_MARKED = 0.35
-
-
-def is_content(word: str, common: Collection[str]) -> bool:
-    """Whether a word has a letter or a digit, and is none of the common ones."""
-    return word.lower() not in common and any(map(str.isalnum, word))
-
-
-def densest(text: str, spans: Sequence[Span], length: int, begin: int = 0) -> tuple[int, int]:
-    """Return the part of a text from `begin` on, of about so many characters, whose spans add most; no word is cut."""
-    spans = [span for span in spans if span.start >= begin]
-    best = -1.0
-    first = begin
-    last = begin
-    for i, span in enumerate(spans):
-        inside = [each for each in spans[i:] if each.end <= span.start + length]
-        if sum(each.contribution for each in inside) > best:
-            best = sum(each.contribution for each in inside)
-            first = span.start
-            last = span.start + length
-            last = inside[-1].end if inside else min(span.end, last)
-    # A third of the room that is left stands before the first word.
-    start = max(begin, min(first - max(0, length - (last - first)) // 3, len(text) - length))
-    end = min(len(text), max(start + length, last))
-    if start > begin:
-        found = re.search(r"\s", text[start - 1 : first])
-        start = start + found.start() if found else first
-    if end < len(text):
-        ends = list(re.finditer(r"\s", text[last : end + 1]))
-        end = last + ends[-1].start() if ends else end
-    return start, end
 
 
 def _spans(words: tuple[Word, ...], added: dict[int, float]) -> list[Span]:

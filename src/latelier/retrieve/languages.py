@@ -1,4 +1,4 @@
-"""Function words of some languages: they say in which language a text is, and nothing about what it is about."""
+"""Function words of some languages, which say in which language a text is."""
 
 from __future__ import annotations
 
@@ -66,8 +66,3 @@ def language_of(text: str) -> str | None:
     if is_clear:
         return best
     return None
-
-
-def function_words(text: str) -> frozenset[str]:
-    """Return the function words of the language of a text, or of English."""
-    return FUNCTION_WORDS[language_of(text) or "English"]

@@ -37,8 +37,8 @@ from latelier.models.untrusted import load_untrusted
 from latelier.retrieve.choice import Asked, Choice, Kind, Machine, Stored, choose
 from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
 from latelier.retrieve.identity import ModelIdentity, is_same_model, is_storable
+from latelier.retrieve.queries import EncodedQueries
 from latelier.retrieve.query_transform import change_queries
-from latelier.retrieve.results import EncodedQueries
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_unicode, describe, is_count, short
 from latelier.utils.files import CATALOG, cache_folder, is_folder

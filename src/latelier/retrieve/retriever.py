@@ -24,7 +24,6 @@ from latelier.reading.images import Picture
 from latelier.reading.records import FileDocuments, parse_documents
 from latelier.retrieve.choice import Asked
 from latelier.retrieve.documents import Documents
-from latelier.retrieve.excerpts import Excerpt, excerpts
 from latelier.retrieve.explaining import explain_documents
 from latelier.retrieve.explanation import Explanation
 from latelier.retrieve.identity import ModelIdentity
@@ -39,9 +38,10 @@ from latelier.retrieve.indexing import (
 )
 from latelier.retrieve.passages import DocumentSettings
 from latelier.retrieve.preparation import GivenRule, Write, default_passages, given_writes, read_chunks, whole_text
+from latelier.retrieve.queries import EncodedQueries, Query, find
 from latelier.retrieve.query_model import QueryModel, checked_queries, find_index, open_index, open_model
 from latelier.retrieve.query_transform import QueryTransform
-from latelier.retrieve.results import EncodedQueries, Result, Results, find, read_results
+from latelier.retrieve.results import Results, Source, WordCounts, read_results
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
 from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
 from latelier.retrieve.why_not import explain_miss
@@ -135,6 +135,7 @@ class Retriever(NotCopied):
         self.index = index
         self._same_space = same_space
         self._lock = threading.Lock()
+        self._words = WordCounts()
         self._model: QueryModel | None = None
         if isinstance(model, QueryModel):
             model.check(index, same_space=same_space)
@@ -247,6 +248,10 @@ class Retriever(NotCopied):
                 model.check(self.index, same_space=self._same_space)
                 self._model = model
             return self._model
+
+    def source(self, *, with_model: bool) -> Source:
+        """Return what results come from, as the functions of `latelier.retrieve` take it."""
+        return Source(self.index, self.query_model if with_model else None, self._words)
 
     @property
     def model_name(self) -> str | None:
@@ -657,13 +662,14 @@ class Retriever(NotCopied):
             encoded = self._encode_picture(Picture.of(texts), chosen)
         else:
             encoded = self._encode(queries, chosen, with_own=needs_means(self.index, chosen))
+        asked = [encoded.query(row, is_whole=chosen.whole_query) for row in range(len(encoded))]
         with self.index.snapshot():
-            results = read_results(self.index, find(self.index, encoded, k, chosen))
+            results = read_results(
+                self.source(with_model=encoded.vectors is not None), asked, find(self.index, encoded, k, chosen)
+            )
         if encoded.vectors is not None and not chosen.whole_query:
             for result, tokens in zip(results, self.query_model.unread(queries, "query"), strict=False):
                 result.unread = tokens
-        for result, query in zip(results, queries, strict=False):
-            result.excerpts = partial(self._excerpts, query, chosen)
         if isinstance(texts, str) or is_picture:
             return results[0]
         return results
@@ -679,11 +685,6 @@ class Retriever(NotCopied):
     def _encode_picture(self, picture: Picture, options: SearchOptions) -> EncodedQueries:
         vectors = self.query_model.encode_picture(picture)
         return EncodedQueries([], vectors, vectors if needs_means(self.index, options) else None)
-
-    def _excerpts(self, query: str, options: SearchOptions, results: Sequence[Result]) -> Mapping[Id, Excerpt]:
-        model = None if options.mode == "keywords" else self.query_model
-        reading = {"whole": options.whole_query, "plain": options.plain_query}
-        return excerpts(model, self.index, query, results, **reading)
 
     @show_options(**SEARCH_DEFAULTS)
     def run(
@@ -788,8 +789,14 @@ class Retriever(NotCopied):
         >>> ("fruit", "bananas") in [(match.word, match.matched) for match in explanation.words()]
         True
         """
-        model = self.query_model
-        return explain_documents(model, self.index, query, [as_id(id)], whole=whole_query, plain=plain_query)[0]
+        asked = self.read_query(query, is_whole=whole_query, is_plain=plain_query)
+        return explain_documents(self.query_model, self.index, asked, [as_id(id)])[0]
+
+    def read_query(self, text: str, *, is_whole: bool = False, is_plain: bool = False) -> Query:
+        """Return a query as a search by vectors reads it."""
+        [text] = checked_queries([text], "query")
+        encoded = self.query_model.encode_for_search([text], self.index, whole=is_whole, plain=is_plain, with_own=False)
+        return encoded.query(0, is_whole=is_whole)
 
     @overload
     def rerank(self, query: str, texts: Iterable[str], k: int | None = None) -> Ranked: ...
@@ -1013,14 +1020,19 @@ def rank_texts(model: QueryModel, query: str, texts: Iterable[str], k: int | Non
     embeddings = model.queries.encode(documents, "document")
     scores = maxsim(vectors, embeddings)[0]
     ranked = Ranked(Hit(int(i), float(scores[i])) for i in np.argsort(-scores, kind="stable")[:k])
+    ranked.query_tokens = 1 if model.is_mean else len(vectors[0])
     ranked.cut = [i for i, tokens in enumerate(model.unread(documents, "document")) if tokens]
     return ranked
 
 
 class Ranked(list[Hit]):
-    """Ranked texts, best first; `cut`: positions of those texts that are longer than the model reads."""
+    """Ranked texts, best first; `cut`: positions of those texts that are longer than the model reads.
+
+    `query_tokens`: the number of similarities that a score is the sum of; 1 if the scores are means.
+    """
 
     cut: Sequence[int] = ()
+    query_tokens: int = 1
 
 
 class SearchRun(dict[str, dict[str, float]]):

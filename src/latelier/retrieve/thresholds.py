@@ -13,8 +13,9 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes import Id, Index
 from latelier.indexes.options import SearchOptions
 from latelier.indexes.results import WEAK
+from latelier.retrieve.queries import find
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.results import find, weak_below
+from latelier.retrieve.results import weak_below
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from latelier.indexes.options import Mode, SearchKeywords, SearchOptions
 from latelier.indexes.ranking import exact_scores
 from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
 from latelier.indexes.words import query_words
+from latelier.retrieve.queries import EncodedQueries, find
 from latelier.retrieve.query_model import QueryModel, checked_queries
-from latelier.retrieve.results import EncodedQueries, find
 from latelier.utils.checks import check_count, short
 from latelier.utils.values import as_id
 

@@ -6,8 +6,8 @@ from latelier.utils.misc import lazy_names
 
 if TYPE_CHECKING:
     from latelier.serve.app import create_app
+    from latelier.serve.limits import Limits
     from latelier.serve.mcp import create_mcp_server
-    from latelier.serve.queues import Limits
     from latelier.serve.security import Access
     from latelier.serve.server import serve
 
@@ -18,5 +18,5 @@ __getattr__, __dir__ = lazy_names(
     mcp=("create_mcp_server",),
     security=("Access",),
     server=("serve",),
-    queues=("Limits",),
+    limits=("Limits",),
 )

@@ -17,10 +17,20 @@ from latelier.errors import InvalidArgumentError
 from latelier.indexes.base import PathLike
 from latelier.retrieve import Retriever
 from latelier.serve.errors import StoppingError, UnreadableError, add_error_handlers
+from latelier.serve.limits import Limits, check_name
 from latelier.serve.originals import Originals
-from latelier.serve.queues import IndexMaker, Limits, Metrics, Service, check_name
-from latelier.serve.routes import router
-from latelier.serve.security import Access, BodyLimit, HeadLikeGet, LoopbackHost, Observed, Reading, SafeHeaders
+from latelier.serve.queues import IndexMaker, Metrics, Service
+from latelier.serve.routes import clients, router
+from latelier.serve.security import (
+    Access,
+    BelowPath,
+    BodyLimit,
+    HeadLikeGet,
+    LoopbackHost,
+    Observed,
+    Reading,
+    SafeHeaders,
+)
 from latelier.utils.checks import short
 from latelier.utils.misc import needs_extra
 
@@ -42,6 +52,8 @@ def create_app(
     link_prefix: str = "",
     files: Mapping[str, str | os.PathLike[str]] | None = None,
     new_indexes: PathLike | None = None,
+    root_path: str = "",
+    mean_scores: bool = False,
 ) -> FastAPI:
     """Return the application that searches and fills some indexes.
 
@@ -63,7 +75,13 @@ def create_app(
         By the name of an index, the folder that its documents were read from: who may read the index may then open the
         file that a document's `path` in its metadata names in this folder. Default: none.
     new_indexes
-        The folder in which clients that may write can make indexes; None: they can make none.
+        The folder in which clients that may write can make indexes, and delete those in it; None: they can make none.
+    root_path
+        The path below which a proxy serves the application, such as ``"/search"``, whether the proxy takes it off the
+        addresses of requests or leaves it.
+    mean_scores
+        Rerank with the mean similarity of the query's tokens, between 0 and 1, as the score, unless a request says
+        otherwise: clients of other services have thresholds for such scores. False: with their sum.
 
     Returns
     -------
@@ -73,9 +91,9 @@ def create_app(
     Raises
     ------
     InvalidArgumentError
-        If there is no retriever, a name is not of letters, digits, ``.``, ``_`` and ``-``, the prefix of links is no
-        such address, what `files` names is no index or no folder, or there is a write token although no index takes
-        changes.
+        If there is no retriever, a name is not of up to 100 letters, digits, ``.``, ``_`` and ``-``, the prefix of
+        links is no such address, the root path is no path, what `files` names is no index or no folder, or there is a
+        write token although no index takes changes.
 
     Examples
     --------
@@ -91,6 +109,7 @@ def create_app(
     """
     check_names(retrievers)
     _check_link_prefix(link_prefix)
+    root_path = _checked_root(root_path)
     originals = Originals.of(files or {}, retrievers)
     access = access or Access()
     limits = limits or Limits()
@@ -105,6 +124,8 @@ def create_app(
             for service in services.values():
                 await stack.enter_async_context(service)
             app.state.maker = IndexMaker(services, stack, limits, metrics, new_indexes)
+            for service in services.values():
+                await service.warm_up()
             app.state.ready = True
             yield
             app.state.ready = False
@@ -121,9 +142,11 @@ def create_app(
     app.state.access = access
     app.state.limits = limits
     app.state.originals = originals
+    app.state.mean_scores = mean_scores
     app.state.ready = False
     add_error_handlers(app)
     app.include_router(router)
+    app.include_router(clients)
     _add_health(app, metrics)
     _add_page(app, link_prefix)
     # The last one added is the first to see a request.
@@ -140,6 +163,8 @@ def create_app(
         app.add_middleware(LoopbackHost)
     app.add_middleware(SafeHeaders)
     app.add_middleware(Observed, metrics=metrics)
+    if root_path:
+        app.add_middleware(BelowPath, root=root_path)
     return app
 
 
@@ -162,6 +187,20 @@ def _check_link_prefix(link_prefix: str) -> None:
             f"received link_prefix={short(link_prefix)}; expected an address that begins with http:// or https://, or "
             "a relative path."
         )
+
+
+_ROOT = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
+
+
+def _checked_root(root_path: str) -> str:
+    """Return a root path without the slash at its end."""
+    root = root_path.rstrip("/")
+    if root and not _ROOT.fullmatch(root):
+        raise InvalidArgumentError(
+            f"received root_path={short(root_path)}; expected a path such as '/search', of letters, digits, '.', '_', "
+            "'~' and '-'."
+        )
+    return root
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:

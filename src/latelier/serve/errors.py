@@ -7,7 +7,6 @@ import json
 import logging
 import sqlite3
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,24 +19,21 @@ from latelier.errors import (
     StorageError,
     UnknownIdError,
 )
-from latelier.utils.checks import cut
+from latelier.serve.limits import TooLargeError
+from latelier.serve.problems import MOST_ERRORS, told
+from latelier.utils.checks import cut, short
 from latelier.utils.misc import needs_extra
 
 with needs_extra("Serving", "serve"):
     from fastapi import FastAPI, Request, Response
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import FileResponse, JSONResponse
+    from fastapi.responses import HTMLResponse, JSONResponse
     from pydantic import BaseModel, ValidationError
     from starlette.exceptions import HTTPException
 
 _LOG = logging.getLogger("latelier.serve")
 _LONGEST_MESSAGE = 2000
-_MOST_PROBLEMS = 5
 _NOT_FOUND = Path(__file__).parent / "page" / "404.html"
-# Those that are looked at: each of a place's alternatives is one.
-_MOST_ERRORS = 100
-# Names by which pydantic tells alternatives apart.
-_TYPES = frozenset(("str", "int", "float", "bool", "DocumentText"))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -85,12 +81,6 @@ class FailedError(_ServerError):
     """Something else than an `Exception` ended the work on a request."""
 
     status = 500
-
-
-class TooLargeError(_ServerError):
-    """The request holds more than the server's limits allow."""
-
-    status = 413
 
 
 class QueueFullError(_ServerError):
@@ -156,7 +146,7 @@ async def _of_library(request: Request, error: Any) -> JSONResponse:
     message = error.worded(_ADVICE)
     if isinstance(error, (StorageError, CorruptedIndexError)):
         status, message = storage_problem(error)
-    elif isinstance(error, _ServerError):
+    elif isinstance(error, (_ServerError, TooLargeError)):
         status = error.status
     elif isinstance(error, (UnknownIdError, DuplicateIdError)):
         if isinstance(error, UnknownIdError):
@@ -179,8 +169,10 @@ def checked_body(model: type[BaseModel], body: bytes) -> BaseModel | FaultyBody:
     try:
         return model.model_validate(json.loads(body))
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
-        return FaultyBody(_problems([{**each, "loc": ("body", *each["loc"])} for each in problems[:_MOST_ERRORS]]))
+        problems = error.errors(include_url=False)
+        if problems[0]["loc"] == () and problems[0]["type"].endswith("_type"):
+            return FaultyBody(f"{told(problems).removesuffix('.')} with {', '.join(model.model_fields)}, as the body.")
+        return FaultyBody(told([{**each, "loc": ("body", *each["loc"])} for each in problems[:MOST_ERRORS]]))
     except (ValueError, RecursionError) as error:
         return FaultyBody(_json_problem(error), 422 if isinstance(error, json.JSONDecodeError) else 400)
 
@@ -196,14 +188,23 @@ async def _of_request(request: Request, error: Any) -> JSONResponse:
             given = f"Content-Type: {cut(sent, 100)}"
         message = f"received {given}; send Content-Type: application/json, and a body of JSON."
         return JSONResponse(error_body("InvalidRequest", message), 415)
-    return JSONResponse(error_body("InvalidRequest", _problems(error.errors()[:_MOST_ERRORS])), 422)
+    return JSONResponse(error_body("InvalidRequest", told(error.errors())), 422)
 
 
 async def _of_http(request: Request, error: Any) -> Response:
-    is_for_people = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
+    root = request.scope.get("root_path", "")
+    path = request.url.path.removeprefix(root)
+    is_for_people = "text/html" in request.headers.get("accept", "") and not path.startswith("/v1/")
     if error.status_code == 404 and is_for_people:
-        return FileResponse(_NOT_FOUND, 404)
-    return JSONResponse(error_body("InvalidRequest", str(error.detail)), error.status_code, error.headers)
+        page = _NOT_FOUND.read_text(encoding="utf-8")
+        return HTMLResponse(page.replace('="/', f'="{root}/'), 404)
+    message = str(error.detail)
+    if message == "Not Found":
+        message = f"there is nothing at {short(path)}; openapi.json describes the addresses."
+    elif message == "Method Not Allowed":
+        accepted = (error.headers or {}).get("Allow", "other methods")
+        message = f"received {request.method} for {short(path)}, which takes {accepted}."
+    return JSONResponse(error_body("InvalidRequest", message), error.status_code, error.headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
@@ -221,38 +222,3 @@ def _json_problem(error: ValueError | RecursionError) -> str:
         return "the body has too many lists and objects in one another; flatten it."
     # Of int(), which limits the digits.
     return f"the body has an integer of more than {sys.get_int_max_str_digits():,} digits; send it as a text."
-
-
-def _problems(errors: Sequence[Any]) -> str:
-    """Return the first problems of a body in one line, without what was received, which may be long."""
-    # Where several types are accepted, pydantic has a problem for each, with the name of the type in the place. A place
-    # of which a part has a problem is of one of its types; that it is not of the others does not matter.
-    found: dict[str, list[Any]] = {}
-    for problem in errors:
-        parts = [str(part) for part in problem["loc"] if isinstance(part, int) or part.isidentifier()]
-        found.setdefault(".".join(part for part in parts if part not in _TYPES), []).append(problem)
-    lines = [
-        f"{place}: {_alternatives(problems)}"
-        for place, problems in found.items()
-        if not (all(map(_is_of_type, problems)) and any(other.startswith(f"{place}.") for other in found))
-    ]
-    if len(lines) > _MOST_PROBLEMS:
-        more = [f"and {len(lines) - _MOST_PROBLEMS} more"]
-    else:
-        more = []
-    told = "; ".join([*lines[:_MOST_PROBLEMS], *more])
-    if told.endswith((".", "?")):
-        return told
-    return f"{told}."
-
-
-def _alternatives(problems: Sequence[Any]) -> str:
-    """Return what is wrong with a part: if it is of one of its types, its problems with others do not matter."""
-    if not all(_is_of_type(problem) or problem["type"] == "literal_error" for problem in problems):
-        problems = [problem for problem in problems if not _is_of_type(problem)]
-    texts = list(dict.fromkeys(problem["msg"].removeprefix("Value error, ") for problem in problems))
-    return " or ".join([texts[0], *(text.removeprefix("Input should be ") for text in texts[1:])])
-
-
-def _is_of_type(problem: Any) -> bool:
-    return bool(problem["type"].endswith("_type"))

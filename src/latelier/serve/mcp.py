@@ -7,16 +7,17 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
 from latelier.indexes.options import Mode, SearchOptions
 from latelier.reading.images import refuse_named
-from latelier.retrieve import Explanation, Result, Retriever, Span
-from latelier.retrieve.explaining import explain_results
+from latelier.retrieve import Excerpt, Result, Retriever
+from latelier.serve.limits import Limits
+from latelier.serve.problems import told
 from latelier.serve.transport import check_token, listen, sends_token
+from latelier.utils.checks import did_you_mean, short
 from latelier.utils.misc import exits_on_signals, needs_extra
 
 with needs_extra("The Model Context Protocol", "mcp"):
@@ -26,7 +27,7 @@ with needs_extra("The Model Context Protocol", "mcp"):
     from mcp.server.mcpserver.tools import Tool
     from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
     from mcp_types import ToolAnnotations
-    from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+    from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
     from starlette.datastructures import Headers
     from starlette.responses import JSONResponse
 
@@ -51,12 +52,11 @@ _ADVICE: dict[Advice, str] = {
 # Characters of a document's text in the results of a search; `get` returns all of it.
 _SHOWN = 1500
 _MOST_HITS = 50
-# Matched words that are at most so many characters apart are one citation.
-_GAP = 30
-_MOST_CITATIONS = 3
 
 
-def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = False) -> MCPServer[Any]:
+def create_mcp_server(
+    retrievers: Mapping[str, Retriever], *, writable: bool = False, limits: Limits | None = None
+) -> MCPServer[Any]:
     """Return a server of tools over some indexes.
 
     Parameters
@@ -65,6 +65,8 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
         Retrievers by the name that agents use.
     writable
         Offer tools that add, replace and remove documents.
+    limits
+        How much a call may hold, as for `create_app`; default: ``Limits()``.
 
     Returns
     -------
@@ -92,7 +94,7 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
     """
     if not retrievers:
         raise InvalidArgumentError("received no retriever; expected at least one.")
-    tools = _Tools(retrievers)
+    tools = _Tools(retrievers, limits or Limits())
     offered = []
     reading: tuple[Callable[..., Any], ...] = (
         tools.list_indexes,
@@ -114,9 +116,26 @@ def create_mcp_server(retrievers: Mapping[str, Retriever], *, writable: bool = F
         )
         offered.append(strict_tool(_reporting(tool), hints))
     # At its default level, INFO, which it sets for the whole process, loaders of models log what they do.
-    return MCPServer(
+    return _Server(
         "latelier", version=version("latelier"), instructions=_INSTRUCTIONS, tools=offered, log_level="WARNING"
     )
+
+
+class _Server(MCPServer[Any]):
+    """A server whose errors say what was received, what is accepted and what was probably meant."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool by name."""
+        known = [tool.name for tool in await self.list_tools()]
+        if name not in known:
+            meant = did_you_mean(name, known)
+            raise ToolError(f"received the tool {short(name)}; there are: {', '.join(known)}.{meant}")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(f"{name}: {told(error.__cause__.errors(include_url=False))}") from error.__cause__
+            raise
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:
@@ -210,12 +229,24 @@ class IndexInfo(BaseModel):
     document_model: str | None = None
 
 
-class Citation(BaseModel):
-    """A part of a document's text, by its first character and the one after its last."""
+class Mark(BaseModel):
+    """A word of a text that matched, by its characters, and what it added to the score."""
 
     start: int
     end: int
+    contribution: float
+
+
+class ExcerptPart(BaseModel):
+    """The part of a document's text that matched, in one line; its characters in the text, and words that matched."""
+
     text: str
+    begin: int
+    start: int
+    end: int
+    marks: list[Mark]
+    title: str
+    place: str
 
 
 class Document(BaseModel):
@@ -235,7 +266,7 @@ class NewDocument(StrictModel):
 
 
 class FoundDocument(Document):
-    """A document that was found; ``cited`` holds the parts that matched best, if the index knows them.
+    """A document that was found; ``excerpt`` is the part that matched.
 
     ``weak``: it matches less than what answers a question does.
     """
@@ -243,15 +274,16 @@ class FoundDocument(Document):
     score: float
     mean_score: float | None
     weak: bool | None
-    cited: list[Citation]
+    excerpt: ExcerptPart
     is_cut: bool
 
 
 class _Tools:
     """The tools; each method's signature and docstring are what agents see."""
 
-    def __init__(self, retrievers: Mapping[str, Retriever]) -> None:
+    def __init__(self, retrievers: Mapping[str, Retriever], limits: Limits) -> None:
         self._retrievers = dict(retrievers)
+        self._limits = limits
         self._writing = threading.Lock()
 
     def list_indexes(self) -> list[IndexInfo]:
@@ -272,6 +304,9 @@ class _Tools:
         query: Annotated[str, Field(description="A question or a description of what is looked for.")],
         index: IndexName = None,
         k: Annotated[int, Field(ge=1, le=_MOST_HITS, description="Maximum number of documents.")] = 5,
+        offset: Annotated[
+            int, Field(ge=0, description="Leave out so many of the best documents, which were seen before.")
+        ] = 0,
         filter: Filter = None,
         mode: Annotated[
             Mode,
@@ -286,12 +321,10 @@ class _Tools:
     ) -> list[FoundDocument]:
         """Find the documents that match a query best, with the passages that matched."""
         retriever = self._retriever(index)
-        results = retriever.search(query, k, filter=filter, mode=mode, min_mean_score=min_mean_score)
-        explanations: dict[Id, Explanation] = {}
-        if mode != "keywords":
-            with suppress(LatelierError):  # documents with pooled tokens cannot be explained
-                explanations = explain_results(retriever.query_model, retriever.index, query, results)
-        return [_found(result, explanations.get(result.id)) for result in results]
+        self._limits.check(texts=[query], k=k + offset)
+        results = retriever.search(query, k + offset, filter=filter, mode=mode, min_mean_score=min_mean_score)
+        del results[:offset]
+        return [_found(result, results.excerpt(result)) for result in results]
 
     def get(
         self,
@@ -301,15 +334,18 @@ class _Tools:
         index: IndexName = None,
     ) -> list[Document]:
         """Return the whole texts and the metadata of documents."""
+        self._limits.check(batch=len(ids))
         records = self._retriever(index).documents.get(ids)
         return [Document(id=record.id, text=record.text, metadata=record.metadata) for record in records]
 
     def explain(self, query: str, id: Id, index: IndexName = None) -> str:
         """Show which words of the query matched which words of a document, and what each added to its score."""
+        self._limits.check(texts=[query])
         return repr(self._retriever(index).explain(query, id))
 
     def why_not(self, query: str, id: Id, index: IndexName = None, k: int = 5, filter: Filter = None) -> str:
         """Say why a search does not return a document, and what would make it do so."""
+        self._limits.check(texts=[query], k=k)
         return str(self._retriever(index).why_not(query, id, k, filter=filter))
 
     def add(self, documents: list[NewDocument], index: IndexName = None) -> str:
@@ -333,14 +369,16 @@ class _Tools:
 
     def _write(self, index: str | None, method: str, argument: list[Any]) -> str:
         retriever = self._retriever(index)
-        for document in argument if method != "remove" else ():
+        documents = argument if method != "remove" else []
+        self._limits.check(batch=len(argument), texts=[document["text"] for document in documents])
+        for document in documents:
             refuse_named(document["metadata"])
         with self._writing:
             getattr(retriever, method)(argument)
         return f"done; the index has {len(retriever):,} documents now"
 
 
-def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
+def _found(result: Result, excerpt: Excerpt) -> FoundDocument:
     return FoundDocument(
         id=result.id,
         score=result.score,
@@ -349,20 +387,8 @@ def _found(result: Result, explanation: Explanation | None) -> FoundDocument:
         text=None if result.text is None else result.text[:_SHOWN],
         is_cut=len(result.text or "") > _SHOWN,
         metadata=result.metadata,
-        cited=[] if explanation is None else _citations(explanation),
+        excerpt=ExcerptPart(**excerpt.as_json()),
     )
-
-
-def _citations(explanation: Explanation) -> list[Citation]:
-    """Return the parts of the text that added most to the score, in their order in the text."""
-    parts: list[Span] = []
-    for span in explanation.spans:
-        if parts and span.start - parts[-1].end <= _GAP:
-            before = parts.pop()
-            span = Span(before.start, span.end, before.contribution + span.contribution)
-        parts.append(span)
-    best = sorted(sorted(parts, key=lambda part: -part.contribution)[:_MOST_CITATIONS])
-    return [Citation(start=start, end=end, text=explanation.text[start:end]) for start, end, _ in best]
 
 
 T = TypeVar("T", bound="Callable[..., Any]")

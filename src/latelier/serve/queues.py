@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from latelier.errors import CorruptedIndexError, InvalidArgumentError, LatelierError, StorageError
+from latelier.errors import CorruptedIndexError, LatelierError, StorageError
 from latelier.indexes import Hit
 from latelier.indexes.base import PathLike
 from latelier.kernels.threads import limited_threads, thread_count
@@ -28,66 +30,15 @@ from latelier.serve.errors import (
     QueueFullError,
     RequestTimeoutError,
     StoppingError,
-    TooLargeError,
+    UnknownIndexError,
 )
+from latelier.serve.limits import Limits, check_name
 from latelier.serve.searches import Search, search_batch
-from latelier.utils.checks import check_count, cut
+from latelier.utils.checks import cut
 from latelier.utils.misc import needs_extra
 
 with needs_extra("Serving", "serve"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server accepts.
-
-    Parameters
-    ----------
-    body_bytes
-        Size of the body of a request.
-    batch
-        Number of queries, documents or ids in a request, 100,000 at most.
-    characters
-        Length of one text.
-    hits
-        Number of documents per query, and of those that a hybrid or reranking search compares if its `depth` is given.
-    waiting_queries, waiting_writes
-        How many queries and other reads of an index, and how many of its writes, wait for their turn; further ones are
-        answered with 429.
-    seconds
-        How long a request may take, its head and its body included; then it is answered with 503, or with 408 if its
-        body has not arrived, or its connection is closed if its head has not. A write that has begun is still finished.
-
-    Examples
-    --------
-    >>> Limits(batch=64).batch
-    64
-    """
-
-    body_bytes: int = 16 << 20
-    batch: int = 512
-    characters: int = 200_000
-    hits: int = 1000
-    waiting_queries: int = 2048
-    waiting_writes: int = 64
-    seconds: int = 60
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            check_count(field.name, getattr(self, field.name))
-
-    def check(self, *, batch: int = 0, texts: Sequence[str] = (), k: int = 0, depth: int | None = None) -> None:
-        """Raise `TooLargeError` for too many queries, documents or ids, a text that is too long, or too many hits."""
-        longest = max(map(len, texts), default=0)
-        for what, size, most in (
-            (f"{batch:,} queries, documents or ids", batch, self.batch),
-            (f"a text of {longest:,} characters", longest, self.characters),
-            (f"k={k:,}", k, self.hits),
-            (f"depth={depth or 0:,}", depth or 0, self.hits),
-        ):
-            if size > most:
-                raise TooLargeError(f"received {what}; this server takes at most {most:,}.")
 
 
 T = TypeVar("T")
@@ -116,15 +67,6 @@ class _Call(NamedTuple):
 class _Encoding(NamedTuple):
     texts: Sequence[str]
     is_query: bool
-
-
-def check_name(name: str) -> None:
-    """Check the name that an index gets in addresses."""
-    if not (name and all(character.isalnum() or character in "._-" for character in name) and name.isascii()):
-        raise InvalidArgumentError(
-            f"received {name!r} as the name of an index; expected letters, digits, '.', '_' and '-'.",
-            advice="name-index",
-        )
 
 
 class IndexMaker:
@@ -166,6 +108,32 @@ class IndexMaker:
             service = Service(name, retriever, self._limits, self._metrics)
             self._services[name] = await self._stack.enter_async_context(service)
         return service
+
+    async def delete(self, service: Service) -> int:
+        """Delete an index of the folder, and return how many documents it had."""
+        place = getattr(service.retriever.index, "path", None)
+        if self._folder is None or place is None or Path(place).resolve().parent != self._folder.resolve():
+            raise ForbiddenError(
+                f"the index {service.name!r} is not in the folder for new ones, and this server deletes no other."
+            )
+        if service.retriever.index.read_only:
+            raise ForbiddenError(f"the index {service.name!r} is open for reading only.")
+        async with self._lock:
+            if self._services.pop(service.name, None) is None:
+                raise UnknownIndexError(f"there is no index {service.name!r} any more.")
+            self._metrics.forget(service.name)
+            await service.finish()
+
+            def delete() -> int:
+                documents = len(service.retriever)
+                service.retriever.close()
+                # First out of sight, so that a crash leaves no index without some of its files.
+                hidden = Path(place).with_name(f".deleted-{service.name}-{secrets.token_hex(4)}")
+                Path(place).rename(hidden)
+                shutil.rmtree(hidden)
+                return documents
+
+            return await asyncio.to_thread(delete)
 
 
 class Service:
@@ -209,6 +177,10 @@ class Service:
         """Finish what has been accepted, unless an exception ends it."""
         await self._stack.__aexit__(*error)
 
+    async def finish(self) -> None:
+        """Finish what has been accepted, and take no more."""
+        await self._stack.aclose()
+
     async def search(self, search: Search) -> SearchAnswer:
         """Search one or several queries with those of others that wait; the times are those of its batch."""
         begin = perf_counter()
@@ -225,8 +197,25 @@ class Service:
         work = self._writes.submit(lambda: change(self.retriever))
         return cast("T", await self._within(work, "A change that had begun is still made."))
 
-    async def rerank(self, query: str, texts: Sequence[str], k: int | None) -> list[Hit]:
-        """Order texts as `Retriever.rerank` does, in several turns; it ends with its request."""
+    async def look(self, question: Callable[[Retriever], T]) -> T:
+        """Call a function that only reads a little, in a thread of its own: searches that wait do not delay it."""
+        return cast("T", await self._within(asyncio.to_thread(question, self.retriever)))
+
+    async def warm_up(self) -> None:
+        """Search once, so that the first search of a client does not wait for what is loaded when it is first used."""
+
+        def search() -> None:
+            with suppress(LatelierError):  # an index that cannot be read says so when it is asked
+                results = self.retriever.search("first search", k=1)
+                str(results)
+
+        await asyncio.to_thread(search)
+
+    async def rerank(self, query: str, texts: Sequence[str], k: int | None, *, is_mean: bool = False) -> list[Hit]:
+        """Order texts as `Retriever.rerank` does, in several turns; it ends with its request.
+
+        `is_mean`: with the mean similarity of the query's tokens as the score, between 0 and 1.
+        """
 
         async def rank() -> list[Hit]:
             scores: dict[str, float] = {}
@@ -235,7 +224,10 @@ class Service:
             for first in range(0, len(waiting), _RANKED_TEXTS):
                 part = waiting[first : first + _RANKED_TEXTS]
                 hits = await self._reads.submit(lambda part=part: self.retriever.rerank(query, part), alone=True)
-                scores |= {part[hit.id]: hit.score for hit in hits}
+                tokens = hits.query_tokens if is_mean else 1
+                scores |= {part[hit.id]: hit.score / tokens for hit in hits}
+            if is_mean:  # the best similarity of a token may be below 0, or by rounding above 1
+                scores = {text: min(1.0, max(0.0, score)) for text, score in scores.items()}
             return sorted((Hit(i, scores[text]) for i, text in enumerate(texts)), key=lambda hit: -hit.score)[:k]
 
         return cast("list[Hit]", await self._within(rank()))
@@ -558,6 +550,17 @@ class Metrics:
         self._counts[index] = documents
         for kind, count in waiting.items():
             self._waiting.labels(index, kind).set_function(count)
+
+    def forget(self, index: str) -> None:
+        """Read no more numbers of an index."""
+        del self._counts[index]
+        for gauge, *labels in (
+            (self._documents, index),
+            (self._waiting, index, "searches"),
+            (self._waiting, index, "writes"),
+        ):
+            with suppress(KeyError):  # it was not read yet
+                gauge.remove(*labels)
 
     def text(self) -> bytes:
         """Return everything in the text form of Prometheus, without the documents of an index that cannot be read."""

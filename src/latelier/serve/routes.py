@@ -27,12 +27,14 @@ from latelier.indexes import FieldValues, Id, Record
 from latelier.reading.images import refuse_named
 from latelier.retrieve import Result, Retriever
 from latelier.retrieve.drawing import LONGEST_SIDE, page_jpeg
-from latelier.retrieve.explaining import explain_documents, explain_results
+from latelier.retrieve.explaining import explain_documents
+from latelier.retrieve.results import explained_excerpt
 from latelier.serve import schemas
 from latelier.serve.browsing import browse, newest, questions
-from latelier.serve.errors import NoPictureError, TooLargeError, UnknownIndexError, checked_body, storage_problem
+from latelier.serve.errors import NoPictureError, UnknownIndexError, checked_body, storage_problem
+from latelier.serve.limits import Limits, TooLargeError
 from latelier.serve.originals import Originals, file_response
-from latelier.serve.queues import IndexMaker, Limits, Service
+from latelier.serve.queues import IndexMaker, Service
 from latelier.serve.searches import Search
 from latelier.serve.security import Reading, Writing
 from latelier.utils.batching import lengths_to_offsets
@@ -82,6 +84,8 @@ class _BodyInThread(APIRoute):
 
 register_url_convertor("any_id", _AnyId())
 router = APIRouter(prefix="/v1", responses=_ERRORS, route_class=_BodyInThread)
+# Where clients of other rerank services expect it.
+clients = APIRouter(responses=_ERRORS, route_class=_BodyInThread, include_in_schema=False)
 
 
 # A coroutine, as FastAPI would call it in another thread otherwise, which takes longer than the look-up.
@@ -110,7 +114,15 @@ async def make_index(request: Request, body: schemas.NewIndexRequest) -> schemas
 @router.get("/indexes/{index}", dependencies=[Reading])
 async def get_index(request: Request, service: Index) -> schemas.IndexResponse:
     """Describe an index, with its size, its last change, its newest documents, and questions to begin with."""
-    return await service.ask(_describe(service, _originals(request), is_whole=True))
+    return await service.look(_describe(service, _originals(request), is_whole=True))
+
+
+@router.delete("/indexes/{index}", dependencies=[Writing])
+async def delete_index(request: Request, service: Index) -> schemas.DeletedIndex:
+    """Delete an index with all its documents, if it is in the server's folder for new ones."""
+    maker: IndexMaker = request.app.state.maker
+    documents = await maker.delete(service)
+    return schemas.DeletedIndex(name=service.name, documents=documents)
 
 
 @router.get("/indexes/{index}/fields", dependencies=[Reading])
@@ -149,23 +161,21 @@ async def search(request: Request, service: Index, body: schemas.SearchRequest) 
         queries = list(body.query or ())
     queries = queries or await asyncio.to_thread(_matrices, body.vectors or [])
     texts = [query for query in queries if isinstance(query, str)]
-    limits.check(batch=len(queries), texts=texts, k=body.k, depth=body.depth)
+    k = body.k + body.offset
+    limits.check(batch=len(queries), texts=texts, k=k, depth=body.depth)
     if not queries:
         return search_response([], {}, body.include)
-    found = await service.search(Search(queries, body.k, body.options()))
-    if "snippet" not in body.include:
+    found = await service.search(Search(queries, k, body.options()))
+    for results in found.results:
+        del results[: body.offset]
+    if "excerpt" not in body.include:
         return search_response(found.results, found.milliseconds, body.include)
     limits.check(k=len(queries) * body.k)
 
-    def explain_all(retriever: Retriever) -> list[dict[Id, Any]]:
-        model = retriever.query_model
-        pairs = zip(queries, found.results, strict=True)
-        reading = {"whole": body.whole_query, "plain": body.plain_query}
-        explained = [explain_results(model, retriever.index, *each, **reading) for each in pairs]
-        return [{id: schemas.marks(each) for id, each in own.items()} for own in explained]
+    def excerpts(retriever: Retriever) -> list[list[dict[str, Any]]]:
+        return [[results.excerpt(result).as_json() for result in results] for results in found.results]
 
-    snippets = await service.ask(explain_all)
-    return search_response(found.results, found.milliseconds, body.include, snippets)
+    return search_response(found.results, found.milliseconds, body.include, await service.ask(excerpts))
 
 
 @router.post("/indexes/{index}/documents", status_code=201, dependencies=[Writing])
@@ -313,9 +323,12 @@ async def explain(request: Request, service: Index, body: schemas.ExplainRequest
 
     def explain_all(retriever: Retriever) -> list[schemas.ExplainResponse]:
         ids = [_spelled(retriever, id) for id in body.ids]
-        options: dict[str, Any] = {"starts": body.starts, "whole": body.whole_query, "plain": body.plain_query}
-        explanations = explain_documents(retriever.query_model, retriever.index, body.query, ids, **options)
-        return [schemas.ExplainResponse.of(each, similarities=body.similarities) for each in explanations]
+        query = retriever.read_query(body.query, is_whole=body.whole_query, is_plain=body.plain_query)
+        source = retriever.source(with_model=True)
+        explanations = explain_documents(retriever.query_model, source.index, query, ids, starts=body.starts)
+        excerpts = [None if each.page else explained_excerpt(source, each).as_json() for each in explanations]
+        pairs = zip(explanations, excerpts, strict=True)
+        return [schemas.ExplainResponse.of(*pair, similarities=body.similarities) for pair in pairs]
 
     return await service.ask(explain_all)
 
@@ -335,12 +348,21 @@ async def why_not(request: Request, service: Index, body: schemas.WhyNotRequest)
 
 
 @router.post("/rerank", dependencies=[Reading])
+@clients.post("/rerank", dependencies=[Reading])
+@clients.post("/v2/rerank", dependencies=[Reading])
 async def rerank(request: Request, body: schemas.RerankRequest) -> schemas.RerankResponse:
-    """Order documents that need not be in an index; the form is that of the common rerank interfaces."""
+    """Order documents that need not be in an index; the form is that of the common rerank interfaces.
+
+    A `model` that is no index of this server stands for the first one: clients send names of other services' models.
+    The answer says which one it was.
+    """
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     _limits(request).check(batch=len(texts), texts=[body.query, *texts])
-    service = _service(request, body.model)
-    ranked = await service.rerank(body.query, texts, body.top_n)
+    known = request.app.state.services
+    service = _service(request, body.model if body.model in known else None)
+    await service.ask(body.check_tokens)
+    is_mean = request.app.state.mean_scores if body.mean_scores is None else body.mean_scores
+    ranked = await service.rerank(body.query, texts, body.top_n, is_mean=is_mean)
     results = [schemas.RankedDocument(index=int(hit.id), relevance_score=hit.score) for hit in ranked]
     for result in results if body.return_documents else ():
         result.document = schemas.DocumentText(text=texts[result.index])
@@ -408,7 +430,7 @@ def _originals(request: Request) -> Originals:
 def _service(request: Request, name: str | None) -> Service:
     """Return the service of an index, by default of the first one."""
     services: dict[str, Service] = request.app.state.services
-    name = name or next(iter(services))
+    name = name or next(iter(services), "")
     if name not in services:
         raise UnknownIndexError(f"there is no index {name!r}; there are: {', '.join(map(repr, services))}.")
     return services[name]
@@ -459,7 +481,7 @@ def _spelled(retriever: Retriever, id: Id) -> Id:
 
 async def _listed(service: Service, originals: Originals) -> schemas.IndexResponse:
     try:
-        return await service.ask(_describe(service, originals))
+        return await service.look(_describe(service, originals))
     except (StorageError, CorruptedIndexError) as error:
         kind = type(service.retriever.index).__name__
         (_, message) = storage_problem(error)
@@ -507,7 +529,7 @@ def search_response(
     results: Sequence[Sequence[Result]],
     milliseconds: Mapping[str, float],
     include: Sequence[str],
-    snippets: Sequence[Mapping[Id, Any]] | None = None,
+    excerpts: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> Response:
     """Return a `schemas.SearchResponse` as JSON; models of all results would take longer than writing it."""
     left_out = dict.fromkeys({"text", "metadata"} - set(include))
@@ -518,9 +540,9 @@ def search_response(
                 f"query {position} and document {short(row['id'])} have the score {row['score']}, as their vectors are "
                 "too long for float32; scale them, for instance to length 1."
             )
-    for found, own in zip(rows, snippets or (), strict=snippets is not None):
-        for row in found:
-            row |= own.get(row["id"], {})
+    for found, own in zip(rows, excerpts or (), strict=excerpts is not None):
+        for row, excerpt in zip(found, own, strict=True):
+            row["excerpt"] = excerpt
     timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
     unread = [getattr(found, "unread", 0) for found in results]
     return _json({"results": rows, "unread": unread, "milliseconds": milliseconds}, {"server-timing": timing})

@@ -10,7 +10,7 @@ from latelier.indexes import Cause, Change, FieldValues, ValueCount
 from latelier.indexes.filters import read_filter
 from latelier.indexes.options import SEARCH_OPTIONS, EffortName, SearchKeywords, SearchOptions
 from latelier.reading.records import id_field
-from latelier.retrieve import Explanation, PageMap
+from latelier.retrieve import Explanation, PageMap, Retriever
 from latelier.retrieve.explanation import word_maps
 from latelier.utils.checks import did_you_mean, short
 from latelier.utils.misc import needs_extra
@@ -74,7 +74,7 @@ class _Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_known_names(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or cls.model_config.get("extra") == "allow":
+        if not isinstance(given, dict) or cls.model_config.get("extra") != "forbid":
             return given
         unknown = [name for name in given if name not in cls.model_fields]
         if unknown:
@@ -165,17 +165,19 @@ class SearchRequest(_Options):
     """A text, or a list of texts."""
     vectors: Many[Matrix] | None = None
     """Instead of texts: one matrix of token vectors per query."""
-    include: Many[Literal["text", "metadata", "snippet"]] = Field(["text", "metadata"])
-    """What each result holds besides id and score; a snippet takes as long as an explanation."""
+    offset: Annotated[StrictInt, Field(ge=0)] = 0
+    """Leave out so many of the best documents: the next page begins after those that were shown."""
+    include: Many[Literal["text", "metadata", "excerpt"]] = Field(["text", "metadata"])
+    """What each result holds besides id and score; an excerpt takes reading the vectors of the document."""
 
     @model_validator(mode="after")
     def _one_kind_of_query(self) -> Self:
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
         is_for_texts = self.mode != "vectors" or self.whole_query or self.plain_query
-        if self.vectors is not None and (is_for_texts or "snippet" in self.include):
-            if "snippet" in self.include:
-                what = "a snippet"
+        if self.vectors is not None and (is_for_texts or "excerpt" in self.include):
+            if "excerpt" in self.include:
+                what = "an excerpt"
             else:
                 what = f"mode {self.mode!r}"
             if self.whole_query:
@@ -213,17 +215,23 @@ class SpanBody(_Body):
     contribution: float
 
 
-class SnippetBody(_Body):
-    """The part of a text whose words added most to the score, in code points."""
+class ExcerptBody(_Body):
+    """The part of a text that matched, as the command line, notebooks and agents show it; in code points."""
 
+    text: str
+    """The part in one line."""
+    begin: int
+    """The first character of the result's text after the title and headings that stand before it."""
     start: int
+    """Its first character in the result's text."""
     end: int
-
-
-def marks(explanation: Explanation) -> dict[str, Any]:
-    """Return the snippet of an explained text and the spans that matched, as `ResultResponse` has them."""
-    start, end = explanation.snippet()
-    return {"snippet": {"start": start, "end": end}, "spans": [span._asdict() for span in explanation.spans]}
+    """The one after its last."""
+    marks: list[SpanBody]
+    """The words of the result's text that words of the query matched: no common words, such as "the"."""
+    title: str
+    """The title of the document; empty if it has none."""
+    place: str
+    """Page, time, headings or line; empty if it is unknown."""
 
 
 class ResultResponse(_Body):
@@ -246,10 +254,8 @@ class ResultResponse(_Body):
     document, a title may stand before the rest, so look for these characters from ``start`` on."""
     end: int | None = None
     """The character after its last."""
-    snippet: SnippetBody | None = None
+    excerpt: ExcerptBody | None = None
     """The part of ``text`` that matched, if ``include`` names it."""
-    spans: list[SpanBody] | None = None
-    """With it, the words of ``text`` that matched."""
 
 
 class SearchResponse(_Body):
@@ -412,8 +418,8 @@ class ExplainResponse(_Body):
     id: Id
     score: float
     text: str
-    snippet: SnippetBody
-    spans: list[SpanBody]
+    excerpt: ExcerptBody | None
+    """null for a picture."""
     words: list[WordBody]
     query_tokens: list[str]
     document_tokens: list[str]
@@ -426,7 +432,7 @@ class ExplainResponse(_Body):
     """null for a text."""
 
     @classmethod
-    def of(cls, explanation: Explanation, *, similarities: bool) -> ExplainResponse:
+    def of(cls, explanation: Explanation, excerpt: dict[str, Any] | None, *, similarities: bool) -> ExplainResponse:
         """Return the response for an explanation."""
         special = explanation.special
         query_words, document_words = (
@@ -439,7 +445,7 @@ class ExplainResponse(_Body):
         return cls(
             id=explanation.id,
             score=explanation.score,
-            **marks(explanation),
+            excerpt=None if excerpt is None else ExcerptBody(**excerpt),
             query_words=query_words,
             document_words=document_words,
             text=explanation.text,
@@ -526,21 +532,53 @@ class NewIndexRequest(_Body):
 
 
 class DocumentText(_Body):
-    """A document as a text."""
+    """A document as a text; its other fields are not read."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     text: Text
 
 
 class RerankRequest(_Body):
-    """The request of the common rerank interfaces."""
+    """The request of the common rerank interfaces; options that are null are as if they were left out."""
 
     query: Text
     documents: Some[Text | DocumentText]
     model: Name | None = None
-    """Name of the index whose model ranks; default: the first index."""
+    """Name of the index whose model ranks; default, and for any other name: the first index."""
     top_n: Count | None = None
     """Number of documents to return; default: all."""
     return_documents: bool = False
+    mean_scores: bool | None = None
+    """Return the mean similarity of the query's tokens, between 0 and 1, rather than their sum; default: as the server
+    was started."""
+    max_tokens_per_doc: Count | None = None
+    """Accepted if the model reads no more tokens of a document anyway, as this is not changed here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+    def check_tokens(self, retriever: Retriever) -> None:
+        """Refuse a limit of tokens that would have to change what the model reads."""
+        (_, limit) = retriever.query_model.limits("document")
+        given = self.max_tokens_per_doc
+        if given is not None and (limit is None or given < limit):
+            raise InvalidArgumentError(
+                f"received max_tokens_per_doc={given:,}; the model reads {limit or 'any number of'} tokens of a "
+                "document, which a request does not change. Leave it out, or send shorter documents."
+            )
+
+
+class DeletedIndex(_Body):
+    """An index that was deleted."""
+
+    name: str
+    documents: int
+    """How many documents it had."""
 
 
 class RankedDocument(_Body):
@@ -548,7 +586,7 @@ class RankedDocument(_Body):
 
     index: int
     relevance_score: float
-    """MaxSim: the sum over the query's tokens of the similarity with the best token of the document."""
+    """MaxSim: the sum over the query's tokens of the similarity with the best token of the document; or their mean."""
     document: DocumentText | None = None
 
 

@@ -18,7 +18,8 @@ from latelier.indexes import Index
 from latelier.indexes.options import SearchOptions, check_texts
 from latelier.indexes.packing import prepare_queries
 from latelier.retrieve import Results, Retriever
-from latelier.retrieve.results import EncodedQueries, Found, find, read_results
+from latelier.retrieve.queries import EncodedQueries, Found, Query, find
+from latelier.retrieve.results import read_results
 from latelier.retrieve.thresholds import needs_means
 from latelier.utils.checks import check_count
 
@@ -40,12 +41,13 @@ class Search(NamedTuple):
 
 @dataclass
 class _Asked:
-    """A search with its options checked, and its hits, once they are found."""
+    """A search with its options checked, and its queries as they were read and its hits, once they are found."""
 
     place: int  # among the searches
     search: Search
     options: SearchOptions
     needs_means: bool
+    asked: list[Query] | None = None
     hits: list[list[Found]] | None = None
 
     @property
@@ -86,7 +88,10 @@ def search_batch(
                         answers[asked.place] = failed
         found = [asked for group in groups.values() for asked in group if asked.hits is not None]
         with stage("read"):
-            results = iter(read_results(retriever.index, [row for asked in found for row in asked.hits or ()]))
+            asked_queries = [query for asked in found for query in asked.asked or ()]
+            rows = [row for asked in found for row in asked.hits or ()]
+            source = retriever.source(with_model=any(query.vectors is not None for query in asked_queries))
+            results = iter(read_results(source, asked_queries, rows))
     for asked in found:
         own = list(islice(results, len(asked.search.queries)))
         answers[asked.place] = own
@@ -141,7 +146,9 @@ def _find(index: Index, group: Sequence[_Asked], encoded: _Encoded) -> list[Late
     try:
         queries = _queries(index, group, encoded)
         hits = iter(find(index, queries, group[0].search.k, options))
+        known = iter([queries.query(row, is_whole=options.whole_query) for row in range(len(queries))])
         for asked in group:
+            asked.asked = list(islice(known, len(asked.search.queries)))
             asked.hits = list(islice(hits, len(asked.search.queries)))
     except EmbeddingsError as error:
         if len(group) == 1:

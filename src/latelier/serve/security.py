@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from latelier.errors import InvalidArgumentError
-from latelier.serve.errors import ForbiddenError, TooLargeError, UnauthorizedError, error_body
-from latelier.serve.queues import Limits, Metrics, begin_request
+from latelier.serve.errors import ForbiddenError, UnauthorizedError, error_body
+from latelier.serve.limits import Limits, TooLargeError
+from latelier.serve.queues import Metrics, begin_request
 from latelier.serve.transport import check_token, sends_token
 from latelier.utils.misc import needs_extra
 
@@ -226,15 +227,20 @@ class BodyLimit:
         """Return the body, or None if the client has gone."""
         most = self._limits.body_bytes
         body = bytearray()
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
         is_too_large = not declared.isdigit() or int(declared) > most
-        message: Any = {"more_body": True}
-        while message.get("more_body") and not is_too_large:
+        # Most clients read no answer before they have sent all of a body, and lose it if the connection is closed
+        # meanwhile: the rest is received and thrown away. One that asks first waits for the answer.
+        is_over = is_too_large and b"expect" in headers
+        while not is_over:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            body += message.get("body", b"")
-            is_too_large = len(body) > most
+            if not is_too_large:
+                body += message.get("body", b"")
+                is_too_large = len(body) > most
+            is_over = not message.get("more_body")
         if is_too_large:
             raise TooLargeError(f"the body is larger than {most:,} bytes; send less at once.")
         return bytes(body)
@@ -257,6 +263,23 @@ class LoopbackHost:
                 message = f"this server is reached as localhost, not as {hosts[0]!r}; it serves its own machine only."
                 await _reject(send, 400, "InvalidRequest", message)
                 return
+        await self._app(scope, receive, send)
+
+
+class BelowPath:
+    """Serves an application below a path, whether the proxy before it takes the path off addresses or leaves it."""
+
+    def __init__(self, app: Application, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path != self._root and not path.startswith(f"{self._root}/"):
+                path = self._root + path
+            scope = {**scope, "path": path, "root_path": self._root}
         await self._app(scope, receive, send)
 
 

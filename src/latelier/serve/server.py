@@ -16,7 +16,7 @@ from typing import Any
 from latelier.indexes.base import PathLike
 from latelier.retrieve import Retriever
 from latelier.serve.app import create_app
-from latelier.serve.queues import Limits
+from latelier.serve.limits import Limits
 from latelier.serve.security import ACCESS_LOG, Access, is_loopback
 from latelier.serve.transport import listen
 from latelier.utils.misc import exits_on_signals, needs_extra
@@ -45,6 +45,8 @@ def serve(
     link_prefix: str = "",
     files: Mapping[str, str | os.PathLike[str]] | None = None,
     new_indexes: PathLike | None = None,
+    root_path: str = "",
+    mean_scores: bool = False,
 ) -> None:
     """Serve some indexes over HTTP, until the process gets SIGINT or SIGTERM and every accepted request is answered.
 
@@ -66,7 +68,7 @@ def serve(
         Called with the server's URL when it takes requests; None: nothing is.
     log
         Write a line of JSON per request to standard error, with neither texts nor tokens.
-    link_prefix, files, new_indexes
+    link_prefix, files, new_indexes, root_path, mean_scores
         As in `create_app`.
 
     Raises
@@ -90,8 +92,17 @@ def serve(
     limits = limits or Limits()
     access.check_host(host)
     loopback_only = is_loopback(host)
-    shown: Any = {"link_prefix": link_prefix, "files": files, "new_indexes": new_indexes}
-    app = create_app(retrievers, access=access, limits=limits, loopback_only=loopback_only, **shown)
+    app = create_app(
+        retrievers,
+        access=access,
+        limits=limits,
+        loopback_only=loopback_only,
+        link_prefix=link_prefix,
+        files=files,
+        new_indexes=new_indexes,
+        root_path=root_path,
+        mean_scores=mean_scores,
+    )
     listening = listen(host, port)
     if log:
         _log_to_stderr()

@@ -82,14 +82,14 @@ export async function fileObject(index, id) {
   return URL.createObjectURL(blob.type.startsWith("text/html") ? new Blob([blob], { type: "text/plain" }) : blob);
 }
 
-const address = (index, action) => `/v1/indexes/${encodeURIComponent(index)}/${action}`;
+const address = (index, action) => `v1/indexes/${encodeURIComponent(index)}/${action}`;
 
-export const describe = (index) => request(`/v1/indexes/${encodeURIComponent(index)}`);
+export const describe = (index) => request(`v1/indexes/${encodeURIComponent(index)}`);
 export const read = (index, id, signal) => request(address(index, `documents/${encodeURIComponent(id)}`), undefined, signal);
 export const describeFields = (index, asked = {}) => request(address(index, `fields?${new URLSearchParams(asked)}`));
 export const browse = (index, asked) => request(address(index, "browse"), asked);
 export const findIds = (index, text) => request(address(index, `ids?contains=${encodeURIComponent(text)}`));
-export const listIndexes = () => request("/v1/indexes");
+export const listIndexes = () => request("v1/indexes");
 export const search = (index, body, signal) => request(address(index, "search"), body, signal);
 export const explain = (index, body, signal) => request(address(index, "explain"), body, signal);
 export const whyNot = (index, body) => request(address(index, "why-not"), body);

@@ -1,16 +1,15 @@
 // The page: its state is in its form and in the address, so a link to a search can be shared.
 
-import { RequestError, explain, hasToken, listIndexes, read, search, setToken } from "./api.js";
+import { RequestError, explain, hasToken, listIndexes, search, setToken } from "./api.js";
 import { conditions, filters, forgetCounts, restoreConditions, setConditions, showColumn } from "./filters.js";
 import { element, stageTimes } from "./render.js";
-import { isPicture, itemOf, markItem, reading, sharedFields } from "./result.js";
+import { itemOf, reading, sharedFields } from "./result.js";
 import { invite, remember as rememberQuery, showDocument } from "./start.js";
 import { at, current, searchNow, server } from "./state.js";
 import { answerWhyNot } from "./why_not.js";
 
 const DEBOUNCE_MS = 150;
 const PATIENCE_MS = 300; // then the page says that it searches
-const MARKS_MS = 250; // that results wait for their marks, which change their texts
 const SETTLED_MS = 1000; // after such a pause a search is an entry of the history, and one of the recent ones
 const MOST_RESULTS = 1000; // as the server returns at once
 const choices = ["index", "mode", "effort", "k"];
@@ -116,57 +115,26 @@ function fail(error) {
   else say(error.message, true);
 }
 
-// The explanations of what was found, in its order; null for a result that has none.
-async function explained(query, results, signal) {
-  const known = results.filter((result) => result.text !== null && !isPicture(result));
-  if (!known.length) return [];
-  const asked = { query, ids: known.map((result) => result.id), starts: known.map((result) => result.start), ...reading() };
-  const found = await explain(at("index").value, asked, signal);
-  return results.map((result) => found[known.indexOf(result)] ?? null);
-}
-
-async function addLines(results, items, signal) {
-  for (const [i, item] of items.entries()) {
-    if (!item.needsLine) continue;
-    const { text } = results[i].start ? await read(at("index").value, results[i].id, signal).catch(() => ({})) : results[i];
-    if (text) item.locate(text);
-  }
-}
-
-// Results that match less than what usually answers a question are folded.
+// Results that match less than what usually answers a question are folded; returns what is said of all of them.
 function foldWeak(found, isMore) {
   const weak = found.filter((result) => result.weak).length;
+  const strong = found.length - weak;
   at("weak").hidden = !weak;
   if (!isMore) at("results").classList.add("folded");
   at("weak").ariaExpanded = String(!at("results").classList.contains("folded"));
-  at("weak").textContent = weak === found.length ? `Show ${weak}, which match little` : `${weak} more, which match little`;
-  return weak > 0 && weak === found.length;
+  at("weak").textContent = weak === 1 ? "Show it" : `Show the ${weak}`;
+  if (!weak) return found.length === 1 ? "1 document" : `${found.length} documents`;
+  if (!strong) return "Nothing matches well; the nearest";
+  return `${strong} ${strong === 1 ? "answers" : "answer"}, ${weak} ${weak === 1 ? "matches" : "match"} weakly`;
 }
 
-// Shows results once they are marked, or after a moment without marks, which are then added.
-async function showResults(query, found, isMore, signal) {
+function showResults(query, found, isMore) {
   const present = isMore ? at("results").children.length : 0;
-  const results = found.slice(present);
-  const best = Math.max(...found.map((result) => result.score));
-  const beside = { shared: sharedFields(found), best };
-  const hasMarks = at("mode").value !== "keywords" && results.length > 0;
-  const items = results.map((result) => itemOf(query, result, beside));
-  // Documents with pooled tokens, for instance, cannot be explained: the results stay without marks.
-  const explanations = hasMarks ? explained(query, results, signal).catch((error) => (error.name === "AbortError" ? null : [])) : null;
-  const mark = (list) => list.forEach((explanation, i) => explanation && markItem(items[i], explanation));
-  const marksInTime = hasMarks && (await Promise.race([explanations, new Promise((resolve) => setTimeout(resolve, MARKS_MS))]));
-  if (signal.aborted) return;
-  if (marksInTime) mark(marksInTime);
+  const beside = { shared: sharedFields(found), best: Math.max(...found.map((result) => result.score)) };
+  const items = found.slice(present).map((result) => itemOf(query, result, beside));
   if (isMore) at("results").append(...items);
   else at("results").replaceChildren(...items);
   if (isMore) items[0]?.focus();
-  return async () => {
-    const list = await explanations;
-    if (signal.aborted || !list) return false;
-    if (!marksInTime) mark(list);
-    await addLines(results, items, signal);
-    return true;
-  };
 }
 
 function begin() {
@@ -181,6 +149,7 @@ async function runDocument(signal) {
     const [explanation] = await explain(at("index").value, { query, ids: [id], starts: [start], ...reading() }, signal);
     return explanation;
   };
+  say("Reading the document …");
   try {
     await showDocument(signal, explainOne);
     say("1 document");
@@ -214,26 +183,23 @@ async function run(isMore = false) {
   const patience = setTimeout(() => say("Searching …"), PATIENCE_MS);
   try {
     const begun = performance.now();
-    const answer = await search(at("index").value, { query, ...options(), k: wanted }, signal);
+    const include = ["text", "metadata", "excerpt"];
+    const answer = await search(at("index").value, { query, include, ...options(), k: wanted }, signal);
     const total = performance.now() - begun;
     clearTimeout(patience);
     const [found] = answer.results;
-    const addMarks = await showResults(query, found, isMore, signal);
-    if (signal.aborted) return;
+    showResults(query, found, isMore);
     at("more").hidden = found.length < wanted || wanted >= MOST_RESULTS;
-    const isNothing = foldWeak(found, isMore);
-    const count = found.length === 1 ? "1 document" : `${found.length} documents`;
     const [unread] = answer.unread;
     const cut = unread ? ` The query is too long: its last ${unread} tokens were not read.` : "";
     const isReadable = unread && current().query_length + unread <= current().longest_query;
     at("whole-label").hidden = !isReadable && !at("whole").checked;
-    const told = isNothing ? "Nothing matches well; the nearest:" : `${count} in ${total.toFixed(0)} ms`;
+    const told = `${foldWeak(found, isMore)} in ${total.toFixed(0)} ms`;
     say((found.length ? told : "No document found.") + (cut && `.${cut}`));
     if (!found.length) at("offers").replaceChildren(...offers());
     settling = setTimeout(settle, SETTLED_MS, query, found.length > 0);
-    const stages = { ...answer.milliseconds, network: Math.max(0, total - (answer.milliseconds.total ?? total)) };
-    at("times").replaceChildren(...stageTimes(stages));
-    if (await addMarks()) at("times").replaceChildren(...stageTimes({ ...stages, highlights: performance.now() - begun - total }));
+    const network = Math.max(0, total - (answer.milliseconds.total ?? total));
+    at("times").replaceChildren(...stageTimes({ ...answer.milliseconds, network }));
   } catch (error) {
     fail(error);
   } finally {
@@ -256,12 +222,14 @@ function describeIndex() {
 }
 
 async function start() {
+  say("Waiting for the server …");
   try {
     server.indexes = await listIndexes();
   } catch (error) {
     fail(error);
     return;
   }
+  say("");
   const wasLocked = !at("locked").hidden;
   at("locked").hidden = true;
   at("form").hidden = at("layout").hidden = false;

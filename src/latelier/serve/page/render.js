@@ -6,51 +6,29 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-// What a word has to add to the score for each strength of mark: similarities, so a weak result has weak marks or none.
-const LEVELS = [0.35, 0.5, 0.65, 0.8];
-const FUNCTION_WORDS = new Set(
-  `a about after all also am an and any are as at be been but by can could did do does for from had has have he her his how i
-  if in into is it its me my no not of on or our she should so than that the their them then there these they this to
-  was we were what when where which who why will with would you your`.split(/\s+/),
-);
+// What a marked word has added to the score, for each strength of mark.
+const LEVELS = [0.5, 0.65, 0.8];
 
-const levelOf = (word, contribution) =>
-  /[\p{L}\p{N}]/u.test(word) && !FUNCTION_WORDS.has(word.toLowerCase()) ? LEVELS.filter((least) => contribution >= least).length : 0;
-
-// Characters from `from` to before `to`, with the spans that added to the score marked; offsets count code points, as in
-// Python, so texts are arrays of these.
-export function marked(characters, spans, from, to) {
+// Characters from `from` to before `to`, with what the server marks; offsets count code points, as in Python, so texts
+// are arrays of these.
+export function marked(characters, marks, from, to) {
   const nodes = [];
   let end = from;
-  for (const span of [...spans].sort((a, b) => a.start - b.start)) {
+  for (const span of marks) {
     if (span.start < end || span.end > to) continue;
     nodes.push(characters.slice(end, span.start).join(""));
     const word = characters.slice(span.start, span.end).join("");
-    const level = levelOf(word, span.contribution);
-    const title = `adds ${span.contribution.toFixed(3)} to the score`;
-    nodes.push(level > 0 ? element("mark", { className: `level-${level}`, title }, word) : word);
+    const level = 1 + LEVELS.filter((least) => span.contribution >= least).length;
+    nodes.push(element("mark", { className: `level-${level}`, title: `adds ${span.contribution.toFixed(3)} to the score` }, word));
     end = span.end;
   }
   return [...nodes, characters.slice(end, to).join("")];
 }
 
-// A part of a text, extended to whole words.
-export function wholeWords(characters, { start, end }, begin) {
-  const isInside = (i) => i > begin && i < characters.length && /\S/.test(characters[i - 1]) && /\S/.test(characters[i]);
-  let first = start;
-  let last = end;
-  while (start - first < LONGEST_WORD && isInside(first)) first -= 1;
-  while (last - end < LONGEST_WORD && isInside(last)) last += 1;
-  return { start: first, end: last };
-}
-
-// Between the title of a document and the headings above a passage.
-export const HEADINGS = " > ";
 const CODE =
   /\.(bash|c|cc|cfg|conf|cpp|cs|dart|exs?|go|h|hh|hpp|hs|ini|java|jl|jsx?|json|kt|lua|mjs|mli?|php|pl|ps1|pyi?|r|rb|rs|scala|sh|sql|svelte|swift|tf|toml|tsx?|vue|ya?ml|zig|zsh)$/i;
 const DATE = /^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$/;
 const LONGEST_VALUE = 60;
-const LONGEST_WORD = 30;
 const SEPTEMBER = /\bsept\b/i; // as it is written in British English, and not read
 const dates = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone: "UTC" });
 
@@ -87,13 +65,12 @@ export function readableSize(bytes) {
   return `${(bytes / 1000 ** power).toLocaleString("en", { maximumSignificantDigits: 3 })} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
 }
 
-// How many characters of a result's text are its title, which the server puts before the passage or the text.
-export function titleLength({ text, start, end, metadata }) {
-  if (text === null) return 0;
-  if (start !== null) return Array.from(text).length - (end - start);
+// How many characters of a document that no search has found are its title, or the name of its file, which stands before
+// the text; what a search finds says itself where its text begins.
+export function titleLength({ text, metadata }) {
   const file = String(metadata?.path ?? "").split("/").pop();
   const titles = [metadata?.title, file, file.replace(/\.[^.]+$/, "")];
-  const title = titles.find((each) => typeof each === "string" && each && text.startsWith(`${each} `));
+  const title = titles.find((each) => typeof each === "string" && each && text?.startsWith(each) && /^\s/.test(text.slice(each.length)));
   return title ? Array.from(title).length + 1 : 0;
 }
 
@@ -101,16 +78,6 @@ export function titleLength({ text, start, end, metadata }) {
 export function passageAt(stored, characters, begin) {
   const place = stored.indexOf(characters.slice(begin).join(""));
   return place < 0 ? place : Array.from(stored.slice(0, place)).length;
-}
-
-// A part of a text, extended to whole lines, as indentation says what code means; blank ones at its ends are left out.
-export function wholeLines(characters, { start, end }, begin) {
-  let first = start > begin ? Math.max(begin, characters.lastIndexOf("\n", start - 1) + 1) : begin;
-  const next = characters.indexOf("\n", end - 1);
-  let last = next < 0 ? characters.length : next;
-  while (last > first && !characters[last - 1].trim()) last -= 1;
-  for (let i = first; i < last && !characters[i].trim(); i += 1) if (characters[i] === "\n") first = i + 1;
-  return { start: first, end: last };
 }
 
 // What a document is, by the name of its file: the icon that stands for it, and the word.
@@ -135,7 +102,7 @@ const SVG = "http://www.w3.org/2000/svg";
 export function icon(kind) {
   const made = document.createElementNS(SVG, "svg");
   const use = document.createElementNS(SVG, "use");
-  use.setAttribute("href", `/page/icons.svg#${kind}`);
+  use.setAttribute("href", `page/icons.svg#${kind}`);
   made.classList.add("icon");
   made.setAttribute("role", "img");
   made.setAttribute("aria-label", KIND_NAMES[kind] ?? `${kind[0].toUpperCase()}${kind.slice(1)}`);
@@ -149,7 +116,8 @@ const LEAST_SHOWN = 0.35;
 export function heatMap(explanation) {
   const { query_words, document_words, similarities } = explanation;
   const special = (word) => (word.is_special ? { className: "special", title: "a token of the model's own" } : {});
-  const similarity = (asked, word) => Math.max(...asked.positions.flatMap((i) => word.positions.map((j) => similarities[i][j])));
+  // Of vectors that are stored in few bits, or rounded, a similarity may come out above 1.
+  const similarity = (asked, word) => Math.min(1, Math.max(...asked.positions.flatMap((i) => word.positions.map((j) => similarities[i][j]))));
   const rows = query_words.map((asked) => document_words.map((word) => similarity(asked, word)));
   // Columns where nothing matches are folded; the best of each word of the query always stays.
   const kept = new Set(rows.map((values) => values.indexOf(Math.max(...values))));
@@ -201,12 +169,10 @@ const TINT = [217, 72, 15];
 const STRONGEST = 153; // of 255
 
 // A page and, over it, how similar its patches are to the word that is chosen; words have one scale.
-export function pageMap({ page, words, query_words }, sheet) {
+export function pageMap({ page, words }, sheet) {
   const table = element("ul", { className: "terms" });
   const term = (text, value) => table.append(element("li", {}, text, element("small", {}, value.toFixed(3))));
-  const special = words.filter((_, i) => query_words[i].is_special);
-  for (const each of words) if (!special.includes(each)) term(`${each.word} → ${each.matched} `, each.contribution);
-  if (special.length) term("(special tokens) ", special.reduce((sum, each) => sum + each.contribution, 0));
+  for (const each of words) term(each.matched ? `${each.word} → ${each.matched} ` : `${each.word} `, each.contribution);
   const shown = element("div", { className: "sheet" }, sheet);
   if (!page.maps.length) {
     const why = element("p", {}, `Which part of the page matched cannot be shown: ${page.reason}.`);

@@ -3,7 +3,6 @@
 import { explain, fileAddress, fileObject, hasToken, picture, read } from "./api.js";
 import { canFilterBy, filterBy, openFolder } from "./filters.js";
 import {
-  HEADINGS,
   drawn,
   element,
   heatMap,
@@ -17,14 +16,11 @@ import {
   passageAt,
   readable,
   titleLength,
-  wholeLines,
-  wholeWords,
 } from "./render.js";
 import { at, current } from "./state.js";
-import { excerpt, formOf, keepsLines, wholeText } from "./text.js";
+import { excerpt, formOf, wholeText } from "./text.js";
 
-const LEAST_SNIPPET = 200; // characters, where the title has matched
-const LONGEST_SNIPPET = 600; // before it is known what matches
+const LONGEST_SHORT = 600; // characters, of a document that no search has found
 const THUMBNAIL = 240;
 const SHEET = 1200; // pixels, of a page with a map
 const MOST_CHIPS = 12;
@@ -71,13 +67,13 @@ export function sharedFields(results) {
   return new Set(Object.keys(first).filter((field) => others.every((metadata) => text(metadata[field]) === text(first[field]))));
 }
 
-// The picture of a document, small, which is asked for when it comes into view.
-function thumbnail(id, label) {
+// The picture of a document, or of the page of its file, small, which is asked for when it comes into view.
+function thumbnail(id, label, page) {
   const place = element("div", { className: "thumbnail" });
   const load = async ([entry], observer) => {
     if (!entry.isIntersecting) return;
     observer.disconnect();
-    const shown = await picture(at("index").value, id, THUMBNAIL).then((bitmap) => drawn(bitmap, label), (error) => error.message);
+    const shown = await picture(at("index").value, id, THUMBNAIL, page).then((bitmap) => drawn(bitmap, label), (error) => error.message);
     place.replaceChildren(shown);
   };
   new IntersectionObserver(load).observe(place);
@@ -118,10 +114,10 @@ function matchBar(text, close) {
 }
 
 // The file of a document; a link sends no token, so with one the file is fetched and then shown.
-function opener(id, page) {
+function opener(id, page, label) {
   const place = page ? `#page=${page}` : "";
-  if (!hasToken()) return link(fileAddress(at("index").value, id) + place, "Open");
-  return button("Open", async (made) => {
+  if (!hasToken()) return link(fileAddress(at("index").value, id) + place, label);
+  return button(label, async (made) => {
     try {
       link((await fileObject(at("index").value, id)) + place).click();
     } catch (error) {
@@ -183,52 +179,54 @@ function breadcrumb(path) {
 
 const sender = (value) => String(value).replace(/\s*<[^>]*>\s*$/, "").replaceAll('"', "") || String(value);
 
-// What it is and where: of a mail sender and date, of a file its folders, and in it headings, page or line.
-function whereOf(id, name, metadata, headings) {
+// What it is and where: of a mail sender and date, of a file its folders, and in it page, time, headings or line.
+function whereOf(id, name, metadata, place) {
   const path = typeof metadata.path === "string" ? metadata.path : "";
   const isMail = kindOf(path, metadata) === "mail" && Boolean(metadata.from);
   const file = path ? breadcrumb(path) : element("span", {}, name === id ? "" : id);
   const parts = isMail ? [element("span", {}, sender(metadata.from)), element("span", {}, readable(metadata.date ?? ""))] : [];
-  const position = element("span", { className: "position" }, metadata.page ? `page ${metadata.page}` : "");
-  return { isMail, position, line: element("p", { className: "where" }, ...parts, file, headings, position) };
+  const position = element("span", { className: "position" }, place);
+  return { isMail, line: element("p", { className: "where" }, ...parts, file, position) };
 }
 
-// `query`: what marks and maps are for, empty where nothing was searched for; `best`: the highest score beside it.
+// `query`: what maps are for, empty where nothing was searched for; `best`: the highest score beside it.
 export function resultItem(query, result, { shared = new Set(), best = result.score } = {}) {
   const id = String(result.id);
   const metadata = result.metadata ?? {};
   const whole = Array.from(result.text ?? "(stored without its text)");
-  const begin = titleLength(result);
-  // What stands before a passage: its title and headings in one line, and below it tags, or the header of its table.
-  const [ahead] = whole.slice(0, begin).join("").trim().split("\n");
-  const aheadEnd = Math.min(Array.from(ahead).length, begin);
-  const [name, ...headings] = (ahead || String(metadata.title ?? fileName(result) ?? id)).split(HEADINGS);
-  const nameEnd = begin && Array.from(name).length;
+  const found = result.excerpt;
+  const begin = found?.begin ?? titleLength(result);
+  const [lead] = found ? [""] : whole.slice(0, begin).join("").trim().split("\n");
+  const name = String(found?.title || lead || metadata.title || (fileName(result) ?? id));
+  const place = found?.place || (metadata.page ? `page ${metadata.page}` : "");
+  const marks = found?.marks ?? [];
   const file = String(metadata.path ?? (isCode(id) ? id : ""));
   const form = formOf(file);
-  const isProgram = form === "code";
-  const text = element("div", { className: isProgram ? "text code short" : "text short" });
-  let spans = [];
-  let snippet = { start: begin, end: whole.length };
+  const text = element("div", { className: form === "code" ? "text code short" : "text short" });
   const isPage = isPicture(result);
-  const place = element("div");
+  const shownBelow = element("div");
   const { linkPrefix } = document.documentElement.dataset;
   const stored = linkPrefix && metadata.path && linkPrefix + String(metadata.path).split("/").map(encodeURIComponent).join("/");
   const address = ["url", "link", "source"].map((field) => metadata[field]).find(isAddress) ?? stored;
-  const title = address ? link(address, name) : element("span", {}, name);
-  const path = element("span", {}, headings.join(HEADINGS));
-  const { isMail, position, line: where } = whereOf(id, name, metadata, path);
+  const { serves_files: servesFiles, serves_pages: servesPages } = current();
+  const hasFile = servesFiles && typeof metadata.path === "string";
+  const hasSheet = servesPages && metadata.page && !isPage && /\.pdf$/i.test(file);
+  // The title opens the document: its page, its file, or else all of its text here.
+  const nameNodes = begin && whole.slice(0, begin).join("").startsWith(name) ? marked(whole, marks, 0, Array.from(name).length) : [name];
+  const title = element("span", {}, ...nameNodes);
+  const opened = address ? link(address, title) : hasFile ? opener(id, metadata.page, title) : element("a", { href: addressOf(result) }, title);
+  const { isMail, line: where } = whereOf(id, name, metadata, place);
   const isTold = (field, value) =>
-    ["page", "path", "title"].includes(field) ||
+    ["page", "time", "path", "title"].includes(field) ||
     shared.has(field) ||
     (isPage && SIZES.includes(field)) ||
     (isMail && ["from", "date"].includes(field)) ||
     [id, name].includes(value);
   const short = () => {
-    const end = Math.min(snippet.end, snippet.start + LONGEST_SNIPPET);
-    text.replaceChildren(...excerpt(whole, spans, form, begin, { start: snippet.start, end, title: name }));
+    const part = found ?? { start: begin, end: Math.min(whole.length, begin + LONGEST_SHORT) };
+    text.replaceChildren(...excerpt(whole, marks, form, begin, { start: part.start, end: part.end, title: name }));
   };
-  const long = () => text.replaceChildren(...wholeText(whole, spans, form, begin));
+  const long = () => text.replaceChildren(...wholeText(whole, marks, form, begin));
   // Shows something below the text, or hides it.
   const toggle = (label, make) =>
     button(
@@ -237,12 +235,12 @@ export function resultItem(query, result, { shared = new Set(), best = result.sc
         const open = made.ariaExpanded === "true";
         for (const each of tools.querySelectorAll("[aria-expanded]")) if (each !== more) each.ariaExpanded = "false";
         made.ariaExpanded = String(!open);
-        place.replaceChildren();
+        shownBelow.replaceChildren(...(open ? [] : [element("p", {}, "Loading …")]));
         if (open) return;
         try {
-          place.replaceChildren(await make());
+          shownBelow.replaceChildren(await make());
         } catch (error) {
-          place.replaceChildren(element("p", { className: "error" }, error.message));
+          shownBelow.replaceChildren(element("p", { className: "error" }, error.message));
         }
       },
       { ariaExpanded: "false" },
@@ -269,9 +267,9 @@ export function resultItem(query, result, { shared = new Set(), best = result.sc
     const shift = document?.text ? passageAt(document.text, whole, begin) : -1;
     if (text.classList.contains("short")) return;
     if (shift >= 0) {
-      const moved = spans
-        .filter((span) => span.start >= begin)
-        .map((span) => ({ ...span, start: span.start + shift - begin, end: span.end + shift - begin }));
+      const moved = marks
+        .filter((mark) => mark.start >= begin)
+        .map((mark) => ({ ...mark, start: mark.start + shift - begin, end: mark.end + shift - begin }));
       text.replaceChildren(...wholeText(Array.from(document.text), moved, form));
     }
     matches.begin();
@@ -281,54 +279,27 @@ export function resultItem(query, result, { shared = new Set(), best = result.sc
     item.focus();
   });
   const passage = () => {
-    const cited = [name, ...headings, file && file !== name ? file : "", position.textContent].filter(Boolean).join(", ");
+    const cited = [name, file && file !== name ? file : "", place].filter(Boolean).join(", ");
     return `${whole.slice(begin).join("").trim()}\n(${cited})`;
   };
-  const { serves_files: servesFiles, serves_pages: servesPages } = current();
   const tools = element("div", { className: "tools" });
-  if (servesFiles && typeof metadata.path === "string") tools.append(opener(id, metadata.page));
+  if (hasFile) tools.append(opener(id, metadata.page, "Open"));
   tools.append(copier("Copy link", () => addressOf(result)));
   if (result.text) tools.append(copier("Copy passage", passage));
-  if (servesPages && metadata.page && !isPage && /\.pdf$/i.test(file)) tools.append(sheet);
+  if (hasSheet) tools.append(sheet);
   if (query) tools.append(map);
   if (!isPage || result.text) tools.append(more);
   const bar = result.score === undefined ? [] : [strength(result, best)];
-  const head = element("div", { className: "head" }, icon(kindOf(file || String(fileName(result) ?? ""), metadata)), element("h2", {}, title), ...bar);
+  const head = element("div", { className: "head" }, icon(kindOf(file || String(fileName(result) ?? ""), metadata)), element("h2", {}, opened), ...bar);
   const values = element("ul", { className: "metadata", ariaLabel: "Metadata" }, ...chips(metadata, isTold));
-  const item = element("li", { tabIndex: -1 }, head, where, matches, text, element("div", { className: "foot" }, values, tools), place);
+  const item = element("li", { tabIndex: -1 }, head, where, matches, text, element("div", { className: "foot" }, values, tools), shownBelow);
   short();
-  if (isPage) {
-    item.prepend(thumbnail(result.id, `Picture of ${name}`));
+  if (isPage || hasSheet) {
+    item.prepend(isPage ? thumbnail(result.id, `Picture of ${name}`) : thumbnail(result.id, `Page ${metadata.page}`, metadata.page));
     item.classList.add("picture");
   }
   if (result.weak) item.classList.add("weak");
   item.open = () => more.click();
-  item.mark = (explanation) => {
-    if (explanation.text !== result.text) return;
-    spans = explanation.spans;
-    const { start, end } = explanation.snippet;
-    snippet = { start: Math.max(start, begin), end: Math.max(end, Math.min(begin + LEAST_SNIPPET, whole.length)) };
-    snippet = isProgram ? wholeLines(whole, snippet, begin) : wholeWords(whole, snippet, begin);
-    if (begin) {
-      title.replaceChildren(...marked(whole, spans, 0, nameEnd));
-      path.replaceChildren(...marked(whole, spans, Math.min(nameEnd + HEADINGS.length, aheadEnd), aheadEnd));
-    }
-    if (!text.classList.contains("short")) return long();
-    // What is below stays where it is.
-    if (text.isConnected) text.style.height = `${text.offsetHeight}px`;
-    short();
-  };
-  // The line of what matched best, where neither a page nor a heading says where it is.
-  item.needsLine = result.text !== null && !headings.length && !metadata.page && keepsLines(file);
-  item.locate = (stored) => {
-    if (!result.start && snippet.start === begin && snippet.end === whole.length) return;
-    const shift = result.start ? passageAt(stored, whole, begin) : begin;
-    const inside = spans.filter(({ start, end }) => start >= snippet.start && end <= snippet.end);
-    const best = inside.reduce((a, b) => (b.contribution > a.contribution ? b : a), inside[0] ?? snippet);
-    const before = Array.from(stored).slice(0, shift + best.start - begin);
-    const line = before.filter((character) => character === "\n").length + 1;
-    if (shift >= 0 && line > 1) position.textContent = `line ${line.toLocaleString("en")}`;
-  };
   return item;
 }
 
@@ -339,14 +310,6 @@ export function itemOf(query, result, beside) {
   } catch (error) {
     const why = element("p", { className: "error" }, `This document cannot be shown: ${error.message}`);
     const head = element("div", { className: "head" }, element("h2", {}, String(result.id)));
-    return Object.assign(element("li", { tabIndex: -1 }, head, why), { mark() {}, open() {}, needsLine: false });
-  }
-}
-
-export function markItem(item, explanation) {
-  try {
-    item.mark(explanation);
-  } catch (error) {
-    console.error(error); // the result stays without marks
+    return Object.assign(element("li", { tabIndex: -1 }, head, why), { open() {} });
   }
 }

@@ -115,11 +115,19 @@ export async function invite() {
   const { name, error } = current();
   at("start").hidden = Boolean(error);
   if (error) return;
+  if (!at("start").children.length) at("start").replaceChildren(element("p", {}, `Reading what ${name} holds …`));
   const chosen = conditions();
   const isStill = () => at("index").value === name && !at("query").value.trim() && !at("document").value && conditions() === chosen;
   const answers = [listed(name), chosen.length ? null : describe(name)];
-  const [present, about] = await Promise.all(answers).catch(() => []);
-  if (!present || !isStill()) return;
+  let present;
+  let about;
+  try {
+    [present, about] = await Promise.all(answers);
+  } catch (problem) {
+    if (isStill()) at("start").replaceChildren(element("p", { className: "error" }, problem.message));
+    return;
+  }
+  if (!isStill()) return;
   at("start").replaceChildren(...(about ? invitation(about, present) : listing(present)));
 }
 
@@ -134,9 +142,9 @@ export async function showDocument(signal, explained) {
   const whole = { id: stored.id, text: stored.text, metadata: stored.metadata, start: null, end: null };
   if (page) whole.metadata = { ...whole.metadata, page };
   const explanation = query ? await explained(stored.id, hasPart ? start : null).catch(() => null) : null;
-  const result = explanation && hasPart ? { ...whole, text: explanation.text, start, end } : whole;
+  const part = hasPart ? { start, end } : {};
+  const result = explanation?.excerpt ? { ...whole, text: explanation.text, excerpt: explanation.excerpt, ...part } : whole;
   const item = itemOf(query, result);
   at("results").replaceChildren(item);
-  if (explanation) item.mark(explanation);
   item.open();
 }

@@ -1,11 +1,10 @@
-// What a stored text looks like without the marks of its format. Offsets are code points of the stored text, so the spans
-// that matched stay where they are.
+// What a stored text looks like without the marks of its format. Offsets are code points of the stored text, so the marks
+// of words stay where they are.
 
 import { element, isCode, marked } from "./render.js";
 
 const PLAIN = /\.(txt|text|log|org|adoc|asciidoc|tex|textile)$/i;
 const TABLE = /\.(csv|tsv)$/i;
-const STORED_AS_IT_IS = /\.(md|markdown|mdx|qmd|rmd|rst)$/i;
 
 // Files that are parsed are stored as Markdown; a text that comes from no file is shown as it is.
 export function formOf(path) {
@@ -14,9 +13,6 @@ export function formOf(path) {
   if (TABLE.test(path)) return "table";
   return PLAIN.test(path) || !/\.\w+$/.test(path) ? "plain" : "markdown";
 }
-
-// Whether a line of the stored text is the same line of the file.
-export const keepsLines = (path) => Boolean(path) && (formOf(path) !== "markdown" || STORED_AS_IT_IS.test(path));
 
 const HEADING = /^(\s{0,3}#{1,6}\s+)(.*?)\s*#*\s*$/;
 const ITEM = /^(\s*(?:[-*+]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?)/;
@@ -131,21 +127,66 @@ export function blocksOf(characters, form, from = 0, to = characters.length) {
 
 const isText = (part) => !part.gap;
 
-function nodesOf(characters, spans, parts) {
+function nodesOf(characters, marks, parts) {
   return parts.flatMap((part, i) => {
     if (part.gap) return i ? [part.gap] : [];
-    return marked(characters, spans, part.start, part.end);
+    return marked(characters, marks, part.start, part.end);
   });
 }
 
-// The part of a text around what matched, in one run of words.
-// The heading that is the title of the document already is left out.
-export function excerpt(characters, spans, form, begin, { start, end, title }) {
+const row = (name, characters, marks, cells) =>
+  element("tr", {}, ...cells.map((cell) => element(name, {}, ...nodesOf(characters, marks, cell))));
+
+// A table of rows, of which the first is its head if it has one.
+function tableOf(characters, marks, rows, head) {
+  const body = element("tbody", {}, ...rows.map(({ cells }) => row("td", characters, marks, cells)));
+  const parts = head ? [element("thead", {}, row("th", characters, marks, head.cells)), body] : [body];
+  return element("div", { className: "table" }, element("table", {}, ...parts));
+}
+
+// The head of the table that goes on at `at`: its first row, or the header that stands before a passage.
+function headBefore(characters, form, begin, at) {
+  const above = blocksOf(characters, form, begin, at);
+  const last = above.findLastIndex(({ kind }) => kind !== "row");
+  if (above.length > last + 1) return above[last + 1];
+  const lead = characters.lastIndexOf("\n", begin - 2) + 1;
+  return lead > 0 && lead < begin ? blocksOf(characters, form, lead, begin).find(({ kind }) => kind === "row") : undefined;
+}
+
+const MOST_ROWS = 4;
+
+// Of many rows those that matched, as the others say little.
+function fewRows(rows, marks) {
+  if (rows.length <= MOST_ROWS) return rows;
+  const has = ({ parts }) => parts.some((part) => marks.some((mark) => mark.start >= part.start && mark.end <= part.end));
+  const matched = rows.filter(has);
+  return (matched.length ? matched : rows).slice(0, MOST_ROWS);
+}
+
+// The part of a text that matched: its words in one run, and its rows as a table, whole.
+// A heading that is the title of the document already is left out.
+export function excerpt(characters, marks, form, begin, { start, end, title }) {
   const nodes = [start > begin ? "… " : ""];
   let before = "";
+  let rows = [];
   const first = Math.max(begin, characters.lastIndexOf("\n", Math.max(0, start - 1)) + 1);
   const next = characters.indexOf("\n", end);
-  for (const { kind, parts } of blocksOf(characters, form, first, next < 0 ? characters.length : next)) {
+  const addRows = () => {
+    if (!rows.length) return;
+    const head = before ? undefined : headBefore(characters, form, begin, first);
+    const [top, ...others] = rows;
+    const body = head || !others.length ? rows : others;
+    nodes.push(tableOf(characters, marks, fewRows(body, marks), head ?? (others.length ? top : undefined)));
+    before = "row";
+    rows = [];
+  };
+  for (const block of blocksOf(characters, form, first, next < 0 ? characters.length : next)) {
+    const { kind, parts } = block;
+    if (kind === "row") {
+      rows.push(block);
+      continue;
+    }
+    addRows();
     const shown = parts
       .filter((part) => part.gap || (part.end > start && part.start < end))
       .map((part) => (part.gap ? part : { start: Math.max(part.start, start), end: Math.min(part.end, end) }));
@@ -154,36 +195,34 @@ export function excerpt(characters, spans, form, begin, { start, end, title }) {
     if (kind === "heading" && shown.map((part) => characters.slice(part.start, part.end).join("")).join("") === title) continue;
     if (before) nodes.push(isRun ? " " : " · ");
     before = kind;
-    if (kind === "lines" || kind === "code") shown.forEach((part, i) => nodes.push(i ? "\n" : "", ...marked(characters, spans, part.start, part.end)));
-    else nodes.push(...nodesOf(characters, spans, shown));
+    if (kind === "lines" || kind === "code") shown.forEach((part, i) => nodes.push(i ? "\n" : "", ...marked(characters, marks, part.start, part.end)));
+    else nodes.push(...nodesOf(characters, marks, shown));
   }
+  addRows();
   return [...nodes, end < characters.length ? "\u00a0…" : ""];
 }
 
-const row = (name, characters, spans, cells) =>
-  element("tr", {}, ...cells.map((cell) => element(name, {}, ...nodesOf(characters, spans, cell))));
-
 // A whole text as elements: headings, lists, tables, code and paragraphs.
-export function wholeText(characters, spans, form, begin = 0) {
+export function wholeText(characters, marks, form, begin = 0) {
   const made = [];
   let open = { kind: "" }; // the list or table that goes on
   for (const { kind, parts, level, cells } of blocksOf(characters, form, begin)) {
     const starts = open.kind !== kind;
     if (kind === "item") {
       if (starts) made.push((open = { kind, node: element("ul") }).node);
-      open.node.append(element("li", {}, ...nodesOf(characters, spans, parts)));
+      open.node.append(element("li", {}, ...nodesOf(characters, marks, parts)));
     } else if (kind === "row") {
       if (starts) {
         open = { kind, node: element("tbody") };
-        const head = element("thead", {}, row("th", characters, spans, cells));
+        const head = element("thead", {}, row("th", characters, marks, cells));
         made.push(element("div", { className: "table" }, element("table", {}, head, open.node)));
-      } else open.node.append(row("td", characters, spans, cells));
+      } else open.node.append(row("td", characters, marks, cells));
     } else if (kind === "heading") {
-      made.push(element(`h${Math.min(6, level + 2)}`, {}, ...nodesOf(characters, spans, parts)));
+      made.push(element(`h${Math.min(6, level + 2)}`, {}, ...nodesOf(characters, marks, parts)));
     } else if (kind === "code" || kind === "lines") {
-      const lines = parts.flatMap((part, i) => [i ? "\n" : "", ...marked(characters, spans, part.start, part.end)]);
+      const lines = parts.flatMap((part, i) => [i ? "\n" : "", ...marked(characters, marks, part.start, part.end)]);
       made.push(element(kind === "code" || form === "code" ? "pre" : "p", {}, ...lines));
-    } else if (kind === "paragraph") made.push(element("p", {}, ...nodesOf(characters, spans, parts)));
+    } else if (kind === "paragraph") made.push(element("p", {}, ...nodesOf(characters, marks, parts)));
     if (kind !== "item" && kind !== "row") open = { kind: "" };
   }
   return made;
