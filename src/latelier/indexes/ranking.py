@@ -172,8 +172,11 @@ def with_words(by_vectors: Ranking, by_words: Ranking, most: int) -> Ranking:
 
     `by_vectors`: in any order; all of those by words are among them.
     """
-    best = by_vectors.sorted(most)
-    return best.joined(by_vectors.among(np.setdiff1d(by_words.numbers, best.numbers)))
+    order = np.lexsort((by_vectors.numbers, -by_vectors.scores))
+    wanted = {*by_words.numbers.tolist()}
+    others = by_vectors.numbers[order[most:]].tolist()  # few: a set takes less time than numpy's search
+    chosen = np.append(order[:most], order[[most + i for i, number in enumerate(others) if number in wanted]])
+    return Ranking(*(column[chosen] for column in by_vectors))
 
 
 def combine_sides(options: SearchOptions, by_vectors: Ranking, by_words: Ranking, k: int) -> Ranking:

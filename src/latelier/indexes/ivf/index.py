@@ -432,10 +432,12 @@ class IVF(StoredIndex):
                 query = RotatedQuery(rests[own], leads[own])
                 stages = search_query(scope, query, k, parameters, table.find(joined[i]), least)
                 rows = table.numbers[stages.reranked]
-                owners = rows if table.owners is None else table.owners[stages.reranked]
-                order = np.lexsort((rows, -stages.rough))
-                found = Ranking(owners[order], stages.rough[order].astype("float64"), rows[order])
-                rankings[i] = found if table.owners is None else found.best_rows(len(rows))
+                scores = stages.rough.astype("float64")
+                rankings[i] = Ranking(rows, scores, rows)
+                if table.owners is not None:
+                    order = np.lexsort((rows, -scores))
+                    best = Ranking(table.owners[stages.reranked][order], scores[order], rows[order])
+                    rankings[i] = best.best_rows(len(rows))
 
         self._for_queries(search, len(queries))
         return rankings

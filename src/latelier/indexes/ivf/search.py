@@ -184,7 +184,8 @@ def search_query(
     else:
         score_promising(scored, candidates, parameters.slack, least)
     if len(joined):
-        scored.add(joined[~np.isin(joined, scored.documents)])
+        known = {*scored.documents.tolist()}
+        scored.add(np.array([each for each in joined.tolist() if each not in known], dtype="int64"))
     best, scores = scored.best()
     rough = np.where(np.isnan(scored.scores[:, 1]), *scored.scores.T)
     return Stages(used, candidates, scored.documents, best, scores, table.numbers[best], rough)
