@@ -17,9 +17,7 @@ def told(monkeypatch, capsys):
     monkeypatch.setattr(misc, "INTERVAL", 0.0)  # in seconds
 
     def lines():
-        pattern = re.compile(
-            r"Indexing: ([\d,]+)(?: of ([\d,]+))? documents(?:, about [^,]+ left after them,)? so far\."
-        )
+        pattern = re.compile(r"Indexing: ([\d,]+)(?: of ([\d,]+))? documents so far(?:, about [^,]+ left)?\.")
         found = [pattern.fullmatch(line) for line in capsys.readouterr().err.splitlines()]
         return [tuple(int((each or "0").replace(",", "")) for each in one.groups()) for one in found if one]
 

@@ -21,6 +21,7 @@ from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.reading import folders
 from latelier.reading.process import ReadingTimeoutError
 from latelier.retrieve import Retriever, SkipReason, read_documents
+from latelier.retrieve.synchronisation import skipped_files
 
 
 @pytest.fixture(scope="module")
@@ -689,3 +690,24 @@ def test_no_document_is_missing_unless_it_is_known_to_be_gone(encoder, steps):
                 assert {id: text.split()[-1] for id, text in own.items()} == {
                     id: text.split()[-1] for id, text in held.items()
                 }
+
+
+def test_what_was_skipped_of_a_file_is_stored_with_it_and_survives_an_interruption(notes, tiny, monkeypatch):
+    (notes / "a.jsonl").write_text('{"id": 1, "text": "Pears"}\n{"id": 2}\n')
+    read = folders.DocumentFolder.read
+
+    def interrupted(self, path):
+        if path.name == "pears.md":
+            raise KeyboardInterrupt
+        return read(self, path)
+
+    retriever = Retriever(tiny, device="cpu")
+    monkeypatch.setattr(folders.DocumentFolder, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        retriever.synchronise(notes, chunk_size=1, passages=False)
+    monkeypatch.undo()
+    assert len(retriever) == 2
+    (only,) = skipped_files(retriever.index)[str(notes)]
+    assert (only.path, only.reason) == ("a.jsonl", SkipReason.RECORDS)
+    assert counts(retriever.synchronise(notes)) == {"new": 2, "unchanged": 2}  # a.jsonl is not read again
+    assert skipped_files(retriever.index)[str(notes)] == [only]

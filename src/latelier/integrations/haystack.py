@@ -145,7 +145,18 @@ class HaystackRetriever:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> HaystackRetriever:
-        """Return the component that `to_dict` describes; nothing is opened before `warm_up`."""
+        """Return the component that `to_dict` describes; nothing is opened before `warm_up`.
+
+        Parameters
+        ----------
+        data
+            What `to_dict` has returned.
+
+        Returns
+        -------
+        HaystackRetriever
+            A component with the same arguments.
+        """
         made: HaystackRetriever = default_from_dict(cls, data)
         return made
 
@@ -198,7 +209,18 @@ class HaystackRetriever:
         top_k: int | None = None,
         search_options: dict[str, Any] | None = None,
     ) -> dict[str, list[Document]]:
-        """Do as `run` does, in a thread; the event loop goes on meanwhile."""
+        """Do as `run` does, in a thread; the event loop goes on meanwhile.
+
+        Parameters
+        ----------
+        query, filters, top_k, search_options
+            As in `run`.
+
+        Returns
+        -------
+        dict
+            As of `run`.
+        """
         found: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, filters, top_k, search_options)
         return found
 
@@ -278,7 +300,18 @@ class HaystackRanker:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> HaystackRanker:
-        """Return the component that `to_dict` describes; no model is loaded before `warm_up`."""
+        """Return the component that `to_dict` describes; no model is loaded before `warm_up`.
+
+        Parameters
+        ----------
+        data
+            What `to_dict` has returned.
+
+        Returns
+        -------
+        HaystackRanker
+            A component with the same arguments.
+        """
         made: HaystackRanker = default_from_dict(cls, data)
         return made
 
@@ -308,7 +341,18 @@ class HaystackRanker:
     async def run_async(
         self, query: str, documents: list[Document], top_k: int | None = None
     ) -> dict[str, list[Document]]:
-        """Do as `run` does, in a thread; the event loop goes on meanwhile."""
+        """Do as `run` does, in a thread; the event loop goes on meanwhile.
+
+        Parameters
+        ----------
+        query, documents, top_k
+            As in `run`.
+
+        Returns
+        -------
+        dict
+            As of `run`.
+        """
         ranked: dict[str, list[Document]] = await asyncio.to_thread(self.run, query, documents, top_k)
         return ranked
 

@@ -385,10 +385,21 @@ class Attention(nn.Module):
         )
 
     def get_attention_scores(self, query: Tensor, key: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return ``softmax(Q K^T * scale + mask)``, ``(n, lq, lk)`` in the dtype of `query`; a row of masked keys is 0.
+        """Return ``softmax(Q K^T * scale + mask)``; a row of masked keys is 0.
 
-        `query`: ``(n, lq, dim_head)``, `n` usually being ``batch * heads``; `key`: ``(n, lk, dim_head)``;
-        `attention_mask`: boolean or additive, broadcast to ``(n, lq, lk)``.
+        Parameters
+        ----------
+        query
+            ``(n, lq, dim_head)``, `n` usually being ``batch * heads``.
+        key
+            ``(n, lk, dim_head)``.
+        attention_mask
+            Boolean or additive, broadcast to ``(n, lq, lk)``; None: no key is masked.
+
+        Returns
+        -------
+        torch.Tensor
+            ``(n, lq, lk)`` in the dtype of `query`.
         """
         dtype = query.dtype
         if self.upcast_attention:

@@ -340,6 +340,11 @@ class ValueSupport:
         """Return the distributions ``(..., size)``, float32 at least, that stand for values ``(...)``.
 
         Values whose ``h(x)`` is outside ``-n .. n`` are clamped.
+
+        Parameters
+        ----------
+        values
+            Of any shape.
         """
         values = _to_float(values)
         scaled = values.sign() * ((values.abs() + 1).sqrt() - 1) + self.epsilon * values
@@ -351,7 +356,13 @@ class ValueSupport:
         return probabilities.scatter(-1, torch.cat([index, index + 1], -1), torch.cat([1 - upper, upper], -1))
 
     def decode(self, logits: Tensor) -> Tensor:
-        """Return the values ``(...)`` of logits ``(..., size)``: the inverse of ``h`` at the mean of their softmax."""
+        """Return the values ``(...)`` of logits ``(..., size)``: the inverse of ``h`` at the mean of their softmax.
+
+        Parameters
+        ----------
+        logits
+            ``(..., size)``.
+        """
         probabilities = _to_float(logits).softmax(dim=-1)
         n = self.size // 2
         weights = torch.arange(1, n + 1, device=logits.device, dtype=probabilities.dtype)

@@ -141,7 +141,18 @@ class TrainingOptions:
         return 1
 
     def for_rows(self, rows: int) -> TrainingOptions:
-        """Return these options with the number of epochs for so many rows, if it is not given."""
+        """Return these options with the number of epochs for so many rows, if it is not given.
+
+        Parameters
+        ----------
+        rows
+            Number of rows to train on.
+
+        Examples
+        --------
+        >>> TrainingOptions(epochs=2).for_rows(10).epochs
+        2
+        """
         if self.epochs is not None:
             return self
         per_pass = math.ceil(rows / self.batch_size)

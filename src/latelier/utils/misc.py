@@ -54,15 +54,17 @@ class Lines:
         self._count += count
         if time.monotonic() - self._told >= INTERVAL:
             self._told = time.monotonic()
-            sys.stderr.write(f"{self._desc}: {self._count:,}{self._remaining()} so far.\n")
+            of = "" if self.total is None else f" of {self.total:,}"
+            sys.stderr.write(f"{self._desc}: {self._count:,}{of}{self._unit} so far{self._remaining()}.\n")
 
     def _remaining(self) -> str:
-        """Return how many there are in all, and how long the others take at the same pace."""
+        """Return how long the others take at the same pace, if that is a second or more."""
         if self.total is None:
-            return self._unit
+            return ""
         seconds = (self._told - self._begin) * max(0, self.total - self._count) / max(1, self._count)
-        left = f", about {_duration(seconds)} left after them," if seconds >= 1 else ""
-        return f" of {self.total:,}{self._unit}{left}"
+        if seconds < 1:
+            return ""
+        return f", about {_duration(seconds)} left"
 
 
 def _duration(seconds: float) -> str:
