@@ -76,7 +76,17 @@ def test_the_built_pages_have_their_titles_and_each_class_has_a_page(tmp_path):
     generated = shutil.ignore_patterns("notebooks", "latelier.*.rst", "__pycache__")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=generated)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    command = [sys.executable, "-m", "sphinx", "--quiet", "-D", "nb_execution_mode=off", "docs", "site"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--fail-on-warning",
+        "-D",
+        "nb_execution_mode=off",
+        "docs",
+        "site",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True)
     titles = {name.removeprefix("docs/"): text for name, text in PAGES.items() if name.startswith("docs/")}
     expected = {
