@@ -54,7 +54,7 @@ def test_indexes_of_folders_are_listed_and_deleted(run, notes, tiny, tmp_path):
     assert sorted((each["folder"], each["documents"]) for each in listed) == [(str(notes), 2), (str(other), 2)]
     assert all(f"{each['folder']}: 2 documents, " in run("info").stdout for each in listed)
     facts = json.loads(run("info", notes, "--json").stdout)
-    assert (facts["index"] in [each["index"] for each in listed], facts["documents"]) == (True, 2)
+    assert (facts["index"] in [each["place"] for each in listed], facts["documents"]) == (True, 2)
     assert "tool.exe: a binary file has no text" in run("info", notes, "--skipped").stdout
     (cache_folder() / "indexes" / "mine").mkdir()
     assert run("remove", "--cache", "pears.md").exit_code == 1

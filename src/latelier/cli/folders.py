@@ -31,7 +31,7 @@ from latelier.cli.index import (
     writing_retriever,
 )
 from latelier.cli.locations import QdrantLocation, discarded_if_unused, open_index, parse_location
-from latelier.cli.options import JsonOption, OptionalIndexArgument, document_id
+from latelier.cli.options import JsonOption, OptionalIndexArgument, QueryBackend, document_id
 from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import CorruptedIndexError, IndexFormatError, InvalidArgumentError, LatelierError
 from latelier.indexes.store.integrity import is_segment_name
@@ -47,10 +47,10 @@ _NO_NAME = re.compile(r"[^\w.-]+")
 
 
 class CachedIndex(NamedTuple):
-    """The index of a folder in the cache: the folder, where the index is, and how large it is."""
+    """The index of a folder in the cache: the folder, where it is, and how large it is."""
 
     folder: str
-    index: str
+    place: str
     documents: int
     bytes: int
 
@@ -118,7 +118,7 @@ def open_current(
     *,
     model: str | None,
     device: str | None,
-    backend: str,
+    backend: QueryBackend,
     trust_remote_code: bool,
     max_memory: str | None,
     load_model: bool,
@@ -236,15 +236,15 @@ def _remove_cached(folder: str | None, *, as_json: bool) -> None:
     found = cached_indexes()
     if folder is not None:
         place = str(place_of(Path(folder)))
-        found = [each for each in found if each.index == place]
+        found = [each for each in found if each.place == place]
         if not found:
             raise InvalidArgumentError(f"the cache {_cache()} has no index of the folder {short(folder)}.")
     for each in found:
-        shutil.rmtree(each.index)
+        shutil.rmtree(each.place)
     if as_json:
         print_json({"removed": [each._asdict() for each in found]})
         return
     for each in found:
-        typer.echo(f"{printable(each.folder or each.index)}: {format_bytes(each.bytes)} deleted.")
+        typer.echo(f"{printable(each.folder or each.place)}: {format_bytes(each.bytes)} deleted.")
     if not found:
         typer.echo(f"There is no index in {printable(str(_cache()))}.", err=True)

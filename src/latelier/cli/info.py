@@ -81,7 +81,7 @@ def _print_cached(*, as_json: bool) -> None:
         return
     for each in found:
         held = f"{each.documents:,} documents, {format_bytes(each.bytes)}"
-        typer.echo(f"{bold(printable(each.folder or 'of no folder'))}: {held} in {printable(each.index)}")
+        typer.echo(f"{bold(printable(each.folder or 'of no folder'))}: {held} in {printable(each.place)}")
     if not found:
         typer.echo("No folder was searched that has no index of its own; name an index.", err=True)
 
