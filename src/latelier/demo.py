@@ -186,7 +186,7 @@ def _definition(name: str, kind: str, value: Any) -> Iterator[Definition]:
 QUESTIONS = (
     "parse command line arguments",
     "compute a sha256 digest",
-    "wait for several threads",
+    "make a temporary folder",
     "read a csv file with a header",
     "match text against a pattern",
 )

@@ -7,8 +7,14 @@ import pytest
 
 from latelier.demo import QUESTIONS, Session, build, demo_folder
 
-BEST = ["argparse.ArgumentParser", "hashlib.sha256", "threading.Barrier.wait", "csv.reader", "re.Pattern.fullmatch"]
-SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "tempfile.TemporaryDirectory", "calendar.isleap"}
+BEST = [
+    "argparse.ArgumentParser",
+    "hashlib.sha256",
+    "tempfile.TemporaryDirectory",
+    "csv.reader",
+    "re.Pattern.fullmatch",
+]
+SOME = {*BEST, "math.sqrt", "str.split", "json.dumps", "os.listdir", "threading.Barrier.wait", "calendar.isleap"}
 
 
 @pytest.fixture(scope="module")

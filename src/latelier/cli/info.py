@@ -253,7 +253,7 @@ def demo(
 
     \b
     Example:
-      latelier demo "wait for several threads"
+      latelier demo "make a temporary folder"
     """  # noqa: D301 (\b keeps the lines of a block apart)
     from latelier.demo import QUESTIONS, Session
 
