@@ -8,9 +8,6 @@ late interaction, and their mean, one vector per text, for comparison. Milliseco
 one at a time on one thread, without the time of encoding the query. Bytes are those of the index's
 folder per document, without the texts. BM25 is the index's own, and bm25s's on the same words.
 
-With --choose, changes of the query's vectors, weights of vectors and keywords in the fusion, and the reverse score are
-compared among the best documents of each query, and chosen with each collection left out.
-
 Vectors, runs and times are kept in --cache, so that a second call measures only what is new; --again measures all.
 """
 
@@ -258,150 +255,6 @@ def draw(rows: dict[str, dict[str, dict[str, float]]], target: Path) -> None:
     plt.close(figure)
 
 
-# How the change of the query is chosen: shares of its direction and of the documents' mean vector, shares of the
-# reverse score (the mean over document tokens of their best query token), and weights of vectors in the fusion.
-CONTEXTS = (0.0, 0.15, 0.25, 0.4)
-CENTRES = (0.0, 0.75, 1.0, 1.25)
-REVERSES = (0.0, 0.2)
-WEIGHTS = (1.0, 0.9, 0.85, 0.75, 0.5)
-DEPTH = 100  # documents of each side of the fusion
-FIRST = 200  # documents of a first search that are scored in every way
-REVERSE_GAIN = 0.003  # at least, since the reverse score takes a pass of its own
-
-
-class Choice(NamedTuple):
-    """One way to rank: ``unit(q + context * unit(sum of q)) - centre * mean`` for each q, and the weights of scores."""
-
-    context: float
-    centre: float
-    reverse: float
-    weight: float
-
-
-def choices(data: Encoded, folder: Path) -> dict[Choice, list[float]]:
-    """Return nDCG@10 of each query for each choice, among the best documents of vectors and of keywords."""
-    mean = data.documents.vectors.mean(axis=0, dtype="float64").astype("float32")
-    ids = list(data.texts)
-    places = {id_: place for place, id_ in enumerate(ids)}
-    values: dict[Choice, list[float]] = {}
-    with index_folder(data, folder, IVF, texts=True) as index:
-        for (name, text), query in zip(data.collection.queries.items(), data.queries.to("float32"), strict=True):
-            direction = query.sum(axis=0)
-            direction /= np.linalg.norm(direction)
-            changed = query + 0.25 * direction
-            changed = changed / np.linalg.norm(changed, axis=1, keepdims=True) - mean
-            found = index.search([query, changed], FIRST, effort="exact")
-            [words] = index.search(texts=text, k=DEPTH, mode="keywords")
-            near = sorted({places[hit.id] for hits in (*found, words) for hit in hits})
-            by_keywords = {places[hit.id]: hit.score for hit in words}
-            keywords = np.array([by_keywords.get(place, -1.0) for place in near])
-            judged = data.collection.qrels[name]
-            gains = np.array([judged.get(ids[place], 0) for place in near])
-            ideal = dcg(np.sort(list(judged.values()))[::-1])
-            products = np.concatenate([query, direction[None], mean[None]]) @ query_side(data, near)
-            for choice, scores in choice_scores(query, direction, products, data.documents.lengths[near], keywords):
-                best = np.argsort(-scores, kind="stable")
-                values.setdefault(choice, []).append(dcg(gains[best]) / ideal)
-    return values
-
-
-def query_side(data: Encoded, near: list[int]) -> np.ndarray:
-    """Return the token vectors of some documents as columns, ``(dim, tokens)`` float32."""
-    vectors: np.ndarray = data.documents[near].vectors.astype("float32").T
-    return vectors
-
-
-def dcg(gains: np.ndarray) -> float:
-    """Return DCG@10 of the gains in the order of a ranking, without those below 0."""
-    best = np.maximum(gains[:10], 0)
-    return float((best / np.log2(np.arange(2, 2 + len(best)))).sum())
-
-
-def choice_scores(
-    query: np.ndarray, direction: np.ndarray, products: np.ndarray, lengths: np.ndarray, keywords: np.ndarray
-) -> Iterator[tuple[Choice, np.ndarray]]:
-    """Yield each choice and the scores of some documents, from the products of q, its direction and m with tokens."""
-    starts = np.cumsum(lengths) - lengths
-    for context in CONTEXTS:
-        norms = np.linalg.norm(query + context * direction, axis=1, keepdims=True)
-        uncentred = (products[:-2] + context * products[-2]) / norms
-        for centre in CENTRES:
-            similarities = uncentred - centre * products[-1]
-            forward = np.maximum.reduceat(similarities, starts, axis=1).sum(axis=0)
-            backward = np.add.reduceat(similarities.max(axis=0), starts) / lengths * len(query)
-            for reverse in REVERSES:
-                scores = forward + reverse * backward
-                for weight in WEIGHTS:
-                    yield Choice(context, centre, reverse, weight), fused(scores, keywords, weight)
-
-
-def fused(scores: np.ndarray, keywords: np.ndarray, weight: float) -> np.ndarray:
-    """Return the relative-score fusion of vectors and keywords; documents that neither side has last."""
-    if weight == 1:
-        return scores
-    has_words = keywords >= 0
-    side = has_words.copy()
-    side[np.argsort(-scores, kind="stable")[:DEPTH]] = True
-    total = np.where(side, weight * scaled(scores, side), -1.0)
-    return total + np.where(has_words, (1 - weight) * scaled(keywords, has_words), 0.0)
-
-
-def scaled(scores: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Return scores in the range of 0 to 1 of those documents that a side has."""
-    if not own.any():
-        return np.zeros(len(scores))
-    low = scores[own].min()
-    high = scores[own].max()
-    if high == low:
-        return np.ones(len(scores))
-    return (scores - low) / (high - low)
-
-
-def print_choices(values: dict[str, dict[Choice, list[float]]]) -> None:
-    """Print what some choices gain over vectors, and what each collection gains by the best choice of the others."""
-    means = {name: {choice: float(np.mean(each)) for choice, each in own.items()} for name, own in values.items()}
-
-    def best(names: list[str], **fixed: float) -> Choice:
-        fitting = [c for c in means[names[0]] if all(getattr(c, key) == value for key, value in fixed.items())]
-        return max(fitting, key=lambda choice: sum(means[name][choice] for name in names))
-
-    plain = Choice(0.0, 0.0, 0.0, 1.0)
-    rows = {
-        "vectors": plain,
-        "hybrid .5": plain._replace(weight=0.5),
-        "hybrid .85": plain._replace(weight=0.85),
-        "vectors, q - m": plain._replace(centre=1.0),
-        "vectors, q + .25 t": plain._replace(context=0.25),
-        "vectors, q + .25 t - m": Choice(0.25, 1.0, 0.0, 1.0),
-        "hybrid .85, q + .25 t - m": Choice(0.25, 1.0, 0.0, 0.85),
-        "the same, reverse .2": Choice(0.25, 1.0, 0.2, 0.85),
-    }
-    names = list(values)
-    for label, fixed in (("vectors", {"weight": 1.0, "reverse": 0.0}), ("hybrid", {"reverse": 0.0}), ("reverse", {})):
-        rows[f"best of all, {label}: {tuple(best(names, **fixed))}"] = best(names, **fixed)
-    print(f"\n| nDCG@10 less that of vectors | {' | '.join(names)} | mean |\n|" + " --- |" * (len(names) + 2))
-    for label, choice in rows.items():
-        gains = [means[name][choice] - means[name][plain] for name in names]
-        print(f"| {label} | {' | '.join(f'{gain:+.4f}' for gain in gains)} | {np.mean(gains):+.4f} |")
-    for label, fixed in (("vectors", {"weight": 1.0, "reverse": 0.0}), ("hybrid", {"reverse": 0.0}), ("reverse", {})):
-        chosen = {name: best([other for other in names if other != name] or names, **fixed) for name in names}
-        gains = [means[name][choice] - means[name][plain] for name, choice in chosen.items()]
-        print(f"| each left out, {label} | {' | '.join(f'{g:+.4f}' for g in gains)} | {np.mean(gains):+.4f} |")
-        print("  chosen: " + "; ".join(f"{name} {tuple(choice)}" for name, choice in chosen.items()))
-    for name, own in values.items():
-        for label in ("vectors, q + .25 t - m", "hybrid .85", "hybrid .85, q + .25 t - m"):
-            first = dict(zip(map(str, range(len(own[plain]))), own[plain], strict=True))
-            second = dict(zip(first, own[rows[label]], strict=True))
-            p = paired_p(np.array(list(second.values())) - np.array(list(first.values())))
-            print(f"{name}: {label}: p = {p:.4f}")
-
-
-def paired_p(differences: np.ndarray, trials: int = 20_000) -> float:
-    """Return p of a paired randomisation test, two-sided."""
-    signs = np.random.default_rng(0).choice(np.array([-1, 1], dtype="int8"), size=(trials, len(differences)))
-    return float((1 + (abs(signs @ differences) >= abs(differences.sum()) - 1e-12).sum()) / (1 + trials))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
@@ -410,7 +263,6 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=300, help="queries of a sample (default: 300)")
     parser.add_argument("--cache", type=Path, default=cache_folder() / "quality")
     parser.add_argument("--again", action="store_true", help="measure the systems again; vectors are kept")
-    parser.add_argument("--choose", action="store_true", help="compare changes of the query and weights instead")
     parser.add_argument("--figure", type=Path, help="draw the table into this file (.svg)")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args()
@@ -419,7 +271,6 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     rows, comparisons = {}, {}
-    chosen: dict[str, dict[Choice, list[float]]] = {}
     for folder in options.folders:
         data = load_encoded(folder, options.split, options.documents, options.queries, options.cache)
         sampled = f"a sample of {data.total:,}" if len(data.texts) < data.total else "all"
@@ -428,16 +279,9 @@ def main() -> None:
             f"{len(data.queries):,} queries of {data.queries.lengths.mean():.0f}",
             flush=True,
         )
-        if options.choose:
-            with tempfile.TemporaryDirectory(prefix="latelier-quality-") as place:
-                chosen[data.name] = choices(data, Path(place) / "index")
-            continue
         results = measure_collection(data, options.cache, options.again)
         rows[data.name] = summary(results, data)
         comparisons[data.name] = significance(results, data)
-    if options.choose:
-        print_choices(chosen)
-        return
     print_table(rows)
     for name, compared in comparisons.items():
         for comparison in compared:

@@ -10,7 +10,7 @@ share of relevant documents among the ten best that reach the threshold, and "re
 documents among the ten best that do; without a threshold, recall is 1.
 
 With --weak: the share of 60 questions of each collection of which all ten results are weak (`Retriever.learn_weak`), in
-its own documents, where it should be 0, and in those of the others, where it should be 1.
+its own documents, where it should be 0, and in those of the others, where it should be 1; by vectors and by keywords.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -69,25 +70,27 @@ def measure(folder: Path, documents: int, queries: int) -> list[dict[str, float 
     return rows
 
 
-def share_of_weak(retriever: Retriever, questions: list[str]) -> float:
+def share_of_weak(retriever: Retriever, questions: list[str], mode: Literal["vectors", "keywords"]) -> float:
     """Return the share of questions of which all results are weak."""
     spread = np.linspace(0, len(questions) - 1, min(ASKED, len(questions))).astype(int)
-    found = retriever.search([questions[i] for i in spread], k=K)
+    found = retriever.search([questions[i] for i in spread], k=K, mode=mode)
     return float(np.mean([all(result.weak for result in results) for results in found]))
 
 
 def measure_weak(folders: list[Path]) -> list[dict[str, float | str]]:
-    """Return for each collection its threshold, and the shares of weak questions of all collections."""
+    """Return for each collection and mode its bar, and the shares of weak questions of all collections."""
     collections = {folder.name: load_beir(folder, split="test") for folder in folders}
     questions = {name: [own.queries[query] for query in own.qrels] for name, own in collections.items()}
     rows: list[dict[str, float | str]] = []
     for name, collection in collections.items():
         retriever = Retriever("all-MiniLM-L6-v2", device="cpu")
         retriever.add({"id": id, **document} for id, document in collection.documents.items())
-        row: dict[str, float | str] = {"collection": name, "threshold": retriever.learn_weak().min_mean_score}
-        row |= {other: share_of_weak(retriever, asked) for other, asked in questions.items()}
-        rows.append(row)
-        print(row, flush=True)
+        bars = retriever.learn_weak()
+        for mode, bar in (("vectors", bars.vectors), ("keywords", bars.words)):
+            row: dict[str, float | str] = {"collection": name, "mode": mode, "bar": str(bar)}
+            row |= {other: share_of_weak(retriever, asked, mode) for other, asked in questions.items()}
+            rows.append(row)
+            print(row, flush=True)
     return rows
 
 

@@ -30,6 +30,7 @@ LAYERS = [
 ]
 LAYERS_OF_INDEXES = [
     ["fields", "options", "results", "words"],
+    ["spelling"],
     ["filters", "ranking", "single_vectors"],
     ["filter_sql"],
     ["store"],

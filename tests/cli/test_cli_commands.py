@@ -25,6 +25,19 @@ def test_search_prints_what_matched(run, folder):
     assert result.stderr == ""
 
 
+def test_a_word_that_no_document_has_is_asked_about(run, folder):
+    result = run("search", folder, "banannas healthy", "--mode", "keywords")
+    assert result.stdout.split()[2] == "fruit"
+    assert result.stderr == "no document has the word banannas; did you mean bananas?\n"
+    found = json.loads(run("search", folder, "banannas", "--mode", "keywords", "--json").stdout)
+    assert found == {"query": "banannas", "did_you_mean": {"banannas": "bananas"}, "results": []}
+    with Retriever.open(folder, device="cpu") as retriever:
+        results = retriever.search("banannas", mode="keywords")
+        assert (results, results.did_you_mean) == ([], {"banannas": "bananas"})
+        assert str(results).endswith("no document has the word banannas; did you mean bananas?")
+        assert retriever.search("banannas", mode="vectors").did_you_mean == {}
+
+
 def test_the_words_that_matched_are_bold_on_a_terminal_and_explained(run, folder, monkeypatch):
     monkeypatch.setattr("latelier.cli.output.is_terminal", lambda stream: True)
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -90,6 +90,7 @@ def test_hybrid_is_the_fusion_of_both(filled, keep):
     relative = {id: 0.7 * scaled[0][id] + 0.3 * scaled[1].get(id, 0.0) for id in vectors}
     hits = filled.search([query], 5, mode="hybrid", texts=[text], weights=(0.7, 0.3), filter=filter)[0]
     assert hits == ranked(relative, filled, 5)
+    assert [hit.vector_score for hit in hits] == pytest.approx([vectors[hit.id] for hit in hits], abs=1e-4)
     ranks = {id: 0.0 for id in vectors}
     order = {id: place for place, id in enumerate(filled.ids())}
     for side, weight in ((vectors, 0.85), (words, 0.15)):
@@ -113,3 +114,25 @@ def test_queries_of_several_texts_and_of_none(filled):
     found = filled.search(None, 3, mode="keywords", texts=["wing", "!?", "absent", "cone"])
     assert [len(hits) for hits in found] == [3, 0, 0, 3]
     assert filled.search([], mode="hybrid", texts=[]) == []
+
+
+def test_no_score_by_keywords_exceeds_the_highest(filled):
+    queries = ["wing", "shock cone drag", "wing lift absent", "absent"]
+    highest = filled.highest_scores(queries)
+    if isinstance(filled, indexes.Qdrant):  # the words' weights are the server's
+        assert highest is None
+        return
+    for query, most in zip(queries, highest, strict=True):
+        assert all(score <= most for score in bm25(filled, query).values())
+    assert highest[3] > highest[0]  # a word that no document has counts as a rare one
+    assert highest[2] > highest[0]
+
+
+def test_words_that_no_document_has_are_told_from_those_that_one_has(filled):
+    filled.add("spelled", matrices([1])[0], "Garlic Databases, and the \ufb01refly")
+    near = filled.near_words("the galric of a databse: wing, fierfly, xylophone")
+    if isinstance(filled, indexes.Qdrant):
+        assert near == {}
+    else:
+        assert near == {"galric": "garlic", "databse": "databases", "fierfly": "\ufb01refly"}
+        assert filled.near_words("wing garlic wnig") == {}

@@ -161,27 +161,6 @@ def test_an_emptied_index_takes_any_dim(filled):
     assert (filled.dim, filled.ids()) == (9, ["wide"])
 
 
-def test_the_mean_vector_is_that_of_the_tokens(index):
-    assert index.mean_vector is None
-    first, second, third = matrices([3, 1, 4]), matrices([5, 2], seed=1), matrices([2] * 3, seed=2)
-
-    def check(given, atol=1e-5):
-        assert index.mean_vector.dtype == "float32"
-        np.testing.assert_allclose(index.mean_vector, np.concatenate(given).mean(axis=0), atol=atol)
-
-    index.add(["a", "b", "c"], first)
-    check(first)
-    index.add(["d", "e"], iter(second))
-    check([*first, *second])
-    index.update(["a", "b", "c", "d", "e"], [*third, *second])
-    check([*third, *second])
-    index.compact()
-    check([*third, *second])
-    index.remove(["a", "b"])
-    index.update("f", np.full((20_000, 4), 2.0, dtype="float16"))
-    check([np.full((1, 4), 2.0)], atol=0.01)
-
-
 def test_embeddings_come_back_in_the_order_asked_for(filled):
     given = dict(zip(IDS, matrices(LENGTHS), strict=True))
     found = filled.get_embeddings([2**62, "1", "a", "1"])

@@ -18,8 +18,8 @@ from latelier.scores.maxsim import Alignment
 def test_the_parts_sum_to_the_score_of_the_search(shared_retriever, query):
     for result in shared_retriever.search(query, mode="vectors"):  # by queries that are changed
         assert shared_retriever.explain(query, result.id).score == pytest.approx(result.score, abs=1e-4)
-    for result in shared_retriever.search(query, mode="vectors", plain_query=True):
-        explanation = shared_retriever.explain(query, result.id, plain_query=True)
+    for result in shared_retriever.search(query, mode="vectors"):
+        explanation = shared_retriever.explain(query, result.id)
         assert explanation.score == pytest.approx(result.score, abs=1e-4)
         assert sum(match.contribution for match in explanation.words()) == pytest.approx(result.score, abs=1e-4)
         assert [match.token for match in explanation.tokens] == shared_retriever.model.tokens(query, is_query=True)

@@ -19,7 +19,7 @@ QUERIES = ["unhealthy fruit", "capital city", "sum of numbers"]
 
 
 def test_results_are_those_of_the_model_and_carry_what_was_stored(retriever, model):
-    results = retriever.search(QUERIES, k=3, mode="vectors", plain_query=True)
+    results = retriever.search(QUERIES, k=3, mode="vectors")
     assert [found[0].id for found in results] == ["fruit", "berlin", "sum"]
     assert results[1][0].text == "Berlin It is the capital of Germany."
     assert results[1][0].metadata == {"year": 2023, "lang": "de"}
@@ -360,7 +360,7 @@ def test_a_query_is_read_whole_on_demand(minilm, model):
     for retriever in (short, usual):
         retriever.add(["Bananas are healthy.", "The moon is far away.", "Seven kings."])
     query = "a question that says only at its very end that it is about the moon"
-    by_vectors = {"mode": "vectors", "plain_query": True}
+    by_vectors = {"mode": "vectors"}
     assert short.search(query, **by_vectors)[0].score < usual.search(query, **by_vectors)[0].score - 1
     queries = [query, "kings"]
     for whole, every in zip(

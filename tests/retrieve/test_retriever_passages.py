@@ -46,7 +46,7 @@ def naive_groups(retriever, query, k):
 @pytest.mark.parametrize("k", [2, 10])
 def test_results_are_those_of_grouping_all_passages(filled, k):
     for query in ("figs on the roof", "the moon", "Short."):
-        found = filled.search(query, k=k, plain_query=True)
+        found = filled.search(query, k=k)
         expected = naive_groups(filled, query, k)
         assert [result.id for result in found] == [id for id, _ in expected]
         assert [result.score for result in found] == pytest.approx([score for _, score in expected], abs=1e-4)
@@ -54,7 +54,7 @@ def test_results_are_those_of_grouping_all_passages(filled, k):
             assert TEXTS[result.id][result.start : result.end] == result.text
             assert type(result.id) in (int, str)
         known = [(id, score) for id, score in expected if id != 1]  # the ids of a run are str, and "1" is another
-        run = filled.run({"q": query}, k=k, filter="id IS NOT 1", plain_query=True)["q"]
+        run = filled.run({"q": query}, k=k, filter="id IS NOT 1")["q"]
         assert list(run.items())[: len(known)] == [(id, pytest.approx(score, abs=1e-4)) for id, score in known]
 
 
@@ -63,10 +63,8 @@ def test_results_are_those_of_grouping_all_passages(filled, k):
 def test_every_mode_gives_the_best_passage_of_each_document(filled, mode, k):
     query = "figs on the roof"
     vectors = {}
-    options = {}
     if mode == "rerank":
         vectors["queries"] = filled.model.encode_query([query])
-        options["plain_query"] = True
     # Each passage as a document of its own.
     passages = indexes.Flat()
     for id in filled.documents:
@@ -76,7 +74,7 @@ def test_every_mode_gives_the_best_passage_of_each_document(filled, mode, k):
     best = {}
     for hit in hits:
         best.setdefault(hit.id.rpartition(", ")[0][1:], hit.score)
-    found = filled.search(query, k=k, mode=mode, **options)
+    found = filled.search(query, k=k, mode=mode)
     assert [(repr(result.id), pytest.approx(result.score, rel=1e-5)) for result in found] == list(best.items())[:k]
 
 
@@ -85,7 +83,7 @@ def test_many_passages_of_one_document_do_not_hide_the_others(small):
     retriever.add([("long", "the same words again and again. " * 200), ("far", "quite another text")], passages=16)
     assert len(retriever.documents["long"].passages) > 60
     queries = ["again and again", "again"]
-    found = retriever.search(queries, k=2, plain_query=True)  # of the first, not in its 70 best passages
+    found = retriever.search(queries, k=2)  # of the first, not in its 70 best passages
     assert [[result.id for result in results] for results in found] == [["long", "far"], ["far", "long"]]
 
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from latelier import indexes
 from latelier.errors import InvalidArgumentError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
+from latelier.retrieve.weak import WeakBar, WeakBars
 
 TEXTS = ["Bananas are healthy fruit.", "The moon is far away.", "Fruit grows on trees.", "Ships cross the sea."]
 
@@ -57,12 +59,12 @@ def test_a_model_of_means_has_them_everywhere():
     query = "healthy fruit"
     wanted = model.similarity([model.encode_query(query)], list(model.encode_document(TEXTS)))[0]
     order = torch.argsort(wanted, descending=True).tolist()
-    results = retriever.search(query, mode="vectors", min_mean_score=-1, plain_query=True)
+    results = retriever.search(query, mode="vectors", min_mean_score=-1)
     assert [result.id for result in results] == ["abcd"[i] for i in order]
     np.testing.assert_allclose([result.score for result in results], wanted[order], atol=1e-6)
     assert [hit.id for hit in retriever.rerank(query, TEXTS)] == order
     np.testing.assert_allclose([hit.score for hit in retriever.rerank(query, TEXTS)], wanted[order], atol=1e-6)
-    assert retriever.explain(query, "b", plain_query=True).score == pytest.approx(float(wanted[1]), abs=1e-6)
+    assert retriever.explain(query, "b").score == pytest.approx(float(wanted[1]), abs=1e-6)
     assert results[0].mean_score == pytest.approx(naive_mean(model, query, results[0].text), abs=1e-5)
 
 
@@ -102,18 +104,58 @@ def ships(minilm):
     return retriever
 
 
-@pytest.mark.parametrize("mode", ["vectors", "hybrid", "rerank"])
+@pytest.mark.parametrize("mode", ["vectors", "hybrid", "rerank", "keywords"])
 def test_results_are_weak_where_nothing_matches(ships, mode):
     assert ships.search("rice from a ship", mode=mode)[0].weak is None
-    least = ships.learn_weak().min_mean_score
-    for query, expected in (("rice from a ship", False), ("a ship of love and jealousy, the symphony of rice", True)):
-        for result in ships.search(query, mode=mode):
-            assert result.weak == (result.mean_score < least)
-            assert result.mean_score == pytest.approx(naive_mean(ships.model, query, result.text), abs=1e-5)
-        assert result.weak is expected
-    assert "nothing matches well" in str(ships.search("a symphony of love", mode="vectors"))
-    assert ships.search("rice", mode="keywords")[0].weak is None
+    bars = ships.learn_weak()
+    assert bars == WeakBars.stored_in(ships.index)
+    assert bars.documents == 20
+    for query, expected in (("rice from ship", False), ("a symphony of love and jealousy with rice", True)):
+        terms = len(set(query.split()))
+        results = ships.search(query, mode=mode)
+        for result in results:
+            if mode == "keywords":
+                [most] = ships.index.highest_scores([query])
+                least, value = bars.words.at(terms), result.score / most
+            else:
+                vectors = ships.model.encode_query(query)
+                document = ships.model.encode_document(result.text)
+                least, value = bars.vectors.at(terms), float((vectors @ document.T).max(dim=1).values.mean())
+            assert result.weak == (value < least)
+        assert all(result.weak is expected for result in results)
+        assert str(results).startswith("nothing matches well") == expected
     del ships.index.settings["weak_results"]
+
+
+def test_bars_fall_with_the_length_of_a_question_and_are_read_back_or_left_out(ships):
+    bars = ships.learn_weak()
+    assert bars.vectors.at(20) < bars.vectors.at(3)
+    assert bars.words.at(20) <= bars.words.at(3)
+    bar = WeakBar.through([4, 16, 64], [0.8, 0.4, 0.2])
+    assert [bar.at(terms) for terms in (4, 16, 64, 256)] == pytest.approx([0.8, 0.4, 0.2, 0.1])
+    assert bar.at(1) == bar.at(3) > bar.at(4)
+    assert WeakBar.through([5], [0.25]).at(50) == pytest.approx(0.25)
+    assert WeakBar.through([2, 8], [0.4, 0.8]).at(50) == pytest.approx(0.32**0.5)  # never rises
+    for stranger in ([["x", 1.0], 3], [[1.0], 3], [[0.5, -0.1], "many"], [0.5, 3]):
+        ships.index.settings["weak_results"] = dict(zip(("vectors", "documents"), stranger, strict=True))
+        assert WeakBars.stored_in(ships.index) is None
+        assert ships.search("rice")[0].weak is None
+    del ships.index.settings["weak_results"]
+
+
+class WithoutVectors(indexes.Flat):
+    """An index of which nobody may read vectors."""
+
+    def get_embeddings(self, ids, ranges=None):
+        raise AssertionError(ids)
+
+
+def test_weak_results_take_no_further_look_at_the_vectors(ships):
+    retriever = Retriever(ships.model, WithoutVectors())
+    retriever.add(ships.documents[id].text for id in ships.documents)
+    retriever.learn_weak()
+    found = [retriever.search("rice from ship", mode=mode)[0] for mode in ("vectors", "hybrid")]
+    assert [result.weak for result in found] == [False, False]
 
 
 def test_what_is_weak_is_not_estimated_from_a_few_words(retriever):

@@ -42,7 +42,7 @@ _GROUPS = {
     "Sources that change": ("remove", "moved_from"),
     "Hybrid and rerank": ("fusion", "weights", "depth"),
     "Inverted lists": ("nprobe", "candidates", "rerank"),
-    "Queries, filters and scores": ("filter_timeout", "min_score", "whole_query", "plain_query"),
+    "Queries, filters and scores": ("filter_timeout", "min_score", "whole_query"),
     "Without an index": ("max_length_query", "max_length_document"),
     "What counts": ("ignore_identical_ids", "exclude", "split"),
     "Learning": (

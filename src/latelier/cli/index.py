@@ -246,10 +246,10 @@ def index(
                 f"nothing to index in {name}: it holds no document. Give one that does, or see --format."
             )
         export_encoder(retriever)
-        _report(retriever, target, report, documents, as_json=json_output)
         if report.new or report.changed:
             tell_languages(retriever)
             learn_weak(retriever)
+        _report(retriever, target, report, documents, as_json=json_output)
         for _ in changes:
             keep_current(retriever, read, remove=remove, **options)
 
@@ -393,19 +393,17 @@ _GROWTH = 2
 
 def learn_weak(retriever: Retriever) -> None:
     """Estimate which results are weak, for a new index and for one that has grown; it may be too small."""
-    from latelier.retrieve.thresholds import weak_documents
+    from latelier.retrieve.weak import WeakBars
 
-    before = weak_documents(retriever.index)
-    if len(retriever) < _GROWTH * before:
+    before = WeakBars.stored_in(retriever.index)
+    if before is not None and len(retriever) < _GROWTH * before.documents:
         return
+    why = ""
+    if before is not None:
+        why = f" again, as the index has grown from {before.documents:,} documents"
+    typer.echo(f"Learning which results are weak{why} ...", err=True)
     with suppress(InvalidArgumentError):
-        learned = retriever.learn_weak()
-        why = ""
-        if before:
-            why = f", again as it has grown from {before:,} documents"
-        typer.echo(
-            f"Estimated which results are weak{why}: those of mean_score < {learned.min_mean_score:.3f}.", err=True
-        )
+        retriever.learn_weak()
 
 
 # Bytes from which on an index says what is smaller.

@@ -66,6 +66,8 @@ def search(
       printf 'Bananas are healthy.\\nThe moon is far away.\\n' | latelier index - ./fruit
       latelier search ./fruit unhealthy fruit --explain
     """  # noqa: D301 (\b keeps the lines of a block apart)
+    from latelier.retrieve.results import asked_if_meant
+
     text = " ".join(words)
     needs_model = search.get("mode") != "keywords"
     if not needs_model:
@@ -89,11 +91,14 @@ def search(
     with opened as retriever:
         results = retriever.search(text, k, **search)
         if json_output:
-            print_json({"query": text, "results": results_json(results, explain=explain)})
+            meant = {"did_you_mean": results.did_you_mean} if results.did_you_mean else {}
+            print_json({"query": text, **meant, "results": results_json(results, explain=explain)})
         elif results:
             typer.echo("\n".join(result_lines(results, explain=explain)))
     if not results and not json_output:
         typer.echo("no document found.", err=True)
+    for word, near in results.did_you_mean.items():
+        typer.echo(asked_if_meant(word, near), err=True)
     if results.unread:
         typer.echo(f"the last {results.unread:,} tokens of the query were not read; see --whole-query.", err=True)
 

@@ -20,7 +20,6 @@ from latelier.evaluation.collection import Collection
 from latelier.evaluation.measures import DEFAULT_MEASURES, Evaluation, evaluate_named
 from latelier.indexes import Flat, Index
 from latelier.retrieve.query_model import QueryModel
-from latelier.retrieve.query_transform import QueryTransform, change_queries
 from latelier.retrieve.retriever import SearchRun, search_settings
 from latelier.utils.checks import check_count
 
@@ -193,12 +192,9 @@ class RetrievalEvaluator(BaseEvaluator):
         queries = {query: text for query, text in self.collection.queries.items() if self.collection.qrels.get(query)}
         with temporary_index(self.index) as index:
             fill_index(index, self.collection.texts().items(), partial(model.encode_document, **options))
-            if getattr(model, "is_untrained", False):
-                QueryTransform().store_in(index)
 
             def encode(texts: list[str]) -> TokenEmbeddings:
-                vectors = TokenEmbeddings.from_list(model.encode_query(texts, **options))
-                return change_queries(vectors.to("numpy"), index)
+                return TokenEmbeddings.from_list(model.encode_query(texts, **options)).to("numpy")
 
             begin = time.perf_counter()
             run = search_index(index, queries, encode, self.k, self.search_options)

@@ -40,7 +40,6 @@ from latelier.indexes.results import (
     IndexStatistics,
     MemoryReport,
     StageLoss,
-    TokenMean,
     VerifyReport,
     WhyNotReport,
 )
@@ -325,11 +324,10 @@ class Index(NotCopied, ABC):
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
         chosen = self.checked_options(options)
-        for name in ("whole_query", "plain_query"):
-            if getattr(chosen, name):
-                raise InvalidArgumentError(
-                    f"received {name}=True for vectors; it is for texts, which a Retriever encodes."
-                )
+        if chosen.whole_query:
+            raise InvalidArgumentError(
+                "received whole_query=True for vectors; it is for texts, which a Retriever encodes."
+            )
         return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen)
 
     def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
@@ -363,6 +361,26 @@ class Index(NotCopied, ABC):
     @abstractmethod
     def _find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """Return the best documents, whatever their scores; see `find`."""
+
+    def highest_scores(self, texts: Sequence[str]) -> list[float] | None:
+        """Return for each text a score by keywords that no document exceeds; None where that is not known."""
+        return None
+
+    def near_words(self, text: str) -> dict[str, str]:
+        """Return for each word of a text that no document has what it is nearly spelled as, if there is such a word.
+
+        Short words and numbers are left out, as are all words where the index does not know its own, as in Qdrant.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from latelier import indexes
+        >>> index = indexes.Flat()
+        >>> index.add("a", np.eye(2), "Peel the garlic.")
+        >>> index.near_words("galric bread")
+        {'galric': 'garlic'}
+        """
+        return {}
 
     def mean_scores(self, queries: TokenEmbeddings, hits: Sequence[Sequence[Hit]]) -> list[list[float]]:
         """Return MaxSim by number of query vectors for the hits of each query, by their stored vectors."""
@@ -440,31 +458,6 @@ class Index(NotCopied, ABC):
     @abstractmethod
     def dim(self) -> int | None:
         """Dimension of the token vectors; ``None`` while the index is empty."""
-
-    @property
-    @abstractmethod
-    def token_mean(self) -> TokenMean | None:
-        """The mean of the stored token vectors and their number, see `mean_vector`; ``None`` if nothing is stored."""
-
-    @property
-    def mean_vector(self) -> np.ndarray | None:
-        """Mean of the stored token vectors, ``(dim,)`` float32, without reading them; ``None`` if nothing is stored.
-
-        It is kept with each write, and no longer exact once documents were replaced or removed: those that are left are
-        taken to have the mean of all that there were.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from latelier import indexes
-        >>> index = indexes.Flat()
-        >>> index.add(["a", "b"], [np.eye(2), np.ones((2, 2))])
-        >>> index.mean_vector
-        array([0.75, 0.75], dtype=float32)
-        """
-        if self.token_mean is None:
-            return None
-        return self.token_mean.vector.astype("float32")
 
     @property
     def nbits(self) -> int | None:

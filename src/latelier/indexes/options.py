@@ -70,7 +70,6 @@ class SearchKeywords(TypedDict, total=False):
     min_score: float | None
     min_mean_score: float | None
     whole_query: bool
-    plain_query: bool
 
 
 @dataclass(frozen=True)
@@ -175,10 +174,6 @@ class SearchOptions:
     )
     whole_query: bool = field(
         default=False, metadata=_option("Read a query beyond the model's query length.", modes=_OF_VECTORS)
-    )
-    plain_query: bool = field(
-        default=False,
-        metadata=_option("Search with the query's vectors as the model makes them.", modes=_OF_VECTORS),
     )
 
     def __post_init__(self) -> None:

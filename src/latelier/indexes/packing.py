@@ -17,7 +17,6 @@ import numpy as np
 from latelier.arrays import dtype_name, is_array, is_tensor
 from latelier.embeddings import TokenEmbeddings, warn_of_zero_rows, without_zero_rows
 from latelier.errors import EmbeddingsError, InvalidArgumentError
-from latelier.indexes.results import TokenMean
 from latelier.indexes.store.rows import DocumentBatch, DocumentColumns
 from latelier.kernels.threads import allowed_threads, for_each
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
@@ -256,7 +255,6 @@ class DocumentBatches:
         lengths = [np.zeros(0, "int64")]
         size = 0
         arrays = None
-        mean: Any = None
         with progress_bar(shown=self._show_progress, total=self._count, unit=" documents") as progress:
             for more, owners, embeddings, is_end, more_bytes in self._chunks:
                 name = _name_by(owners)
@@ -274,18 +272,16 @@ class DocumentBatches:
                     check_range(packed, embeddings, name)
                 documents.extend(more)
                 lengths.append(packed.lengths)
-                mean = TokenMean.of(packed.vectors).joined(mean)
                 size += packed.vectors.nbytes + more_bytes
                 progress.update(len(more))
                 if size >= self._batch_bytes and is_end:
-                    yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled(), mean)
+                    yield DocumentBatch(documents, np.concatenate(lengths), dim, arrays.filled())
                     documents = DocumentColumns()
                     lengths = []
                     size = 0
                     arrays = None
-                    mean = None
         if arrays is not None:
-            yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled(), mean)
+            yield DocumentBatch(documents, np.concatenate(lengths), dim or 0, arrays.filled())
         warn_of_zero_rows(self._dropped)
 
     def _given(self) -> Iterator[_Chunk]:

@@ -179,6 +179,12 @@ def with_words(by_vectors: Ranking, by_words: Ranking, most: int) -> Ranking:
     return Ranking(*(column[chosen] for column in by_vectors))
 
 
+def vector_scores(ranking: Ranking, by_vectors: Ranking) -> list[float | None]:
+    """Return the scores by vectors of the documents of a fused ranking; None of those that have none."""
+    known = dict(zip(by_vectors.numbers.tolist(), by_vectors.scores.tolist(), strict=True))
+    return [known.get(number) for number in ranking.numbers.tolist()]
+
+
 def combine_sides(options: SearchOptions, by_vectors: Ranking, by_words: Ranking, k: int) -> Ranking:
     """Return the best documents of one query by the fusion of two rankings.
 

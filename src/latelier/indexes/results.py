@@ -27,7 +27,8 @@ class Hit(_Scored):
 
     It is a tuple of both, ``for id, score in hits``, with these names, and can also be read like a dict: ``hit["id"]``,
     ``dict(hit)``. Of a document that is stored in passages, `start` and `end` are the range of its best passage, whose
-    score it is: ``text[start:end]`` of the text of its `Record`. Of a whole document, both are None.
+    score it is: ``text[start:end]`` of the text of its `Record`. Of a whole document, both are None. In hybrid search,
+    where the score is a fused one, `vector_score` is the MaxSim score; it is None elsewhere.
 
     Examples
     --------
@@ -42,6 +43,7 @@ class Hit(_Scored):
 
     start: int | None = None
     end: int | None = None
+    vector_score: float | None = None
 
     def __new__(cls, id: Id, score: float, start: int | None = None, end: int | None = None) -> Hit:
         """Return a hit."""
@@ -317,29 +319,6 @@ class FieldValues:
     least: int | float | str | None = None
     greatest: int | float | str | None = None
     has_lists: bool = False
-
-
-class TokenMean(NamedTuple):
-    """The mean of some token vectors, ``(dim,)`` float64, and how many they are, which may be an estimate."""
-
-    vector: np.ndarray
-    tokens: float
-
-    @classmethod
-    def of(cls, vectors: np.ndarray) -> TokenMean:
-        """Return the mean of vectors ``(tokens, dim)``, at least one."""
-        return cls(np.add.reduce(vectors, axis=0, dtype="float64") / len(vectors), len(vectors))
-
-    def joined(self, other: TokenMean | None) -> TokenMean:
-        """Return the mean of these vectors and of others."""
-        if other is None or not other.tokens:
-            return self
-        tokens = self.tokens + other.tokens
-        return TokenMean(self.vector + (other.vector - self.vector) * (other.tokens / tokens), tokens)
-
-    def spelled(self) -> list[float]:
-        """Return the vector as JSON values, of six digits."""
-        return [float(f"{value:.6g}") for value in self.vector.tolist()]
 
 
 @dataclass(frozen=True)

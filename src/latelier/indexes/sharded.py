@@ -38,19 +38,19 @@ from latelier.indexes.ivf import IVF
 from latelier.indexes.ivf.layout import BITS
 from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
-from latelier.indexes.ranking import Ranking, combine_sides, with_words
+from latelier.indexes.ranking import Ranking, combine_sides, vector_scores, with_words
 from latelier.indexes.results import (
     Hit,
     IndexStatistics,
     MemoryReport,
     Record,
-    TokenMean,
     VerifyReport,
     check_known,
     duplicate_ids,
     stored_cut,
     warn_of_damage,
 )
+from latelier.indexes.spelling import Near, asked_terms
 from latelier.indexes.store.catalog import UserSettings
 from latelier.indexes.store.connections import closed_error
 from latelier.indexes.store.folder import as_folder
@@ -232,8 +232,7 @@ class ShardWorker:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction = self._begun()
         arrays = self._index._encode_in(transaction, embeddings)
-        mean = TokenMean.of(embeddings.vectors)
-        batch = DocumentBatch(DocumentColumns(documents), embeddings.lengths, embeddings.dim, arrays, mean)
+        batch = DocumentBatch(DocumentColumns(documents), embeddings.lengths, embeddings.dim, arrays)
         transaction.make_fields(fields)
         self._has_inserted = True
         return self._index._insert_batch(transaction, batch, replace=replace, numbers=np.array(numbers))
@@ -463,7 +462,6 @@ class Sharded(Index):
         new = _checked_configuration(**asked, nodes=nodes, tokenizer=check_options(keywords, tokenizer))
         self._storage = Storage(self.path, {"kind": self.kind, **new}, lambda dim, names: {}, read_only=read_only)
         self._workers: list[Any] = []
-        self._mean: TokenMean | None = None
         self._is_closed = False
         try:
             stored = self._configuration = _stored_configuration(self._storage.configuration)
@@ -534,14 +532,6 @@ class Sharded(Index):
     def dim(self) -> int | None:
         """See `Index.dim`."""
         return next((dim for dim in self._read("dim") if dim is not None), None)
-
-    @property
-    def token_mean(self) -> TokenMean | None:
-        """See `Index.token_mean`; the shards are asked once, and after each write of this object."""
-        if self._mean is None:
-            for mean in self._read("token_mean"):
-                self._mean = self._mean if mean is None else mean.joined(self._mean)
-        return self._mean
 
     @property
     def fields(self) -> list[str]:
@@ -660,7 +650,6 @@ class Sharded(Index):
                     self._call("write", "roll_back")
                 raise
             stored, errors = self._gather("write", "commit", dict.fromkeys(range(self.shards), (fields,)))
-            self._mean = None
         if errors:
             error = next(iter(errors.values()))
             raise StorageError(
@@ -696,6 +685,20 @@ class Sharded(Index):
         if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
             raise without_texts()
         return [_merged(row, options, k) for row in by_query]
+
+    def highest_scores(self, texts: Sequence[str]) -> list[float]:
+        """See `Index.highest_scores`: of the shard that has the highest."""
+        found = self._call("read", "read", ("highest_scores", texts))
+        return [max(own) for own in zip(*found, strict=True)]
+
+    def near_words(self, text: str) -> dict[str, str]:
+        """See `Index.near_words`."""
+        found: dict[str, Near] = {}
+        for own in self._call("read", "read", ("nearest_words", asked_terms(text, self.tokenizer or ""))):
+            for word, near in own.items():
+                if word not in found or (near.edits, -near.documents) < (found[word].edits, -found[word].documents):
+                    found[word] = near
+        return {word: near.spelled for word, near in found.items() if near.edits}
 
     def get(self, ids: Id | Iterable[Id]) -> Record | list[Record]:
         """See `Index.get`."""
@@ -912,7 +915,11 @@ def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> l
         ranking = combine_sides(options, with_words(by_vectors, by_words, VECTORS_PER_WORD * depth), by_words, k)
     hits = {number: hit for each in found for number, hit in each.hits.items()}
     pairs = zip(ranking.numbers.tolist(), ranking.scores.tolist(), strict=True)
-    return [hits[number].scored(score) for number, score in pairs]
+    best_hits = [hits[number].scored(score) for number, score in pairs]
+    if options.mode == "hybrid":
+        for hit, score in zip(best_hits, vector_scores(ranking, by_vectors), strict=True):
+            hit.vector_score = score
+    return best_hits
 
 
 def _checked_configuration(

@@ -22,19 +22,19 @@ from latelier.errors import IndexFormatError, InvalidArgumentError, LatelierErro
 from latelier.indexes.base import NO_CHANGES, Index, Origins, PathLike, Ranges, check_ranges
 from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
-from latelier.indexes.ranking import Ranking, combine_sides, with_words
+from latelier.indexes.ranking import Ranking, combine_sides, vector_scores, with_words
 from latelier.indexes.results import (
     FieldValues,
     Hit,
     IndexStatistics,
     MemoryReport,
     Record,
-    TokenMean,
     VerifyReport,
     check_known,
     stored_cut,
     warn_of_damage,
 )
+from latelier.indexes.spelling import Near, asked_terms, nearest_term, spelling
 from latelier.indexes.store import sources
 from latelier.indexes.store.catalog import UserSettings, catalog_bytes
 from latelier.indexes.store.folder import as_folder
@@ -208,11 +208,6 @@ class StoredIndex(Index):
         return self._storage.snapshot().dim
 
     @property
-    def token_mean(self) -> TokenMean | None:
-        """See `Index.token_mean`."""
-        return self._storage.snapshot().mean
-
-    @property
     def fields(self) -> list[str]:
         """See `Index.fields`."""
         return sorted(field.spelling for field in self._storage.ask(known_fields))
@@ -256,6 +251,11 @@ class StoredIndex(Index):
         else:
             sides = self._both_sides(snapshot, allowed, vectors, k, texts, options)
             rankings = [combine_sides(options, *both, k) for both in sides]
+            hits = self._hits(snapshot, rankings)
+            for row, ranking, (by_vectors, _) in zip(hits, rankings, sides, strict=True):
+                for hit, score in zip(row, vector_scores(ranking, by_vectors), strict=True):
+                    hit.vector_score = score
+            return hits
         return self._hits(snapshot, rankings)
 
     def find_sides(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[list[Hit]]]:
@@ -264,6 +264,37 @@ class StoredIndex(Index):
         vectors = check_queries(queries, snapshot.dim, texts, options.mode)
         sides = self._both_sides(snapshot, allowed, vectors, k, texts, options) if vectors is not None else []
         return [self._hits(snapshot, own) for own in sides]
+
+    def highest_scores(self, texts: Sequence[str]) -> list[float]:
+        """See `Index.highest_scores`."""
+        snapshot = self._storage.snapshot()
+        return [snapshot.words.highest(query_terms(text, snapshot.tokenizer or "")) for text in texts]
+
+    def near_words(self, text: str) -> dict[str, str]:
+        """See `Index.near_words`."""
+        found = self.nearest_words(asked_terms(text, self.tokenizer or ""))
+        return {word: near.spelled for word, near in found.items() if near.edits}
+
+    def nearest_words(self, asked: Mapping[str, str]) -> dict[str, Near]:
+        """Return for words, given with their terms, the nearest one of the index, with no edit if it is the same."""
+        snapshot = self._storage.snapshot()
+        words = snapshot.words
+        counts = dict(zip(asked, words.counts(list(asked.values())), strict=True))
+        near = {word: Near(0, count, word) for word, count in counts.items() if count}
+        for word, term in asked.items():
+            nearest = None if word in near else nearest_term(word, term, words.terms)
+            if nearest is not None:
+                edits, other = nearest
+                near[word] = Near(edits, words.terms[other], self._spelling(snapshot, other))
+        return near
+
+    def _spelling(self, snapshot: Snapshot, term: str) -> str:
+        """Return a term as a document spells it."""
+        row = snapshot.words.row_of(term)
+        if row is None:
+            return term
+        [hit] = snapshot.hits(np.array([row]), np.zeros(1))
+        return spelling(term, self.get([hit.id])[0].text or "", snapshot.tokenizer or "")
 
     def _hits(self, snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
         rows = np.concatenate([np.zeros(0, "int64"), *(ranking.rows for ranking in rankings)])

@@ -64,11 +64,17 @@ def query_terms(text: str, tokenizer: str) -> list[str]:
 def query_words(text: str) -> list[str]:
     """Return the distinct words of a query as they are spelled in it; terms of scripts without spaces as they are."""
     words: dict[str, str] = {}
-    for term, start, end in _terms_of(text, "standard", is_query=True):
-        words.setdefault(term, text[start:end])
+    for word, term in spelled_terms(text, "standard", is_query=True):
+        words.setdefault(term, word)
         if len(words) == MAX_TERMS:
             break
     return list(words.values())
+
+
+def spelled_terms(text: str, tokenizer: str, *, is_query: bool) -> Iterator[tuple[str, str]]:
+    """Yield the words of a text as they are spelled in it, each with its term."""
+    for term, start, end in _terms_of(text, tokenizer, is_query=is_query):
+        yield text[start:end], term
 
 
 def matched_ranges(query: str, texts: Sequence[str], tokenizer: str) -> list[list[tuple[int, int]]]:

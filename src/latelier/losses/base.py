@@ -354,9 +354,6 @@ class Loss(nn.Module, ABC):
     def __init__(self, model: nn.Module, score_metric: ScoreMetric, options: LossOptions) -> None:
         super().__init__()
         _check_model(model)
-        if getattr(model, "is_untrained", False):
-            trained: Any = model
-            trained.is_untrained = False  # a retriever would change its queries
         check_count("mini_batch_tokens", options.mini_batches.max_tokens, optional=True)
         self.model = model  # trainers replace this attribute by a wrapped model
         self.score_metric = score_metric

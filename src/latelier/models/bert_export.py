@@ -120,7 +120,6 @@ def _describe(settings: Mapping[str, Any], lengths: Mapping[str, int | None]) ->
         "truncation_side": "right",
         "normalizes": True,
         "similarity_fn_name": "maxsim",
-        "is_untrained": True,
     }
     for task, default in defaults.items():
         name = f"max_length_{task}"

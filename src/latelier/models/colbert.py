@@ -187,8 +187,6 @@ class ColBERT(MultiVectorEncoder):
     tensor([ True, False])
     """
 
-    is_untrained: bool
-    """Whether its token vectors are those of a dense model (`from_dense`), for whose training no loss was made yet."""
     _construction: Construction
     _frozen: FrozenCopies
     inserted_markers: dict[str, int]
@@ -212,7 +210,6 @@ class ColBERT(MultiVectorEncoder):
         size = check_count("embedding_size", embedding_size, optional=True)
         self._construction = Construction(recipe or Recipe(), size, frozenset(kwargs.get("prompts") or ()))
         self._frozen = FrozenCopies()
-        self.is_untrained = False
         self.inserted_markers = {}
         name = None if model_name_or_path is None else str(model_name_or_path)
         kwargs = location.without_pickles(self._construction.with_modules(kwargs, name))
@@ -234,7 +231,6 @@ class ColBERT(MultiVectorEncoder):
         else:
             built = None
         set_max_lengths(self, max_length_query, max_length_document, built)
-        self.is_untrained = built is not None and built.projection != "learned" and not self.inserted_markers
         self.truncate_dim = arguments.resolve_truncation(truncate_dim, None, self.embedding_size)
         self._construction.report(name, self.embedding_size)
         self.cpu_backend = backend

@@ -509,7 +509,6 @@ class ExportedEncoder:
             self.compute_dtype = str(described["compute_dtype"])
             self.fingerprint = str(described["fingerprint"])
             self.similarity_fn_name = str(described["similarity_fn_name"])
-            self.is_untrained = bool(described["is_untrained"])
             self._tasks = {task: _Task.of(described[task]) for task in ("query", "document")}
             self._pad_id = int(described["pad_id"])
             self.longest_query = int(described["longest_query"])

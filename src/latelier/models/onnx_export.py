@@ -412,7 +412,6 @@ def _describe(model: Any) -> dict[str, Any]:
         "truncation_side": tokenizer.truncation_side,
         "normalizes": isinstance(list(model)[-1], Normalize),
         "similarity_fn_name": model.similarity_fn_name,
-        "is_untrained": model.is_untrained,
     }
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from latelier.retrieve.retriever import Retriever
     from latelier.retrieve.synchronisation import Synchronised
     from latelier.retrieve.thresholds import Threshold
+    from latelier.retrieve.weak import WeakBar, WeakBars
     from latelier.retrieve.workers import EncodingWorkers
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Synchronised",
     "Threshold",
     "TokenMatch",
+    "WeakBar",
+    "WeakBars",
     "WordMatch",
     "read_documents",
 ]
@@ -46,5 +49,6 @@ __getattr__, __dir__ = lazy_names(
     retriever=("Retriever",),
     synchronisation=("Synchronised",),
     thresholds=("Threshold",),
+    weak=("WeakBar", "WeakBars"),
     workers=("EncodingWorkers",),
 )

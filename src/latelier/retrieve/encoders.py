@@ -40,10 +40,6 @@ class Encoder(Protocol):
         """``"maxsim"`` or ``"meanmaxsim"``."""
 
     @property
-    def is_untrained(self) -> bool:
-        """Whether it is a dense model without training for late interaction."""
-
-    @property
     def encodes_in_parallel(self) -> bool:
         """Whether calls of several threads at a time take less time than one after the other."""
 
@@ -118,11 +114,6 @@ class LoadedEncoder:
     def similarity_fn_name(self) -> str | None:
         """``"maxsim"`` or ``"meanmaxsim"``."""
         return self.loaded.similarity_fn_name
-
-    @property
-    def is_untrained(self) -> bool:
-        """Whether it is a dense model without training for late interaction."""
-        return self.loaded.is_untrained
 
     @property
     def longest_query(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from latelier.embeddings import TokenEmbeddings
 from latelier.indexes import Hit, Index
 from latelier.indexes.options import SearchOptions
+from latelier.retrieve.weak import weak_hits
 
 
 class Query(NamedTuple):
@@ -65,10 +66,11 @@ class EncodedQueries:
 
 
 class Found(NamedTuple):
-    """A hit in an index, and its mean score, see `Result`."""
+    """A hit in an index, its mean score, and whether it is weak, see `Result`."""
 
     hit: Hit
     mean_score: float | None
+    weak: bool | None
 
 
 def find(index: Index, queries: EncodedQueries, k: int, options: SearchOptions) -> list[list[Found]]:
@@ -79,10 +81,11 @@ def find(index: Index, queries: EncodedQueries, k: int, options: SearchOptions) 
         options = replace(options, min_mean_score=None)
     texts = [] if options.mode == "vectors" else queries.texts
     hits = index.find(queries.vectors, k, texts, options)
-    if queries.own is None:
-        return [[Found(hit, None) for hit in row] for row in hits]
+    weak = weak_hits(index, queries.texts, queries.vectors, hits, options)
+    means = None if queries.own is None else index.mean_scores(queries.own, hits)
     found = []
-    for row, means in zip(hits, index.mean_scores(queries.own, hits), strict=True):
-        pairs = zip(row, means, strict=True)
-        found.append([Found(hit, mean) for hit, mean in pairs if least is None or mean >= least])
+    for i, row in enumerate(hits):
+        own: Sequence[float | None] = [None] * len(row) if means is None else means[i]
+        every = map(Found, row, own, weak[i])
+        found.append([each for each in every if least is None or each.mean_score is None or each.mean_score >= least])
     return found

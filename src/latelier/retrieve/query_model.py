@@ -38,7 +38,6 @@ from latelier.retrieve.choice import Asked, Choice, Kind, Machine, Stored, choos
 from latelier.retrieve.encoders import Encoder, LoadedEncoder, Task, reduced
 from latelier.retrieve.identity import ModelIdentity, is_same_model, is_storable
 from latelier.retrieve.queries import EncodedQueries
-from latelier.retrieve.query_transform import change_queries
 from latelier.utils.batching import lengths_to_offsets
 from latelier.utils.checks import check_unicode, describe, is_count, short
 from latelier.utils.files import CATALOG, cache_folder, is_folder
@@ -298,11 +297,6 @@ class QueryModel:
         return int(getattr(getattr(encoder, "config", None), "hidden_size", 768))
 
     @property
-    def is_untrained(self) -> bool:
-        """Whether it is a dense model without training for late interaction."""
-        return self.documents.is_untrained
-
-    @property
     def is_mean(self) -> bool:
         """Whether the model's scores are means over the vectors of the query (``meanmaxsim``), not their sums."""
         return self.queries.similarity_fn_name == "meanmaxsim"
@@ -337,18 +331,13 @@ class QueryModel:
         counts = np.repeat(vectors.lengths, vectors.lengths)[:, None]
         return TokenEmbeddings(vectors.vectors / counts.astype("float32"), vectors.offsets)
 
-    def encode_for_search(
-        self, texts: list[str], index: Index, *, whole: bool, plain: bool, with_own: bool
-    ) -> EncodedQueries:
-        """Return queries for a search of an index by vectors, changed as it says unless they are to be `plain`.
-
-        `with_own`: with the vectors that a mean score is the mean of, which are not changed.
-        """
+    def encode_for_search(self, texts: list[str], *, whole: bool, with_own: bool) -> EncodedQueries:
+        """Return queries for a search by vectors; `with_own`: with the vectors that a mean score is the mean of."""
         vectors = self.encode_queries(texts, whole=whole)
         own = None
         if with_own:
             own = self.own_vectors(texts, vectors, whole=whole)
-        return EncodedQueries(texts, change_queries(vectors, index, plain=plain), own)
+        return EncodedQueries(texts, vectors, own)
 
     def encode_picture(self, picture: Picture) -> TokenEmbeddings:
         """Return the vectors of a picture that is a query, as numpy arrays."""

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from latelier.errors import LatelierError
 from latelier.indexes import Hit, Id, Index, Record
-from latelier.indexes.results import WEAK
 from latelier.indexes.words import DEFAULT_TOKENIZER, matched_ranges
 from latelier.reading.files import is_code, is_subtitle, keeps_lines
 from latelier.reading.images import place as picture_place
@@ -47,9 +47,11 @@ class Result(NamedTuple):
 
     `mean_score` is the mean, over the tokens of the query's own text, of the similarity with the best token of the
     document. It leaves out markers and query expansion, so that it means the same for every query and in every mode. It
-    takes reading the vectors of the hits, so only a search with `min_mean_score` has it (-1 leaves no document out), or
-    one of an index that knows which results are weak (`Retriever.learn_weak`): `weak` then says whether the document
-    matches less than what answers a question does. Both are None otherwise.
+    takes reading the vectors of the hits, so only a search with `min_mean_score` has it (-1 leaves no document out); it
+    is None otherwise.
+
+    `weak` says whether the document matches less than what answers a question does, in an index that has learned it
+    (`Retriever.learn_weak`); it is None in others, and for a query that is no text.
 
     Examples
     --------
@@ -67,13 +69,9 @@ class Result(NamedTuple):
     weak: bool | None = None
 
 
-def weak_below(index: Index) -> float | None:
-    """Return the `mean_score` below which results are weak; the settings may be a stranger's."""
-    stored = index.settings.get(WEAK)
-    least = stored.get("min_mean_score") if isinstance(stored, Mapping) else None
-    if isinstance(least, float):
-        return least
-    return None
+def asked_if_meant(word: str, near: str) -> str:
+    """Return the question whether a word of the index was meant by one of a query that no document has."""
+    return f"no document has the word {printable(word)}; did you mean {printable(near)}?"
 
 
 class Results(list[Result]):
@@ -81,7 +79,8 @@ class Results(list[Result]):
 
     `query` is the query as it was read; None for a list that no search has returned. `unread` is the number of tokens
     at the end of the query that the model did not read, which is 0 but for long queries;
-    ``search(..., whole_query=True)`` reads them.
+    ``search(..., whole_query=True)`` reads them. `did_you_mean` names, in a search that uses keywords, what each word
+    of the query that no document has is nearly spelled as.
 
     Examples
     --------
@@ -92,6 +91,7 @@ class Results(list[Result]):
 
     query: Query | None = None
     unread: int = 0
+    did_you_mean: Mapping[str, str] = MappingProxyType({})
     _source: Source | None = None
 
     def __init__(
@@ -146,17 +146,22 @@ class Results(list[Result]):
             return f"{NOTHING_MATCHES}; the nearest:"
         return ""
 
+    @property
+    def _meant(self) -> list[str]:
+        """Ask for each word that no document has whether another one was meant."""
+        return [asked_if_meant(*each) for each in self.did_you_mean.items()]
+
     def __str__(self) -> str:
         """Return a table: rank, score and id, and the part of each text that matched."""
         if not self:
-            return "no document found"
+            return "\n".join(["no document found", *self._meant])
         ids = [cut(printable(str(result.id)), _LONGEST_ID) for result in self]
         width = max(map(len, ids))
         lines = list(filter(None, [self._caption]))
         for rank, (result, id) in enumerate(zip(self, ids, strict=True), start=1):
             text = cut(self.excerpt(result).shown(printable), _LONGEST_LINE)
             lines.append(f"{rank:3}  {result.score:6.3f}  {id:{width}}  {text}".rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._meant])
 
     def _repr_html_(self) -> str:
         if not self:
@@ -178,9 +183,8 @@ def read_results(source: Source, queries: Sequence[Query], found: Sequence[Seque
     """Return what was found with the texts and the metadata that are stored; each document is read once."""
     ids = list(dict.fromkeys(each.hit.id for row in found for each in row))
     records = dict(zip(ids, source.index.get(ids), strict=True)) if ids else {}
-    least = weak_below(source.index)
     return [
-        Results((_result(records[each.hit.id], each, least) for each in row), query=query, source=source)
+        Results((_result(records[each.hit.id], each) for each in row), query=query, source=source)
         for query, row in zip(queries, found, strict=True)
     ]
 
@@ -190,12 +194,11 @@ def explained_excerpt(source: Source, explanation: Explanation) -> Excerpt:
     (record,) = source.index.get([explanation.id])
     hit = Hit(explanation.id, explanation.score, explanation.start, explanation.end)
     match = _match(explanation, source.words.common(source))
-    return _excerpt(_result(record, Found(hit, None), None), match, source, _LENGTH)
+    return _excerpt(_result(record, Found(hit, None, None)), match, source, _LENGTH)
 
 
-def _result(record: Record, found: Found, least: float | None) -> Result:
-    hit, mean = found
-    weak = None if mean is None or least is None else mean < least
+def _result(record: Record, found: Found) -> Result:
+    hit, mean, weak = found
     text = record.text
     metadata = record.metadata
     passage = passage_at(record, hit.start, hit.end)
@@ -345,7 +348,7 @@ def _matches(
 
 
 # What a word has to add to the score to be marked: a share of what the strongest one adds, within these limits. It is a
-# similarity, or less if the query was changed for an untrained model.
+# similarity.
 _OF_STRONGEST = 0.4
 _LEAST_MARKED = 0.2
 _SURELY_MARKED = 0.35

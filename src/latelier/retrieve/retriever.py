@@ -40,10 +40,10 @@ from latelier.retrieve.passages import DocumentSettings
 from latelier.retrieve.preparation import GivenRule, Write, default_passages, given_writes, read_chunks, whole_text
 from latelier.retrieve.queries import EncodedQueries, Query, find
 from latelier.retrieve.query_model import QueryModel, checked_queries, find_index, open_index, open_model
-from latelier.retrieve.query_transform import QueryTransform
 from latelier.retrieve.results import Results, Source, WordCounts, read_results
 from latelier.retrieve.synchronisation import Synchronisation, Synchronised
-from latelier.retrieve.thresholds import WEAK_SHARE, Threshold, estimate, needs_means, store_weak
+from latelier.retrieve.thresholds import Threshold, estimate, learn_weak
+from latelier.retrieve.weak import WeakBars
 from latelier.retrieve.why_not import explain_miss
 from latelier.retrieve.write_options import WRITE_DEFAULTS, WriteKeywords, WriteOptions
 from latelier.scores.maxsim import maxsim
@@ -522,10 +522,6 @@ class Retriever(NotCopied):
             for transaction, vectors in encoded:
                 if is_new:
                     model.identity.store_in(index)
-                    if model.is_untrained:
-                        QueryTransform().store_in(index)
-                    else:
-                        QueryTransform.remove_from(index)
                     settings.store_in(index)
                     is_new = False
                 stored = transaction.writes
@@ -622,9 +618,6 @@ class Retriever(NotCopied):
         whole_query
             Read queries beyond the model's query length, as far as its positions reach, 8,192 tokens at most: a longer
             one is an error. Without it, `Results.unread` says how many tokens were not read.
-        plain_query
-            Leave the vectors of the query as the model makes them. An index that was filled by a model without training
-            for late interaction changes them otherwise, which ranks better: ``docs/scores.md`` says how.
 
         Returns
         -------
@@ -661,12 +654,15 @@ class Retriever(NotCopied):
             check_texts(None, chosen.mode)
             encoded = self._encode_picture(Picture.of(texts), chosen)
         else:
-            encoded = self._encode(queries, chosen, with_own=needs_means(self.index, chosen))
+            encoded = self._encode(queries, chosen, with_own=chosen.min_mean_score is not None)
         asked = [encoded.query(row, is_whole=chosen.whole_query) for row in range(len(encoded))]
         with self.index.snapshot():
             results = read_results(
                 self.source(with_model=encoded.vectors is not None), asked, find(self.index, encoded, k, chosen)
             )
+            if chosen.mode != "vectors":
+                for result, query in zip(results, queries, strict=False):
+                    result.did_you_mean = self.index.near_words(query)
         if encoded.vectors is not None and not chosen.whole_query:
             for result, tokens in zip(results, self.query_model.unread(queries, "query"), strict=False):
                 result.unread = tokens
@@ -678,13 +674,11 @@ class Retriever(NotCopied):
         """Return queries as a search with these options takes them; for keywords the model is left unopened."""
         if options.mode == "keywords":
             return EncodedQueries(texts)
-        return self.query_model.encode_for_search(
-            texts, self.index, whole=options.whole_query, plain=options.plain_query, with_own=with_own
-        )
+        return self.query_model.encode_for_search(texts, whole=options.whole_query, with_own=with_own)
 
     def _encode_picture(self, picture: Picture, options: SearchOptions) -> EncodedQueries:
         vectors = self.query_model.encode_picture(picture)
-        return EncodedQueries([], vectors, vectors if needs_means(self.index, options) else None)
+        return EncodedQueries([], vectors, None if options.min_mean_score is None else vectors)
 
     @show_options(**SEARCH_DEFAULTS)
     def run(
@@ -756,7 +750,7 @@ class Retriever(NotCopied):
             settings["document_model"] = self.document_model_name
         return settings
 
-    def explain(self, query: str, id: Id, *, whole_query: bool = False, plain_query: bool = False) -> Explanation:
+    def explain(self, query: str, id: Id, *, whole_query: bool = False) -> Explanation:
         """Explain the score of one document: which of its words matched which word of the query.
 
         Parameters
@@ -765,7 +759,7 @@ class Retriever(NotCopied):
             One query.
         id
             A document of the index.
-        whole_query, plain_query
+        whole_query
             As in `search`.
 
         Returns
@@ -789,13 +783,13 @@ class Retriever(NotCopied):
         >>> ("fruit", "bananas") in [(match.word, match.matched) for match in explanation.words()]
         True
         """
-        asked = self.read_query(query, is_whole=whole_query, is_plain=plain_query)
+        asked = self.read_query(query, is_whole=whole_query)
         return explain_documents(self.query_model, self.index, asked, [as_id(id)])[0]
 
-    def read_query(self, text: str, *, is_whole: bool = False, is_plain: bool = False) -> Query:
+    def read_query(self, text: str, *, is_whole: bool = False) -> Query:
         """Return a query as a search by vectors reads it."""
         [text] = checked_queries([text], "query")
-        encoded = self.query_model.encode_for_search([text], self.index, whole=is_whole, plain=is_plain, with_own=False)
+        encoded = self.query_model.encode_for_search([text], whole=is_whole, with_own=False)
         return encoded.query(0, is_whole=is_whole)
 
     @overload
@@ -911,17 +905,17 @@ class Retriever(NotCopied):
         share = check_number("share", share, most=0.5)
         return estimate(self.query_model, self.index, share, check_count("queries", queries, 20))
 
-    def learn_weak(self) -> Threshold:
-        """Estimate which results are weak, and store it with the index: from then on `search` says so, see `Result`.
+    def learn_weak(self) -> WeakBars:
+        """Learn which results are weak, and store it with the index: from then on `search` says so, see `Result`.
 
-        Of pieces of a few words out of the documents, a fifth finds no other document with this `mean_score`. What
-        answers a question is seldom below it, and what is closest to a question about something else mostly is. The
+        Pieces of the documents, of several lengths, are searched for in the others. What answers a question seldom
+        matches less than nearly all pieces do, and what is closest to a question about something else mostly does. The
         command ``latelier index`` calls this for a new index, and again once the index has doubled.
 
         Returns
         -------
-        Threshold
-            The stored threshold.
+        WeakBars
+            What is stored: a bar for vectors and one for keywords, over the number of words of a question.
 
         Raises
         ------
@@ -936,9 +930,7 @@ class Retriever(NotCopied):
         >>> [retriever.search(q, k=1)[0].weak for q in ("ship with rice", "love")]
         [False, True]
         """
-        learned = estimate(self.query_model, self.index, WEAK_SHARE, _PIECES)
-        store_weak(self.index, learned, len(self))
-        return learned
+        return learn_weak(self.query_model, self.index)
 
     def close(self) -> None:
         """Close the index.
@@ -999,7 +991,6 @@ def _chosen(chunks: Iterable[list[Write]], rule: GivenRule | Synchronisation, ba
 
 
 _CHUNK_SIZE = 2048  # documents that are read and checked at once
-_PIECES = 200  # that stand for questions, as in `Retriever.estimate_threshold`
 
 
 def retriever_of(model: QueryModel | Callable[[], QueryModel], index: Index) -> Retriever:
@@ -1054,8 +1045,6 @@ def search_settings(
         given["effort"] = options.effort or "balanced"
     if documents.passages is not None:
         given["passages"] = documents.describe_passages()
-    if model is not None and not options.plain_query and (transform := QueryTransform.stored_in(index)):
-        given["query_transform"] = str(transform)
     count = len(index)
     return {
         **({} if model is None else model.settings),

@@ -37,12 +37,10 @@ def explain_miss(
     id = as_id(id)
     model = model.reading(query, whole=chosen.whole_query)
     has_least = chosen.min_mean_score is not None
-    queries = model.encode_for_search(
-        checked_queries([query], "query"), index, whole=False, plain=chosen.plain_query, with_own=has_least
-    )
+    queries = model.encode_for_search(checked_queries([query], "query"), whole=False, with_own=has_least)
 
     def is_found() -> bool:
-        return id in [hit.id for hit, _ in find(index, queries, k, chosen)[0]]
+        return id in [each.hit.id for each in find(index, queries, k, chosen)[0]]
 
     with index.snapshot():
         return beside_thresholds(chosen, partial(_explain, model, index, replace(queries, own=None), id, k), is_found)
@@ -62,7 +60,7 @@ def _explain(
         return _examine_text(model, index, vectors, report)
 
     def search(k: int = k, **changes: Any) -> list[Hit]:
-        return [hit for hit, _ in find(index, queries, k, replace(chosen, **changes))[0]]
+        return [each.hit for each in find(index, queries, k, replace(chosen, **changes))[0]]
 
     asked = _Asked(index, query, vectors)
     report = examine(index, vectors, Tester(search, id, k, chosen), partial(_by_mode, asked))

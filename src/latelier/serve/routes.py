@@ -323,7 +323,7 @@ async def explain(request: Request, service: Index, body: schemas.ExplainRequest
 
     def explain_all(retriever: Retriever) -> list[schemas.ExplainResponse]:
         ids = [_spelled(retriever, id) for id in body.ids]
-        query = retriever.read_query(body.query, is_whole=body.whole_query, is_plain=body.plain_query)
+        query = retriever.read_query(body.query, is_whole=body.whole_query)
         source = retriever.source(with_model=True)
         explanations = explain_documents(retriever.query_model, source.index, query, ids, starts=body.starts)
         excerpts = [None if each.page else explained_excerpt(source, each).as_json() for each in explanations]

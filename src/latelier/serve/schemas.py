@@ -174,7 +174,7 @@ class SearchRequest(_Options):
     def _one_kind_of_query(self) -> Self:
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
-        is_for_texts = self.mode != "vectors" or self.whole_query or self.plain_query
+        is_for_texts = self.mode != "vectors" or self.whole_query
         if self.vectors is not None and (is_for_texts or "excerpt" in self.include):
             if "excerpt" in self.include:
                 what = "an excerpt"
@@ -182,8 +182,6 @@ class SearchRequest(_Options):
                 what = f"mode {self.mode!r}"
             if self.whole_query:
                 what = "whole_query"
-            elif self.plain_query:
-                what = "plain_query"
             raise ValueError(f"{what} needs query, a text, rather than vectors")
         return self
 
@@ -241,10 +239,10 @@ class ResultResponse(_Body):
     score: float
     mean_score: float | None = None
     """The mean, over the tokens of the query's own text, of the similarity with the best token of the document; null
-    without `min_mean_score`, unless the index knows what is weak."""
+    without `min_mean_score`."""
     weak: bool | None = None
     """Whether the document matches less than what answers a question does: if all are weak, nothing matches well. null
-    for keywords, and for an index that does not know what is weak."""
+    for vectors as a query, and for an index that has not learned what is weak."""
     text: str | None = None
     """The document's text, or its best passage."""
     metadata: dict[str, Any] | None = None
@@ -354,8 +352,6 @@ class ExplainRequest(_Body):
     starts: Many[StrictInt | None] | None = None
     """For each id, the first character of the passage to explain, as a search returns it; default: its best one."""
     whole_query: bool = False
-    """As in the search."""
-    plain_query: bool = False
     """As in the search."""
     similarities: bool = False
     """Return the similarity of each query token with each document token as well."""

@@ -20,7 +20,6 @@ from latelier.indexes.packing import prepare_queries
 from latelier.retrieve import Results, Retriever
 from latelier.retrieve.queries import EncodedQueries, Found, Query, find
 from latelier.retrieve.results import read_results
-from latelier.retrieve.thresholds import needs_means
 from latelier.utils.checks import check_count
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
@@ -46,7 +45,6 @@ class _Asked:
     place: int  # among the searches
     search: Search
     options: SearchOptions
-    needs_means: bool
     asked: list[Query] | None = None
     hits: list[list[Found]] | None = None
 
@@ -54,6 +52,11 @@ class _Asked:
     def needs_encoding(self) -> bool:
         """Whether the model encodes its queries."""
         return bool(self.search.texts) and self.options.mode != "keywords"
+
+    @property
+    def needs_means(self) -> bool:
+        """Whether its hits have mean scores."""
+        return self.options.min_mean_score is not None
 
     @property
     def likeness(self) -> str:
@@ -73,7 +76,7 @@ def search_batch(
     for place, search in enumerate(searches):
         try:
             options = _checked(retriever, search)
-            asked = _Asked(place, search, options, needs_means(retriever.index, options))
+            asked = _Asked(place, search, options)
         except LatelierError as error:
             answers[place] = error
             continue
@@ -113,29 +116,26 @@ def _checked(retriever: Retriever, search: Search) -> SearchOptions:
 
 
 class _Encoded(NamedTuple):
-    """Texts that are encoded, and the row of each, of whether it is read whole, and of whether it is left plain."""
+    """Texts that are encoded, and the row of each, and of whether it is read whole."""
 
-    rows: dict[tuple[bool, bool, str], int]
+    rows: dict[tuple[bool, str], int]
     queries: EncodedQueries
 
 
 def _encode(retriever: Retriever, searches: Sequence[_Asked], stage: Stage) -> _Encoded:
-    texts: dict[tuple[bool, bool], set[str]] = {}  # by whether they are read whole, and left plain
+    texts: dict[bool, set[str]] = {}  # by whether they are read whole
     with_own = False
     for asked in searches:
         if asked.needs_encoding:
-            reading = (asked.options.whole_query, asked.options.plain_query)
-            texts.setdefault(reading, set()).update(asked.search.texts)
+            texts.setdefault(asked.options.whole_query, set()).update(asked.search.texts)
             with_own |= asked.needs_means
-    rows: dict[tuple[bool, bool, str], int] = {}
+    rows: dict[tuple[bool, str], int] = {}
     parts: list[EncodedQueries] = []
     if texts:
         with stage("encode"):
-            for whole, plain in sorted(texts):
-                part = retriever.query_model.encode_for_search(
-                    sorted(texts[whole, plain]), retriever.index, whole=whole, plain=plain, with_own=with_own
-                )
-                rows |= {(whole, plain, text): len(rows) + i for i, text in enumerate(part.texts)}
+            for whole in sorted(texts):
+                part = retriever.query_model.encode_for_search(sorted(texts[whole]), whole=whole, with_own=with_own)
+                rows |= {(whole, text): len(rows) + i for i, text in enumerate(part.texts)}
                 parts.append(part)
     return _Encoded(rows, EncodedQueries.concatenate(parts))
 
@@ -166,8 +166,7 @@ def _queries(index: Index, group: Sequence[_Asked], encoded: _Encoded) -> Encode
         return EncodedQueries(texts)
     if texts:
         whole = options.whole_query
-        plain = options.plain_query
-        queries = encoded.queries.rows([encoded.rows[whole, plain, text] for text in texts])
+        queries = encoded.queries.rows([encoded.rows[whole, text] for text in texts])
         own = queries.own
     else:
         matrices = [matrix for asked in group for matrix in asked.search.queries]

@@ -36,18 +36,6 @@ def test_a_large_segment_is_left_as_it_is_by_small_writes(tmp_path):
     assert len(folders(index)) <= 1 + 6  # the others are merged
 
 
-@pytest.mark.parametrize("ranges", [None, [[(0, 1), (1, 2)]]])
-def test_removed_documents_do_not_weigh_in_the_mean(ranges):
-    index = indexes.Flat()
-    one, other = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
-    index.add(range(4), [one] * 4)
-    index.remove([0, 2, 3])
-    index.add("new", [other, other] if ranges else other, "ab", ranges=ranges and ranges[0])
-    new = 2 if ranges else 1
-    np.testing.assert_allclose(index.mean_vector, [1 / (1 + new), new / (1 + new)], rtol=1e-5)
-    assert index.token_mean.tokens == 1 + new
-
-
 def test_a_failed_write_deletes_no_file_of_a_folder_that_took_the_place_of_its_own(tmp_path):
     index = indexes.Flat(tmp_path / "index")
     index._segment_bytes = 64  # so that each document is written before the next one is asked for

@@ -66,7 +66,7 @@ from latelier.errors import (
     StorageError,
 )
 from latelier.indexes.fields import fold_name, is_nameable, new_fields
-from latelier.indexes.results import Passage, TokenMean
+from latelier.indexes.results import Passage
 from latelier.indexes.single_vectors import SingleVectors, single_vectors_from_dict
 from latelier.indexes.store.rows import DocumentBatch, SqlValue, StoredDocument
 from latelier.indexes.store.sources import Origin
@@ -84,7 +84,6 @@ FIRST_STAGE = "first_stage"
 KEYWORDS = "keywords"
 _FORMAT = 1
 _MARK = "latelier"
-_MEAN = "mean"
 _PASSAGES = "passages"
 _FIELD = "field:"
 _SETTING = "setting:"
@@ -114,13 +113,6 @@ class CollectionConfiguration:
             raise ValueError(f"its format is {values['format']}, and this version of latelier knows up to {_FORMAT}")
         first_stage = single_vectors_from_dict(values["first_stage"])
         return cls(values["dtype"], first_stage, values["tokenizer"], values["average_length"])
-
-
-class CollectionMean(NamedTuple):
-    """The mean of the token vectors, and the number of documents at that time, of which some may be removed since."""
-
-    vectors: TokenMean
-    documents: int
 
 
 class QdrantCollection:
@@ -162,23 +154,6 @@ class QdrantCollection:
         if self._dim is None:
             self.read()
         return self._dim
-
-    @property
-    def mean(self) -> CollectionMean | None:
-        """The mean of the token vectors, as read last; None if there was no document."""
-        stored = self._metadata.get(_MEAN) or self.read().get(_MEAN)
-        if stored is None:
-            return None
-        try:
-            vector, tokens, documents = json.loads(stored)
-            return CollectionMean(TokenMean(np.array(vector, dtype="float64"), float(tokens)), int(documents))
-        except (ValueError, TypeError) as error:
-            raise CorruptedIndexError(f"the mean vector of the collection {self.name!r} cannot be read.") from error
-
-    def write_mean(self, mean: CollectionMean) -> None:
-        """Store the mean of the token vectors."""
-        vectors, documents = mean
-        self.merge({_MEAN: json.dumps([vectors.spelled(), round(vectors.tokens), documents])})
 
     @property
     def has_passages(self) -> bool:

@@ -30,7 +30,6 @@ from latelier.indexes.qdrant.collection import (
     RANGE,
     TOKENS,
     CollectionConfiguration,
-    CollectionMean,
     CollectionSettings,
     PointPlace,
     Points,
@@ -51,7 +50,6 @@ from latelier.indexes.results import (
     IndexStatistics,
     Record,
     StageLoss,
-    TokenMean,
     VerifyReport,
     check_known,
     duplicate_ids,
@@ -87,6 +85,14 @@ class _Found(NamedTuple):
     id: Id
     start: int | None
     end: int | None
+    vector_score: float | None = None
+
+    @property
+    def hit(self) -> Hit:
+        """The document as searches return it."""
+        hit = Hit(self.id, self.score, self.start, self.end)
+        hit.vector_score = self.vector_score
+        return hit
 
 
 @dataclass
@@ -113,7 +119,7 @@ class CollectionSearch:
             found = self._run([self._maxsim_among(query, {each.document for each in own}) for query, own in pairs], k)
         else:
             found = self._fused(queries, k, texts, options)
-        return [[Hit(each.id, each.score, each.start, each.end) for each in best] for best in found]
+        return [[each.hit for each in best] for best in found]
 
     def _by_vectors(self, queries: TokenEmbeddings, k: int) -> list[list[_Found]]:
         if self.candidates is None:
@@ -150,7 +156,7 @@ class CollectionSearch:
                 rankings.append(Ranking(own, np.array([each.score for each in side], dtype="float64"), own))
             best = combine_sides(options, *rankings, k)
             pairs = zip(best.numbers.tolist(), best.scores.tolist(), strict=True)
-            fused.append([order[row]._replace(score=score) for row, score in pairs])
+            fused.append([order[row]._replace(score=score, vector_score=order[row].score) for row, score in pairs])
         return fused
 
     def _add_missing(
@@ -386,14 +392,6 @@ class Qdrant(Index):
         return None
 
     @property
-    def token_mean(self) -> TokenMean | None:
-        """See `Index.token_mean`; as it was when this object last read or wrote the collection."""
-        mean = self._collection.mean
-        if mean is None:
-            return None
-        return mean.vectors
-
-    @property
     def fields(self) -> list[str]:
         """See `Index.fields`."""
         return sorted(self._collection.fields().values())
@@ -604,7 +602,6 @@ class Qdrant(Index):
         seen: set[Id] = set()
         stored = sequence = count = 0
         left: list[int] = []
-        mean: TokenMean | None = None
         try:
             for batch in batches.read(self.dim, lambda part, _: {"vectors": part.vectors}):
                 if not stored:
@@ -633,25 +630,13 @@ class Qdrant(Index):
                 sequence += len(batch.lengths)
                 rows = dict(zip(batch.documents.ids, batch.documents.rows.tolist(), strict=True))
                 self._points.delete_after({id: (rows[id], len(passages)) for id, passages in before.items()})
-                mean = batch.mean.joined(mean)
         except LatelierError as error:
             if not stored:
                 raise
             raise StorageError(
                 f"{error} The write has stored {stored:,} documents; repeat it with update(), which replaces them."
             ) from error
-        if mean is not None:
-            self._write_mean(mean, stored)
         return left
-
-    def _write_mean(self, added: TokenMean, documents: int) -> None:
-        """Store the mean of so many new documents and of those that were there before and are still."""
-        before = self._collection.mean
-        count = self._points.count_documents()
-        if before is not None and len(before.vectors.vector) == len(added.vector):
-            share = min(1.0, max(0, count - documents) / max(1, before.documents))
-            added = added.joined(TokenMean(before.vectors.vector, share * before.vectors.tokens))
-        self._collection.write_mean(CollectionMean(added, count))
 
     def _check_batch(self, batch: DocumentBatch, seen: set[Id], replace: bool | None) -> None:
         longest = np.maximum.reduceat(batch.lengths, lengths_to_offsets(batch.documents.rows)[:-1])

@@ -3,7 +3,7 @@
 Every row has a ``checksum``, in ``document`` the fourth column and elsewhere the last one.
 
 ``setting``
-    The configuration as JSON values; ``uid``, a random name of the index; ``mean``, the mean of the token vectors; and
+    The configuration as JSON values; ``uid``, a random name of the index; and
     the counters of the storage, of which ``generation`` changes with every commit.
 ``user_setting``
     The values that users and tools store in an index, such as the name of the model that encoded it.
@@ -97,7 +97,7 @@ def create(connection: sqlite3.Connection, settings: dict[str, Any]) -> dict[str
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    written = {"uid": secrets.token_hex(16), "generation": 0, "next_number": 0, "dim": None, "mean": None, **settings}
+    written = {"uid": secrets.token_hex(16), "generation": 0, "next_number": 0, "dim": None, **settings}
     write_settings(connection, **written)
     return written
 

@@ -132,11 +132,6 @@ def check_counters(settings: Mapping[str, Any]) -> None:
         value = settings.get(name)
         if (type(value) is not int or not least <= value < most) and (name != "dim" or value is not None):
             raise damaged(f"its {name} is {value!r}")
-    mean = settings.get("mean")
-    if mean is not None and not (
-        isinstance(mean, list) and all(type(each) is float and math.isfinite(each) for each in mean)
-    ):
-        raise damaged("its mean vector is not a list of numbers")
 
 
 def check_segment_row(row: Any, first: int) -> None:

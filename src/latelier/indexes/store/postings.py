@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -220,8 +221,9 @@ class WordSearch:
             total += int(lengths.sum(dtype="int64"))
         self._average = max(1e-9, total / max(1, self.texts))
 
+    @cached_property
     def terms(self) -> dict[str, int]:
-        """Return the distinct words of live rows, and how many of these hold each."""
+        """The distinct words of live rows, and how many of these hold each."""
         counts: dict[str, int] = {}
         for _, postings, alive in self._segments:
             held = postings.counts(alive)
@@ -229,6 +231,19 @@ class WordSearch:
                 if count:
                     counts[word] = counts.get(word, 0) + count
         return counts
+
+    def counts(self, words: Sequence[str]) -> list[int]:
+        """Return how many live rows hold each of some words."""
+        return self._counts(self._find(words)).tolist() if self._segments else [0] * len(words)
+
+    def highest(self, words: Sequence[str]) -> float:
+        """Return a score that no row exceeds for some distinct words; those that no row holds count as rare ones."""
+        return max(_MIN_IDF, float(self._weights(np.array(self.counts(words), dtype="int64")).sum()))
+
+    def _weights(self, counts: np.ndarray) -> np.ndarray:
+        """Return what each word adds to a score at most, by the number of rows that hold it."""
+        idf = np.log(np.maximum(self.texts - counts + 0.5, 1e-300) / (counts + 0.5))
+        return np.maximum(_MIN_IDF, idf) * (_K1 + 1)
 
     def row_of(self, word: str) -> int | None:
         """Return the row id of a live row that holds a word; None if there is none."""
@@ -263,10 +278,9 @@ class WordSearch:
         """
         found = self._find(words)
         counts = self._counts(found)
-        idf = np.log(np.maximum(self.texts - counts + 0.5, 1e-300) / (counts + 0.5))
-        order = np.argsort(-idf, kind="stable")
+        order = np.argsort(counts, kind="stable")
         order = order[counts[order] > 0]
-        weights = np.maximum(_MIN_IDF, idf[order]) * (_K1 + 1)
+        weights = self._weights(counts[order])
         best = BestRows(k)
         norm = (_K1 * (1 - _B), _K1 * _B / self._average)
         chosen = None if allowed is None else {id(part.segment): part.positions for part in allowed}

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.indexes.fields import fold_name, new_fields
-from latelier.indexes.results import FieldValues, Passage, Record, TokenMean, ValueCount, as_passages
+from latelier.indexes.results import FieldValues, Passage, Record, ValueCount, as_passages
 from latelier.indexes.store.catalog import SegmentRow, insert_rows, read_rows, write_segment
 from latelier.indexes.store.integrity import check_row, checksums, damaged, decode_json, spell
 from latelier.indexes.store.sources import Origin, insert_origins
@@ -286,10 +286,9 @@ class DocumentBatch(NamedTuple):
     lengths: np.ndarray
     dim: int
     arrays: dict[str, np.ndarray]
-    mean: TokenMean  # of the vectors
 
     def select(self, positions: Sequence[int]) -> DocumentBatch:
-        """Return some of the documents, by ascending positions; the mean stays that of all."""
+        """Return some of the documents, by ascending positions."""
         counts = self.documents.rows
         rows = np.isin(np.repeat(np.arange(len(counts)), counts), positions)
         tokens = np.repeat(rows, self.lengths)

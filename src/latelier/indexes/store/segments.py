@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, StorageError
-from latelier.indexes.results import Hit, TokenMean
+from latelier.indexes.results import Hit
 from latelier.indexes.store import catalog
 from latelier.indexes.store.catalog import Files, FolderRow, SegmentRow
 from latelier.indexes.store.connections import Connection
@@ -555,7 +555,7 @@ class AnnData(NamedTuple):
 class Snapshot:
     """The segments and ANN data of one commit.
 
-    `dim`, `mean`: None if there is no document. `segments`: in the order of insertion. `stamp`: the value of
+    `dim`: None if there is no document. `segments`: in the order of insertion. `stamp`: the value of
     `read_stamp` for the commit. `tokenizer`: of the keyword index, None if there is none. `selections`: cache of the
     documents that filters have selected.
     """
@@ -564,7 +564,6 @@ class Snapshot:
         self,
         stamp: Any,
         dim: int | None,
-        mean: list[float] | None,
         segments: list[SegmentState],
         ann_state: AnnData | None,
         tokenizer: str | None,
@@ -574,7 +573,6 @@ class Snapshot:
         self.segments = segments
         self.ann_state = ann_state
         self.dim = dim if segments else None
-        self.mean = TokenMean(np.array(mean), self.tokens) if segments and mean and len(mean) == dim else None
         self.selections = SelectionCache()
         ends = np.array([(state.row.first, state.row.last) for state in segments], dtype="int64").reshape(-1, 2)
         self._firsts, self._lasts = np.ascontiguousarray(ends.T)
@@ -772,7 +770,7 @@ def load_snapshot(connection: Connection, store: SegmentStore, previous: Snapsho
         except CorruptedIndexError as error:
             ann_state = AnnData(ann_row, error)
     tokenizer = checked_tokenizer(settings.get("tokenizer"))
-    snapshot = Snapshot(stamp, dim, settings.get("mean"), segments, ann_state, tokenizer)
+    snapshot = Snapshot(stamp, dim, segments, ann_state, tokenizer)
     if previous is not None and is_same and previous.damaged == snapshot.damaged:
         return previous
     return snapshot

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latelier.errors import CorruptedIndexError, EmbeddingsError
-from latelier.indexes.results import TokenMean, check_known, duplicate_ids
+from latelier.indexes.results import check_known, duplicate_ids
 from latelier.indexes.store import catalog, rows, sources
 from latelier.indexes.store.catalog import FolderRow, SegmentRow
 from latelier.indexes.store.connections import Connection
@@ -113,7 +113,6 @@ class Transaction:
             numbers = following + np.cumsum(counts) - counts
         elif numbers[0] < following or (np.diff(numbers) < counts[:-1]).any():
             raise damaged(f"its next number is {following}, but the documents to insert have lower numbers")
-        self._settings["mean"] = batch.mean.joined(self._mean(batch.dim)).spelled()
         segment = _new_segment(batch, numbers, counts)
         words = self._cut(batch.documents.row_texts)
         small = self._take_small_segments(segment.tokens, max_tokens)
@@ -228,9 +227,7 @@ class Transaction:
         if self._started is None:
             connection = self._begin()
             stored = catalog.read_settings(connection)
-            self._settings = {
-                name: stored.get(name) for name in ("dim", "next_number", "generation", "mean", "tokenizer")
-            }
+            self._settings = {name: stored.get(name) for name in ("dim", "next_number", "generation", "tokenizer")}
             checked_tokenizer(self._settings["tokenizer"])
             self._first_number = stored["next_number"]
             self._rows = catalog.read_segments(connection)
@@ -238,18 +235,6 @@ class Transaction:
                 raise damaged(f"its next number is {self._first_number}, but a document has this row id already")
             self._started = connection
         return self._started
-
-    def _mean(self, dim: int) -> TokenMean | None:
-        """Return the mean of the live documents: that of all that were inserted, weighted by the tokens that are left.
-
-        So an update of a document adds its new vectors and leaves the share of its old ones, which fade out with
-        further ones. None if there is none of this dim.
-        """
-        vector = np.array(self._settings["mean"] or [])
-        if len(vector) != dim:
-            return None
-        live = sum(row.tokens * (1 - row.removed / row.rows) for row in self._rows)
-        return TokenMean(vector, live)
 
     def _take_small_segments(self, tokens: int, max_tokens: int) -> list[tuple[Postings | None, Part]]:
         """Drop the last segments, which are merged with `tokens` new tokens; return their words and live documents."""
