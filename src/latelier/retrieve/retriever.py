@@ -736,7 +736,7 @@ class Retriever(NotCopied):
             found = find(self.index, encoded, k + max(map(len, left_out.values()), default=0), chosen)
             run = {}
             for query, row in zip(queries, found, strict=True):
-                scores = {str(hit.id): hit.score for hit, _ in row}
+                scores = {str(each.hit.id): each.hit.score for each in row}
                 counted = [(id, score) for id, score in scores.items() if id not in left_out.get(query, ())]
                 run[query] = dict(counted[:k])
         seconds = {"seconds": round(time.perf_counter() - begin, 3)}
