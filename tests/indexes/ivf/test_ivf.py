@@ -110,7 +110,8 @@ def test_check_recommends_an_effort(early, monkeypatch):
     index = indexes.IVF()
     index.add(range(800), documents)
     report = index.check(queries=10)
-    assert report.recall == pytest.approx(recall(index, [m[:32] for m in index.get_embeddings(SPREAD)]), abs=0.011)
+    asked = [m[:32][np.arange(min(32, len(m))) % 3 != 2] for m in index.get_embeddings(SPREAD)]
+    assert report.recall == pytest.approx(recall(index, asked), abs=0.011)
     assert report.advice == "" or "effort" in report.advice
     assert str(report).endswith(f"800 searched{'; ' if report.advice else ''}{report.advice}")
 
