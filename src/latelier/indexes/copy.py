@@ -202,8 +202,9 @@ def copy_documents(
             batches = given.read(size)
         stored = dict(given.settings) if settings else {}
         if isinstance(target, Index):
-            if isinstance(source, IVF) and isinstance(target, IVF):
-                target.take_axis(source)
+            if isinstance(source, IVF) and isinstance(target, IVF) and source.dim is not None:
+                choice = source.codec_choice(source.dim)
+                target.take_codec(source.dim, choice if target.dim is None else choice._replace(codebook=None))
             sources: list[Source] = []
             files: list[FileState] = []
             if settings and isinstance(source, Index):

@@ -14,11 +14,11 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -35,7 +35,8 @@ from latelier.indexes.base import NO_CHANGES, Index, Origins, PathLike, Ranges, 
 from latelier.indexes.fields import new_fields
 from latelier.indexes.flat import Flat
 from latelier.indexes.ivf import IVF
-from latelier.indexes.ivf.layout import BITS
+from latelier.indexes.ivf.codec import CODEBOOK_TOKENS, CodecChoice, choose_codec
+from latelier.indexes.ivf.layout import BITS, PLAIN_BITS
 from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
 from latelier.indexes.ranking import Ranking, combine_sides, vector_scores, with_words
@@ -221,6 +222,10 @@ class ShardWorker:
         self._transaction = self._transaction_end.enter_context(index._storage.transaction())
         return WriteState(int(index._storage.setting("next_number")), index.dim, index.fields)
 
+    def take_codec(self, dim: int, choice: CodecChoice) -> None:
+        """Store what was chosen for the codes of all shards."""
+        cast("IVF", self._index).take_codec(dim, choice)
+
     def insert(
         self,
         documents: Sequence[StoredDocument],
@@ -231,7 +236,7 @@ class ShardWorker:
     ) -> list[int]:
         """Insert documents; `fields`: metadata keys of this write, to be spelled alike in all shards."""
         transaction = self._begun()
-        arrays = self._index._encode_in(transaction, embeddings)
+        arrays = self._index._encode(embeddings)
         batch = DocumentBatch(DocumentColumns(documents), embeddings.lengths, embeddings.dim, arrays)
         transaction.make_fields(fields)
         self._has_inserted = True
@@ -578,7 +583,7 @@ class Sharded(Index):
                 transaction.apply(unsettled(changes))
         left: list[int] = []
         count = 0
-        with self._writing(changes) as (states, fields):
+        with self._writing(changes, batches.peek) as (states, fields):
             following = max(self._call("read", "next_id"))
             dim = next((state.dim for state in states if state.dim is not None), None)
             number = max(state.next_number for state in states)
@@ -615,6 +620,37 @@ class Sharded(Index):
         self._call("write", "maintain")
         return sorted(left)
 
+    def _choose_codec(self, peek: Callable[[int], TokenEmbeddings | None]) -> None:
+        """Choose what the codes of all shards depend on, as one index with the same documents does."""
+        bits = self._configuration["nbits"]
+        dim = self.dim
+        chosen = [] if dim is None else self._choices(dim)
+        if dim is None or not all(each.is_final(bits) for each in chosen):
+            first = peek(0 if bits in PLAIN_BITS else CODEBOOK_TOKENS)
+            if first is None or not first.num_tokens or dim not in (None, first.dim):
+                return  # nothing to choose from, or the write will fail
+            dim = first.dim
+            chosen = chosen or self._choices(dim)
+            axes = [each.axis for each in chosen if each.axis is not None]
+            codebooks = [each.codebook for each in chosen if each.codebook is not None]
+            before = CodecChoice(next(iter(axes), None), next(iter(codebooks), None))
+            choice = choose_codec(before, bits, first, self.statistics().tokens, self._vectors)
+            if any(each != choice for each in chosen):
+                self._call("write", "take_codec", (dim, choice))
+
+    def _choices(self, dim: int) -> list[CodecChoice]:
+        """Return what each shard has chosen for its codes."""
+        return self._call("read", "read", ("codec_choice", dim))
+
+    def _vectors(self) -> list[TokenEmbeddings]:
+        """Return the vectors of all documents, in the order of insertion."""
+        found = [each for each in self._call("read", "read", ("stored_vectors",)) if len(each[0])]
+        if not found:
+            return []
+        numbers, vectors = zip(*found, strict=True)
+        order = np.argsort(np.concatenate(numbers), kind="stable")
+        return [TokenEmbeddings.concatenate(vectors)[order]]
+
     def _change_documents(self, changes: Changes) -> None:
         """Change documents in their shards, within a transaction."""
         ids = list(dict.fromkeys([*changes.removed, *changes.moved]))
@@ -637,11 +673,18 @@ class Sharded(Index):
             self._call("write", "remove", {shard: (each,) for shard, each in removed.items()})
 
     @contextmanager
-    def _writing(self, changes: Changes = NO_CHANGES) -> Iterator[tuple[list[WriteState], list[str]]]:
-        """Begin a transaction in every shard, as the only writer of all processes, and commit them at the end."""
+    def _writing(
+        self, changes: Changes = NO_CHANGES, peek: Callable[[int], TokenEmbeddings | None] | None = None
+    ) -> Iterator[tuple[list[WriteState], list[str]]]:
+        """Begin a transaction in every shard, as the only writer of all processes, and commit them at the end.
+
+        `peek`: `DocumentBatches.peek` of the documents that will be added.
+        """
         with self._storage.transaction() as transaction:
             if changes != NO_CHANGES:
                 transaction.apply(changes._replace(removed={}, moved={}))
+            if peek is not None and self._is_ivf:
+                self._choose_codec(peek)
             try:
                 fields: list[str] = []
                 yield self._call("write", "begin"), fields

@@ -615,10 +615,6 @@ class StoredIndex(Index):
         `before`: the index before the write; `peek`: `DocumentBatches.peek`.
         """
 
-    def _encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> Arrays:
-        """Return the token arrays of documents that may be the first ones, within the transaction that inserts them."""
-        return self._encode(embeddings)
-
     def _are_in_range(self, arrays: Arrays) -> bool:
         """Whether token arrays show that all vectors are in range; if not, the vectors themselves are checked."""
         return False

@@ -69,6 +69,26 @@ def test_exact_shards_find_exactly_what_one_index_finds(tmp_path, dtype):
         assert sharded.verify().is_whole
 
 
+@pytest.mark.parametrize("nbits", [8, 4, 2, 1])
+def test_coded_shards_are_those_of_one_index(tmp_path, nbits):
+    """Few bits choose their codebook at the third write, from the documents of all shards and of the write."""
+    rng = np.random.default_rng(0)
+    vectors = [rng.standard_normal((n, 32)).astype("float32") + 1 for n in rng.integers(30, 60, size=900)]
+    queries = [rng.standard_normal((4, 32)).astype("float32") for _ in range(25)]
+    one = indexes.IVF(nbits=nbits)
+    with indexes.Sharded(tmp_path / "index", shards=3, nbits=nbits) as sharded:
+        for first, last in ((0, 1), (1, 300), (300, 800), (800, 900)):
+            for index in (one, sharded):
+                index.add(range(first, last), vectors[first:last])
+            for k in (1, 10):
+                assert sharded.search(queries, k, effort="exact") == one.search(queries, k, effort="exact")
+            for mine, other in zip(
+                sharded.get_embeddings([0, last - 1]), one.get_embeddings([0, last - 1]), strict=True
+            ):
+                np.testing.assert_array_equal(mine, other)
+        assert one.statistics().tokens > 32_768
+
+
 def test_keywords_are_scored_as_in_the_shards(sharded, tmp_path):
     """Each shard alone gives the same scores, and the hits are merged by them."""
     hits = sharded.search(mode="keywords", texts=TEXTS, k=90)

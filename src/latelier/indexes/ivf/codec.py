@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -39,6 +39,7 @@ from latelier.indexes.ivf.layout import (
     FINE_CELLS,
     GROUP,
     PLAIN_BITS,
+    START_BITS,
     CodedDocuments,
     CodeShape,
     byte_width,
@@ -346,6 +347,37 @@ class Codec:
         rests, leads = code_kernels.decode_documents(self.locate(part.segment), part.positions, self.shape)
         vectors = code_kernels.restore(rests, leads, self.rotation)
         return TokenEmbeddings(vectors, lengths_to_offsets(part.lengths))
+
+
+class CodecChoice(NamedTuple):
+    """What the codes of a dim depend on, as it is stored; None where it is not chosen yet."""
+
+    axis: str | None
+    codebook: str | None
+
+    def is_final(self, bits: int) -> bool:
+        """Whether all is chosen for codes of so many bits."""
+        return self.axis is not None and (bits in PLAIN_BITS or self.codebook is not None)
+
+
+def choose_codec(
+    before: CodecChoice,
+    bits: int,
+    first: TokenEmbeddings,
+    tokens: int,
+    stored: Callable[[], Sequence[TokenEmbeddings]],
+) -> CodecChoice:
+    """Choose what is missing, and can be chosen once there are enough tokens.
+
+    `first`: some of the documents that are being added; `tokens`: of those in the index, which `stored` returns.
+    """
+    axis = before.axis or write_axis(choose_axis(first.vectors))
+    codebook = before.codebook
+    if bits not in PLAIN_BITS and codebook is None and tokens + first.num_tokens >= CODEBOOK_TOKENS:
+        codec = Codec(START_BITS, first.dim, read_axis(axis, first.dim))
+        sample = TokenEmbeddings.concatenate([*stored(), first])
+        codebook = write_codebook(codec.choose_codebook(sample.vectors))
+    return CodecChoice(axis, codebook)
 
 
 def are_in_range(arrays: dict[str, np.ndarray]) -> bool:

@@ -27,13 +27,12 @@ from latelier.indexes.ivf.codec import (
     CELLS,
     CODEBOOK_TOKENS,
     Codec,
+    CodecChoice,
     DocumentTable,
     are_in_range,
-    choose_axis,
+    choose_codec,
     read_axis,
     read_codebook,
-    write_axis,
-    write_codebook,
 )
 from latelier.indexes.ivf.layout import BITS, GROUP, PLAIN_BITS, START_BITS, byte_width, coarse_count, list_count
 from latelier.indexes.ivf.layout import CELLS as CELL_COUNT
@@ -44,7 +43,6 @@ from latelier.indexes.ranking import Ranking, exact_scores
 from latelier.indexes.results import CheckReport, StageLoss, warn_of_damage
 from latelier.indexes.store import forks
 from latelier.indexes.store.segments import Part, Segment, Snapshot, TokenArray
-from latelier.indexes.store.transaction import Transaction
 from latelier.indexes.stored_index import StoredIndex, token_bytes
 from latelier.kernels.threads import for_ranges, thread_count
 from latelier.scores.maxsim import TopK
@@ -309,66 +307,58 @@ class IVF(StoredIndex):
         first = peek(0 if self.nbits in PLAIN_BITS else CODEBOOK_TOKENS)
         if first is None or not first.num_tokens or (before.documents and first.dim != before.dim):
             return  # nothing to choose from, or the write will fail
-        codec = self._codec(first.dim)
-        is_enough = before.tokens + first.num_tokens >= CODEBOOK_TOKENS
-        if codec.axis is None or (codec.bits != self.nbits and is_enough):
-            with self._storage.transaction() as transaction:
-                self._choose(transaction, first)
 
-    def _encode_in(self, transaction: Transaction, embeddings: TokenEmbeddings) -> dict[str, np.ndarray]:
-        """See `StoredIndex._encode_in`."""
-        return self._choose(transaction, embeddings).encode(embeddings)
+        def choose(stored: Callable[[], Sequence[TokenEmbeddings]]) -> CodecChoice:
+            return choose_codec(self.codec_choice(first.dim), self.nbits, first, before.tokens, stored)
 
-    def take_axis(self, other: IVF) -> None:
-        """Code as another index does, unless there are documents already: then a copy loses next to nothing."""
-        if other.dim is None:
-            codec = Codec(self.nbits, 0)
-        else:
-            codec = other._codec(other.dim)
-        axis = codec.axis
-        codebook = codec.codebook
-        if axis is None or self._storage.setting(f"axis_{codec.dim}") is not None:
-            return
+        self._take(first.dim, choose)
+
+    def codec_choice(self, dim: int) -> CodecChoice:
+        """Return what is chosen for documents of a dim."""
+        setting = self._storage.setting
+        return CodecChoice(setting(f"axis_{dim}"), setting(f"codebook_{dim}"))
+
+    def stored_vectors(self) -> tuple[np.ndarray, TokenEmbeddings]:
+        """Return the row ids and the vectors of all documents, or of their passages."""
+        parts = self._storage.snapshot().parts()
+        if not parts:
+            return np.zeros(0, dtype="int64"), TokenEmbeddings.from_list([], dim=self.dim)
+        rows = [part.segment.row_ids[part.positions] for part in parts]
+        return np.concatenate(rows), TokenEmbeddings.concatenate([self._decode(part) for part in parts])
+
+    def take_codec(self, dim: int, choice: CodecChoice) -> None:
+        """Code as another index does, with what is not chosen yet; documents of 4 bits are coded again."""
+        if self.nbits in PLAIN_BITS:
+            choice = choice._replace(codebook=None)
+        if choice.axis is not None and self.codec_choice(dim) != choice:
+            self._take(dim, lambda _: choice)
+
+    def _take(self, dim: int, choose: Callable[[Callable[[], Sequence[TokenEmbeddings]]], CodecChoice]) -> None:
+        """Store what is chosen for a dim; `choose` is called with what returns the vectors of all documents."""
         with self._storage.transaction() as transaction:
-            transaction.set_missing(f"axis_{codec.dim}", lambda: write_axis(axis))
-            if codebook is not None and self.nbits not in PLAIN_BITS and not self._storage.snapshot().documents:
-                transaction.set_missing(f"codebook_{codec.dim}", lambda: write_codebook(codebook))
-
-    def _choose(self, transaction: Transaction, first: TokenEmbeddings) -> Codec:
-        """Return the codec of a dim, whose axis and codebook are chosen now if they are missing and it is time."""
-        codec = self._codec(first.dim)
-        before = self._storage.snapshot()
-        dim = first.dim
-        if self._is_final(codec) or before.dim not in (None, dim):  # the insert of another dim will fail
-            return codec
-        stored = transaction.set_missing(f"axis_{dim}", lambda: write_axis(choose_axis(first.vectors)))
-        codec = replace(codec, axis=read_axis(stored, dim))
-        if codec.bits == self.nbits:
-            return codec
-        try:
-            segments = transaction.segments()  # those of this transaction too, which shards fill in many steps
-        except CorruptedIndexError:
-            return codec  # until it is repaired: all segments of an index are coded alike
-        tokens = sum(part.tokens for _, part in segments)
-        if tokens + first.num_tokens < CODEBOOK_TOKENS:
-            return codec
-
-        def choose() -> str:
-            step = 1 + tokens // CODEBOOK_TOKENS
-            parts = [codec.decode(Part(part.segment, part.positions[::step])) for _, part in segments]
-            return write_codebook(codec.choose_codebook(TokenEmbeddings.concatenate([*parts, first]).vectors))
-
-        codebook = read_codebook(transaction.set_missing(f"codebook_{dim}", choose), dim)
-        final = replace(codec, bits=self.nbits, codebook=codebook)
-        for row, part in segments:
-            if CELLS not in part.segment.arrays:  # another writer may have chosen the codebook meanwhile
-                segment, positions = part
-                arrays = final.encode(codec.decode(part))
-                ids = segment.ids(positions)
-                passages = None if segment.ranges is None else part.passages
-                coded = Segment.build(segment.row_ids[positions], ids, part.lengths, arrays, passages)
-                transaction.replace([(row, part)], coded)
-        return final
+            if self._storage.snapshot().dim not in (None, dim):
+                return  # the insert of another dim will fail
+            segments = []
+            if self.nbits not in PLAIN_BITS:
+                try:
+                    segments = transaction.segments()
+                except CorruptedIndexError:
+                    return  # until it is repaired: all segments of an index are coded alike
+            choice = choose(lambda: [self._decode(part) for _, part in segments])
+            if choice.axis is not None:
+                choice = choice._replace(axis=transaction.set_missing(f"axis_{dim}", lambda: choice.axis))
+            if choice.codebook is None or choice.axis is None:
+                return
+            stored = transaction.set_missing(f"codebook_{dim}", lambda: choice.codebook)
+            final = Codec(self.nbits, dim, read_axis(choice.axis, dim), read_codebook(stored, dim))
+            for row, part in segments:
+                if CELLS not in part.segment.arrays:  # another writer may have chosen the codebook meanwhile
+                    segment, positions = part
+                    arrays = final.encode(self._decode(part))
+                    ids = segment.ids(positions)
+                    passages = None if segment.ranges is None else part.passages
+                    coded = Segment.build(segment.row_ids[positions], ids, part.lengths, arrays, passages)
+                    transaction.replace([(row, part)], coded)
 
     def _are_in_range(self, arrays: dict[str, np.ndarray]) -> bool:
         return are_in_range(arrays)
