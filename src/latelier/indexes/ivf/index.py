@@ -307,6 +307,9 @@ class IVF(StoredIndex):
         first = peek(0 if self.nbits in PLAIN_BITS else CODEBOOK_TOKENS)
         if first is None or not first.num_tokens or (before.documents and first.dim != before.dim):
             return  # nothing to choose from, or the write will fail
+        is_enough = self.nbits not in PLAIN_BITS and before.tokens + first.num_tokens >= CODEBOOK_TOKENS
+        if self.codec_choice(first.dim).axis is not None and not is_enough:
+            return
 
         def choose(stored: Callable[[], Sequence[TokenEmbeddings]]) -> CodecChoice:
             return choose_codec(self.codec_choice(first.dim), self.nbits, first, before.tokens, stored)
