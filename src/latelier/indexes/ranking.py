@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.indexes.options import SearchOptions
+from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions
+from latelier.indexes.results import Hit
 from latelier.utils.batching import lengths_to_offsets, split_by_rows
 
 
@@ -193,3 +194,41 @@ def combine_sides(options: SearchOptions, by_vectors: Ranking, by_words: Ranking
     if options.fusion == "rrf":
         return fuse_ranks([by_vectors.sorted(len(by_vectors.numbers)), by_words], options.weights, k)
     return fuse_scores([by_vectors, by_words], options.weights, k)
+
+
+class ShardFindings(NamedTuple):
+    """What a shard finds for one query: the best of each side that the mode uses, and hits by document number.
+
+    `by_vectors`: of hybrid and rerank, all of those by words are among them.
+    """
+
+    by_vectors: Ranking
+    by_words: Ranking
+    hits: dict[int, Hit]
+
+
+def merge_findings(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> list[Hit]:
+    """Return the best documents of one query from those of each shard."""
+
+    def best(rankings: Iterable[Ranking], count: int | None = None) -> Ranking:
+        joined = Ranking(*(np.concatenate(column) for column in zip(*rankings, strict=True)))
+        return joined.sorted(len(joined.numbers) if count is None else count)
+
+    by_vectors = best(each.by_vectors for each in found)
+    depth = k if options.mode == "keywords" else options.depth_for(k)
+    by_words = best((each.by_words for each in found), depth)
+    if options.mode == "vectors":
+        ranking = by_vectors.sorted(k)
+    elif options.mode == "keywords":
+        ranking = by_words
+    elif options.mode == "rerank":
+        ranking = by_vectors.among(by_words.numbers).sorted(k)
+    else:
+        ranking = combine_sides(options, with_words(by_vectors, by_words, VECTORS_PER_WORD * depth), by_words, k)
+    hits = {number: hit for each in found for number, hit in each.hits.items()}
+    pairs = zip(ranking.numbers.tolist(), ranking.scores.tolist(), strict=True)
+    best_hits = [hits[number].scored(score) for number, score in pairs]
+    if options.mode == "hybrid":
+        for hit, score in zip(best_hits, vector_scores(ranking, by_vectors), strict=True):
+            hit.vector_score = score
+    return best_hits

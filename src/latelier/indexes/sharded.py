@@ -39,7 +39,7 @@ from latelier.indexes.ivf.codec import CODEBOOK_TOKENS, CodecChoice, choose_code
 from latelier.indexes.ivf.layout import BITS, PLAIN_BITS
 from latelier.indexes.options import VECTORS_PER_WORD, SearchOptions, Tokenizer
 from latelier.indexes.packing import DocumentBatches, GivenDocuments, check_queries
-from latelier.indexes.ranking import Ranking, combine_sides, vector_scores, with_words
+from latelier.indexes.ranking import Ranking, ShardFindings, merge_findings
 from latelier.indexes.results import (
     Hit,
     IndexStatistics,
@@ -90,17 +90,6 @@ class Opening(NamedTuple):
     read_only: bool
     max_memory: int | None
     shards_on_node: int
-
-
-class ShardFindings(NamedTuple):
-    """What a shard finds for one query: the best of each side that the mode uses, and hits by document number.
-
-    `by_vectors`: of hybrid and rerank, all of those by words are among them.
-    """
-
-    by_vectors: Ranking
-    by_words: Ranking
-    hits: dict[int, Hit]
 
 
 class WriteState(NamedTuple):
@@ -727,7 +716,7 @@ class Sharded(Index):
         has_words = any(len(each.by_words.numbers) for row in by_query for each in row)
         if options.mode != "vectors" and not has_words and len(self) and not self.statistics().has_texts:
             raise without_texts()
-        return [_merged(row, options, k) for row in by_query]
+        return [merge_findings(row, options, k) for row in by_query]
 
     def highest_scores(self, texts: Sequence[str]) -> list[float]:
         """See `Index.highest_scores`: of the shard that has the highest."""
@@ -936,33 +925,6 @@ def shard_of(id: Id, shards: int) -> int:
     """Return the shard of an id: its BLAKE2b hash modulo the number of shards; 1 and "1" are two ids."""
     spelled = f"{'s' if isinstance(id, str) else 'i'}{id}".encode()
     return int.from_bytes(hashlib.blake2b(spelled, digest_size=8).digest(), "big") % shards
-
-
-def _merged(found: Sequence[ShardFindings], options: SearchOptions, k: int) -> list[Hit]:
-    """Return the best documents of one query from those of each shard."""
-
-    def best(rankings: Iterable[Ranking], count: int | None = None) -> Ranking:
-        joined = Ranking(*(np.concatenate(column) for column in zip(*rankings, strict=True)))
-        return joined.sorted(len(joined.numbers) if count is None else count)
-
-    by_vectors = best(each.by_vectors for each in found)
-    depth = k if options.mode == "keywords" else options.depth_for(k)
-    by_words = best((each.by_words for each in found), depth)
-    if options.mode == "vectors":
-        ranking = by_vectors.sorted(k)
-    elif options.mode == "keywords":
-        ranking = by_words
-    elif options.mode == "rerank":
-        ranking = by_vectors.among(by_words.numbers).sorted(k)
-    else:
-        ranking = combine_sides(options, with_words(by_vectors, by_words, VECTORS_PER_WORD * depth), by_words, k)
-    hits = {number: hit for each in found for number, hit in each.hits.items()}
-    pairs = zip(ranking.numbers.tolist(), ranking.scores.tolist(), strict=True)
-    best_hits = [hits[number].scored(score) for number, score in pairs]
-    if options.mode == "hybrid":
-        for hit, score in zip(best_hits, vector_scores(ranking, by_vectors), strict=True):
-            hit.vector_score = score
-    return best_hits
 
 
 def _checked_configuration(
