@@ -147,7 +147,7 @@ def open_current(
         _say_new(folder, documents, target)
         make = partial(make_compact, target, None, False, None, max_memory=max_memory)
         computing = {} if backend == "auto" else {"backend": backend}
-        return writing_retriever(index, make, model, computing=computing, **loading)
+        return writing_retriever(index, make, model, device=device, options=computing, trusts_code=trust_remote_code)
 
     with discarded_if_unused(target, open_or_make) as retriever:
         is_new = retriever.index.dim is None
