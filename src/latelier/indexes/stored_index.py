@@ -294,7 +294,8 @@ class StoredIndex(Index):
         if row is None:
             return term
         [hit] = snapshot.hits(np.array([row]), np.zeros(1))
-        return spelling(term, self.get([hit.id])[0].text or "", snapshot.tokenizer or "")
+        record = self._storage.ask(find_records, [hit.id])[hit.id]
+        return spelling(term, record.text or "", snapshot.tokenizer or "")
 
     def _hits(self, snapshot: Snapshot, rankings: Sequence[Ranking]) -> list[list[Hit]]:
         rows = np.concatenate([np.zeros(0, "int64"), *(ranking.rows for ranking in rankings)])

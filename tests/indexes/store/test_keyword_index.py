@@ -53,6 +53,14 @@ def test_identifiers_are_found_by_their_parts(tmp_path):
         assert found(index, "http") == ["b"]
 
 
+def test_a_filter_that_leaves_no_row_of_a_segment_finds_none_of_it(tmp_path):
+    with indexes.Flat(tmp_path) as index:
+        for year in range(3):
+            index.add(year, np.eye(2), "the same words", {"year": year})
+        assert found(index, "words", filter="year = 1") == [1]
+        assert found(index, "words", filter="year > 5") == []
+
+
 def test_tokenizers_differ_in_what_they_find():
     for tokenizer, ids in [("standard", []), ("porter", [0])]:
         with make(None, tokenizer=tokenizer) as index:

@@ -288,7 +288,8 @@ class WordSearch:
             mask = alive
             if chosen is not None:
                 mask = np.zeros(len(segment), dtype="uint8")
-                mask[chosen.get(id(segment), ())] = 1
+                if id(segment) in chosen:
+                    mask[chosen[id(segment)]] = 1
             own = np.ascontiguousarray(ranges[:, order])
             rows = segment.row_ids, segment.numbers
             rank_postings(postings.postings, postings.maxima, own, weights, postings.lengths, mask, *rows, norm, best)
