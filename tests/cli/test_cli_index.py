@@ -202,7 +202,7 @@ def test_pages_and_pictures(run, tmp_path, tiny):
     (tmp_path / "scans" / "b.webp").unlink()
     assert "2 documents (1 removed, 2 unchanged)" in run(*command).stdout
     lines = run("search", folder, "profits", "--model", model, "--device", "cpu").stdout.splitlines()
-    assert sorted(line.split("  ", 3)[-1] for line in lines) == [f"a.pdf#{page}, a.pdf, page {page}" for page in (1, 2)]
+    assert sorted(line.split("  ", 3)[-1] for line in lines) == [f"a.pdf#{page}, page {page}" for page in (1, 2)]
     single = run("index", tmp_path / "scans" / "a.pdf", tmp_path / "b", *command[3:], "--json")
     assert json.loads(single.stdout)["new"] == 2
     records = [{"id": "x", "image": str(tmp_path / "scans" / "a.pdf"), "page": 2}, {"id": "y", "text": "words"}]

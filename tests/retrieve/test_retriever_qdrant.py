@@ -37,6 +37,6 @@ def test_open_takes_a_collection_with_the_model_that_its_settings_name(tiny, tmp
     with pytest.raises(InvalidArgumentError, match="is closed"):
         again.search("plums")
     with indexes.Qdrant(tmp_path / "q", collection="empty") as empty:
-        with pytest.raises(InvalidArgumentError, match=r"'empty'.* does not name its model"):
+        with pytest.raises(InvalidArgumentError, match="does not name its model"):
             Retriever.open(empty)
         assert len(empty) == 0  # it stays open

@@ -24,6 +24,7 @@ _DOCUMENTS = "documents"
 # Of a question: its length does not depend on what becomes of the endings of words.
 _WHOLE = "standard"
 _LOWEST = 1e-3  # of what a bar goes through, as it has a logarithm
+_SPREAD = np.log(1.5)  # of numbers of terms, whose logarithms tell how a bar depends on them
 _SHORTEST = 3  # terms of the shortest pieces from which bars are learned
 _HIGHEST = 10.0  # of the numbers of a bar, which may be a stranger's
 
@@ -55,10 +56,11 @@ class WeakBar(NamedTuple):
         long pieces match the others best.
         """
         logarithms = np.log(np.maximum(least, _LOWEST))
+        lengths = np.log(np.maximum(terms, 1))
         exponent = most
-        if len(terms) > 1:
-            exponent = min(most, float(np.polyfit(np.log(terms), logarithms, 1)[0]))
-        factor = float(np.exp(np.mean(logarithms - exponent * np.log(terms))))
+        if np.ptp(lengths) > _SPREAD:  # documents that repeat a word give pieces of one length
+            exponent = min(most, float(np.polyfit(lengths, logarithms, 1)[0]))
+        factor = float(np.exp(np.mean(logarithms - exponent * lengths)))
         return cls(factor, exponent)
 
     @classmethod
