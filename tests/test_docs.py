@@ -3,9 +3,6 @@
 import html
 import importlib
 import re
-import shutil
-import subprocess
-import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -71,23 +68,10 @@ def test_no_page_has_the_name_of_one_that_sphinx_writes():
 
 
 @pytest.mark.slow
-def test_the_built_pages_have_their_titles_and_each_class_has_a_page(tmp_path):
-    pytest.importorskip("sphinx_design", reason="needs the extra docs")
-    generated = shutil.ignore_patterns("notebooks", "latelier.*.rst", "__pycache__")
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=generated)
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "--quiet",
-        "--fail-on-warning",
-        "-D",
-        "nb_execution_mode=off",
-        "docs",
-        "site",
-    ]
-    subprocess.run(command, cwd=tmp_path, check=True)
+def test_the_built_pages_have_their_titles_and_each_class_has_a_page():
+    site = ROOT / "site"
+    if not site.is_dir():
+        pytest.skip("make docs builds the pages")
     titles = {name.removeprefix("docs/"): text for name, text in PAGES.items() if name.startswith("docs/")}
     expected = {
         name.removesuffix(".md"): re.search(r"^# (.*)$", text, re.MULTILINE)[1].replace("`", "")
@@ -100,11 +84,11 @@ def test_the_built_pages_have_their_titles_and_each_class_has_a_page(tmp_path):
         expected |= {f"api/latelier.{package}.{name}": name for name in classes}
     assert "api/latelier.retrieve.Retriever" in expected
     for name, title in expected.items():
-        page = (tmp_path / "site" / f"{name}.html").read_text(encoding="utf-8")
+        page = (site / f"{name}.html").read_text(encoding="utf-8")
         heading = re.search(r"<h1>(.*?)<a class=\"headerlink\"", page, re.DOTALL)
         assert heading is not None, name
         assert html.unescape(re.sub(r"<[^>]+>", "", heading[1])) == title, name
-    retriever = (tmp_path / "site" / "api" / "latelier.retrieve.Retriever.html").read_text(encoding="utf-8")
+    retriever = (site / "api" / "latelier.retrieve.Retriever.html").read_text(encoding="utf-8")
     assert 'id="latelier.retrieve.Retriever.search"' in retriever
 
 
