@@ -115,7 +115,7 @@ class Explanation:
     >>> explanation = retriever.explain("unhealthy fruit", "a")
     >>> [match.token for match in explanation.tokens]
     ['[CLS]', 'un', '##hea', '##lth', '##y', 'fruit', '[SEP]']
-    >>> [(match.word, match.matched) for match in explanation.words()][1:-1]
+    >>> [(match.word, match.matched) for match in explanation.words()][:-1]
     [('unhealthy', 'healthy'), ('fruit', 'bananas')]
 
     The characters that matched, to be highlighted:

@@ -209,7 +209,8 @@ def _result(record: Record, found: Found) -> Result:
     return Result(hit.id, hit.score, text, metadata, hit.start, hit.end, mean, weak)
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """Where results come from."""
 
     index: Index
@@ -429,7 +430,7 @@ class Excerpt:
 
         A heading that is the title is left out; other headings, items and rows stand apart.
         """
-        pieces = []
+        pieces: list[str] = []
         was_apart = None
         for start, end in self._lines():
             line = self.text[start:end]

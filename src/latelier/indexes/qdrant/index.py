@@ -154,7 +154,7 @@ class CollectionSearch:
             for side in sides:
                 own = np.array([rows[each.document] for each in side], dtype="int64")
                 rankings.append(Ranking(own, np.array([each.score for each in side], dtype="float64"), own))
-            best = combine_sides(options, *rankings, k)
+            best = combine_sides(options, rankings[0], rankings[1], k)
             pairs = zip(best.numbers.tolist(), best.scores.tolist(), strict=True)
             fused.append([order[row]._replace(score=score, vector_score=order[row].score) for row, score in pairs])
         return fused
