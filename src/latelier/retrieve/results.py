@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -325,7 +325,7 @@ def _matches(
     texts = [result for result in results if result.text and not is_picture(result.metadata)]
     is_compared = source.model is not None and query.vectors is not None
     if not is_compared:  # in a batch of a server, others may be
-        source = source._replace(model=None)
+        source = replace(source, model=None)
     if source.model is not None and query.text != "":
         ids = [result.id for result in texts]
         starts = [result.start for result in texts]
