@@ -41,9 +41,10 @@ def document_terms(text: str, tokenizer: str) -> list[str]:
     They include what only some queries ask for: the parts of identifiers, single characters of scripts without spaces,
     and both halves of a word that the end of a line cuts, besides the word.
     """
-    runs = _ASCII_RUN.findall(text) if text.isascii() else _RUN.findall(text)
+    runs = _ASCII_RUN if text.isascii() else _RUN
     terms: list[str] = []
-    for run in runs:
+    for match in runs.finditer(text):  # a list of them would take ten times the memory of a long text
+        run = match[0]
         if len(run) > _LONGEST_REMEMBERED:
             terms += [term.term for term in _terms_of_run(run, tokenizer, is_query=False)]
         else:

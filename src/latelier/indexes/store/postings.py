@@ -7,7 +7,8 @@ readable; and they can be made again from the texts, see `Transaction.compact_ke
 
 from __future__ import annotations
 
-from collections import defaultdict
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -63,23 +64,33 @@ class Postings:
         """Return those of rows with these words, in any order and with repetitions; None for a row without a text."""
         known: defaultdict[str, int] = defaultdict()
         known.default_factory = known.__len__
-        found = []
-        lengths = []
+        lengths = array("L")
+        distinct_of_row = array("q")
+        numbers = array("q")
+        counts = array("q")
         for own in words:
+            held = Counter(own or ())  # at once: a long text has few distinct words
             lengths.append(_NO_TEXT if own is None else len(own))
-            found.append(np.array(list(map(known.__getitem__, own or ())), dtype="int64"))
-        rows = np.repeat(np.arange(len(found)), list(map(len, found)))
-        distinct, firsts, places = np.unique(
+            distinct_of_row.append(len(held))
+            numbers.extend(map(known.__getitem__, held))
+            counts.extend(held.values())
+        hashes, firsts, places = np.unique(
             np.array(list(map(word_hash, known)), dtype="int64"), return_index=True, return_inverse=True
         )
         spelled = list(known)
         texts = [spelled[i].encode() for i in firsts]
-        pairs = places[np.concatenate([np.zeros(0, "int64"), *found])] * max(1, len(found)) + rows
-        pairs, counts = np.unique(pairs, return_counts=True)
-        owners, rows = np.divmod(pairs, max(1, len(found)))
-        sizes = list(map(len, texts))
-        held = np.bincount(owners, minlength=len(distinct))
-        return cls._joined(distinct, b"".join(texts), sizes, held, rows, counts, np.array(lengths, dtype="uint32"))
+        owners = places[np.array(numbers, dtype="int64")]
+        order = np.argsort(owners, kind="stable")
+        rows = np.repeat(np.arange(len(lengths)), distinct_of_row)
+        return cls._joined(
+            hashes,
+            b"".join(texts),
+            list(map(len, texts)),
+            np.bincount(owners, minlength=len(hashes)),
+            rows[order],
+            np.array(counts, dtype="int64")[order],
+            np.array(lengths, dtype="uint32"),
+        )
 
     @classmethod
     def merge(cls, parts: Sequence[tuple[Postings, np.ndarray]]) -> Postings:

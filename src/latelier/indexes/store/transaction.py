@@ -298,8 +298,8 @@ class Transaction:
 
     def _words_of_texts(self, segment: Segment) -> Postings | None:
         """Return the words of the live rows of a segment, from their texts."""
-        texts = dict(rows.row_texts(self._start(), np.unique(segment.numbers).tolist()))
-        return self._cut(map(texts.get, segment.row_ids.tolist()))
+        known = rows.row_texts(self._start(), np.unique(segment.numbers).tolist())
+        return self._cut(_of_rows(known, segment.row_ids.tolist()))
 
     def _merged_words(self, words: Sequence[Postings | None], parts: Sequence[Part]) -> Postings | None:
         """Return the words of some parts of segments, in their order, given those of the segments."""
@@ -339,3 +339,15 @@ def _new_segment(batch: DocumentBatch, numbers: np.ndarray, counts: np.ndarray) 
     passages[1:] = np.array([each[:2] for own in documents.passages for each in own or whole], dtype="int32").T
     ids = [id for id, count in zip(documents.ids, counts.tolist(), strict=True) for _ in range(count)]
     return Segment.build(row_ids, ids, batch.lengths, batch.arrays, passages)
+
+
+def _of_rows(known: Iterator[tuple[int, str]], row_ids: Sequence[int]) -> Iterator[str | None]:
+    """Yield the text of each row, None for one without; both ascend by row id, and one text is in memory at a time."""
+    found, text = next(known, _LAST)
+    for row_id in row_ids:
+        while found < row_id:
+            found, text = next(known, _LAST)
+        yield text if found == row_id else None
+
+
+_LAST = (np.iinfo("int64").max, "")
