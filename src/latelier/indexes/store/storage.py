@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -63,7 +63,9 @@ T = TypeVar("T")
 Range: TypeAlias = "tuple[int, int]"
 # Marks what was lost, above all generations.
 _LOST = 10**18 - 1
-_CHECKED_ROWS = 8  # in memory at a time, with their texts
+# Characters of rows that are checked together, and held in memory a few times over.
+_CHECKED_TEXT = 1 << 18
+_ROW_TEXT = 256  # counted for each row besides
 
 
 class Storage:
@@ -500,19 +502,34 @@ def _catalog_damages(connection: Connection) -> Iterator[Damage]:
         catalog.tombstones(connection, row)
 
 
+def _blocks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """Yield rows in blocks, which end as soon as their texts are long."""
+    block: list[Sequence[Any]] = []
+    length = 0
+    for row in rows:
+        block.append(row)
+        length += _ROW_TEXT + sum(len(value) for value in row if isinstance(value, str))
+        if length > _CHECKED_TEXT:
+            yield block
+            block = []
+            length = 0
+    if block:
+        yield block
+
+
 def _damaged_documents(connection: Connection) -> Iterator[Id]:
     """Yield the ids of documents whose row in ``document`` or ``content`` differs from its checksum."""
     fields = [field.column for field in known_fields(connection)]
     columns = ["checksum", "number", "id", "passages", *fields]
     documents = connection.execute(f"SELECT {', '.join(columns)} FROM document")
-    while block := documents.fetchmany(_CHECKED_ROWS):
+    for block in _blocks(documents):
         written, row_ids, ids, passages, *values = zip(*block, strict=True)
         expected = document_checksums(row_ids, ids, passages, dict(zip(fields, values, strict=True)))
         yield from (id for id, one, other in zip(ids, written, expected, strict=True) if one != other)
     contents = connection.execute(
         "SELECT content.checksum, number, id, metadata, text FROM document JOIN content USING (number)"
     )
-    while block := contents.fetchmany(_CHECKED_ROWS):
+    for block in _blocks(contents):
         written, row_ids, ids, metadata, texts = zip(*block, strict=True)
         expected = content_checksums(row_ids, ids, metadata, texts)
         yield from (id for id, one, other in zip(ids, written, expected, strict=True) if one != other)
