@@ -620,8 +620,9 @@ class Sharded(Index):
                 return  # nothing to choose from, or the write will fail
             dim = first.dim
             chosen = chosen or self._choices(dim)
-            axes = [each.axis for each in chosen if each.axis is not None]
-            codebooks = [each.codebook for each in chosen if each.codebook is not None]
+            known = [] if self.dim is None else chosen  # what is chosen anew when there are no documents
+            axes = [each.axis for each in known if each.axis is not None]
+            codebooks = [each.codebook for each in known if each.codebook is not None]
             before = CodecChoice(next(iter(axes), None), next(iter(codebooks), None))
             choice = choose_codec(before, bits, first, self.statistics().tokens, self._vectors)
             if any(each != choice for each in chosen):

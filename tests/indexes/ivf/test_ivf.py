@@ -10,6 +10,7 @@ from ivf_helpers import check_lists, collection, lists_of, recall
 from instructions import forced
 from latelier import indexes
 from latelier.errors import CorruptedIndexError, EmbeddingsError, InvalidArgumentError
+from latelier.indexes.store.storage import Storage
 from latelier.kernels.library import supported
 
 pytestmark = pytest.mark.processor
@@ -72,11 +73,59 @@ def test_few_bits_begin_with_the_first_write_that_has_tokens_for_a_codebook(tmp_
         assert index.get_embeddings(index.ids()) == stored
         assert index.search(queries, 5) == hits
         assert index.verify().is_whole
-    change(tmp_path / "index", "UPDATE setting SET value = replace(value, 'A', 'B') WHERE name = 'codebook_48'")
+    change(tmp_path / "index", "UPDATE setting SET value = replace(value, 'A', 'B') WHERE name = 'codebook_48_0'")
     with indexes.open(tmp_path / "index") as index:
         assert "setting" in str(index.verify().damages)
         with pytest.raises(CorruptedIndexError, match="codebook_48"):
             index.search(queries, 5)
+
+
+@pytest.mark.parametrize("nbits", [8, 2])
+def test_an_emptied_index_codes_what_follows_as_a_new_one(tmp_path, nbits):
+    documents, queries = collection(2200, seed=1)
+    others = [matrix + np.float32(0.5) for matrix in documents]
+    fresh = indexes.IVF(nbits=nbits)
+    fresh.add(range(2200), others)
+
+    def fill(index):
+        index.remove(index.ids())
+        index.add(range(2200), others)
+
+    with indexes.IVF(nbits=nbits) as in_memory, indexes.IVF(tmp_path / "index", nbits=nbits) as index:
+        in_memory.add(range(2200), documents)
+        fill(in_memory)
+        for _ in range(2):
+            index.add(range(2200), documents)
+            first = index.search(queries, 5)
+            with index.snapshot():  # of documents that others follow
+                writing = threading.Thread(target=fill, args=[index])
+                writing.start()
+                writing.join()
+                assert index.search(queries, 5) == first
+            for each in (index, in_memory):
+                assert each.search(queries, 5) == fresh.search(queries, 5)
+                assert each.get_embeddings(range(2200)) == fresh.get_embeddings(range(2200))
+            assert index.verify().is_whole
+            index.remove(index.ids())
+
+
+def test_documents_that_others_replace_while_they_are_read_are_decoded_as_they_were(tmp_path, monkeypatch):
+    documents, _ = collection(200, seed=1)
+    find = Storage.find
+    with indexes.IVF(tmp_path / "index") as index, indexes.open(tmp_path / "index") as other:
+        index.add(range(200), documents)
+        stored = index.get_embeddings(range(200))
+
+        def find_and_wait(storage, *arguments):
+            found = find(storage, *arguments)
+            monkeypatch.undo()
+            other.remove(other.ids())
+            other.add(range(200), [matrix + np.float32(0.5) for matrix in documents])
+            return found
+
+        monkeypatch.setattr(Storage, "find", find_and_wait)
+        assert index.get_embeddings(range(200)) == stored
+        assert index.get_embeddings(range(200)) == other.get_embeddings(range(200)) != stored
 
 
 def test_scores_of_exact_searches_are_those_of_the_stored_vectors(early):

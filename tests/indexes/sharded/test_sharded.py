@@ -87,6 +87,10 @@ def test_coded_shards_are_those_of_one_index(tmp_path, nbits):
             ):
                 np.testing.assert_array_equal(mine, other)
         assert one.statistics().tokens > 32_768
+        for index in (one, sharded):  # what follows is chosen anew
+            index.remove(range(900))
+            index.add(range(900), [matrix - 2 for matrix in vectors])
+        assert sharded.search(queries, 10, effort="exact") == one.search(queries, 10, effort="exact")
 
 
 def test_keywords_are_scored_as_in_the_shards(sharded, tmp_path):

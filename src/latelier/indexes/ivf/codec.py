@@ -360,6 +360,16 @@ class CodecChoice(NamedTuple):
         return self.axis is not None and (bits in PLAIN_BITS or self.codebook is not None)
 
 
+def choice_names(dim: int, since: int) -> tuple[str, str]:
+    """Return the names of the settings that hold what is chosen for documents of a dim from a row id on."""
+    return f"axis_{dim}_{since}", f"codebook_{dim}_{since}"
+
+
+def read_choice(setting: Callable[[str], Any], dim: int, since: int) -> CodecChoice:
+    """Return what is chosen for documents of a dim from a row id on; `setting` returns a setting by its name."""
+    return CodecChoice(*map(setting, choice_names(dim, since)))
+
+
 def choose_codec(
     before: CodecChoice,
     bits: int,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from latelier.embeddings import TokenEmbeddings
-from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError
+from latelier.errors import CorruptedIndexError, IndexDamageWarning, LatelierError, StorageError
 from latelier.indexes.base import PathLike, sample_queries
 from latelier.indexes.ivf.codec import (
     CELLS,
@@ -30,8 +30,10 @@ from latelier.indexes.ivf.codec import (
     CodecChoice,
     DocumentTable,
     are_in_range,
+    choice_names,
     choose_codec,
     read_axis,
+    read_choice,
     read_codebook,
 )
 from latelier.indexes.ivf.layout import BITS, GROUP, PLAIN_BITS, START_BITS, byte_width, coarse_count, list_count
@@ -80,6 +82,8 @@ class Thresholds:
         return tokens >= self.train_tokens and documents >= self.train_documents
 
 
+# The setting that names the row ids of `IVF._coded_since`.
+_CODED_SINCE = "coded_since"
 # Name of the entries of inverted lists in the report.
 LISTS = "inverted lists"
 # Assumed number of multiplications per query: threads then take a few queries at a time.
@@ -106,7 +110,8 @@ class IVF(StoredIndex):
         Bits per number: 8 (the default), 4, 2 or 1. It cannot be changed later. At 128 dims a token takes 152, 72, 42
         or 26 bytes on disk, everything included. With 2 and 1, a codebook is chosen at the first write with which there
         are 32,768 tokens, from a sample of all that it is given, or of the first ones if they come from an iterator.
-        Until then documents are stored in 4 bits; with the codebook, they are coded again.
+        Until then documents are stored in 4 bits; with the codebook, they are coded again. What is added after all
+        documents were removed gets a codebook of its own.
     read_only
         Never write; implied if the folder cannot be written.
     max_memory
@@ -179,7 +184,7 @@ class IVF(StoredIndex):
         self._loaded: _Loaded | None = None
         self._loading = forks.Lock()
         self._has_warned = False
-        self._codecs: dict[int, Codec] = {}  # by dim; the axis of a dim never changes while there are documents
+        self._codecs: dict[tuple[int, int], Codec] = {}  # by dim and row id, see `_coded_since`
 
     @property
     def nbits(self) -> int:
@@ -276,22 +281,31 @@ class IVF(StoredIndex):
 
     def _encode(self, embeddings: TokenEmbeddings, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """See `StoredIndex._encode`."""
-        return self._codec(embeddings.dim).encode(embeddings, into)
+        return self._codec(embeddings.dim, self._coded_since()[-1]).encode(embeddings, into)
 
-    def _codec(self, dim: int) -> Codec:
-        """Return the codec of new documents of a dim, with the axis and the codebook that the index stores for it."""
-        codec = self._codecs.get(dim) or Codec(self.nbits if self.nbits in PLAIN_BITS else START_BITS, dim)
-        setting = self._storage.setting
-        if codec.axis is None and (stored := setting(f"axis_{dim}")) is not None:
-            codec = replace(codec, axis=read_axis(stored, dim))
-        if codec.bits != self.nbits and (stored := setting(f"codebook_{dim}")) is not None:
-            codec = replace(codec, bits=self.nbits, codebook=read_codebook(stored, dim))
-        self._codecs = {dim: codec}
+    def _coded_since(self) -> list[int]:
+        """Return from which row ids on codes depend on the same choice, ascending: the last two of such ids."""
+        return list(self._storage.setting(_CODED_SINCE) or [0])
+
+    def _codec(self, dim: int, since: int) -> Codec:
+        """Return the codec of documents from a row id on, with the axis and the codebook that the index stores."""
+        key = dim, since
+        codec = self._codecs.get(key) or Codec(self.nbits if self.nbits in PLAIN_BITS else START_BITS, dim)
+        choice = None if self._is_final(codec) else read_choice(self._storage.setting, dim, since)
+        if choice is not None and choice.axis is not None:
+            codec = replace(codec, axis=read_axis(choice.axis, dim))
+        if choice is not None and choice.codebook is not None and codec.bits != self.nbits:
+            codec = replace(codec, bits=self.nbits, codebook=read_codebook(choice.codebook, dim))
+        self._codecs = {key: codec}
         return codec
 
     def _codec_of(self, segment: Segment) -> Codec:
-        """Return the codec of a segment: a snapshot that a thread holds may be older than the codebook."""
-        codec = self._codec(segment.dim)
+        """Return the codec of a segment: a snapshot that a thread holds may be older than what is chosen."""
+        first = int(segment.row_ids[0])
+        known = [since for since in self._coded_since() if since <= first]
+        if not known:
+            raise StorageError("all documents of this snapshot were removed, and others are coded since; search again.")
+        codec = self._codec(segment.dim, known[-1])
         if codec.has_cells and CELLS not in segment.arrays:
             return replace(codec, bits=START_BITS, codebook=None)
         return codec
@@ -302,24 +316,23 @@ class IVF(StoredIndex):
 
     def _prepare(self, before: Snapshot, peek: Callable[[int], TokenEmbeddings | None]) -> None:
         """See `StoredIndex._prepare`: what is chosen gets a commit of its own, so that all writers encode with it."""
-        if before.documents and self._is_final(self._codec(before.dim or 0)):
+        if before.documents and self._is_final(self._codec(before.dim or 0, self._coded_since()[-1])):
             return
         first = peek(0 if self.nbits in PLAIN_BITS else CODEBOOK_TOKENS)
         if first is None or not first.num_tokens or (before.documents and first.dim != before.dim):
             return  # nothing to choose from, or the write will fail
         is_enough = self.nbits not in PLAIN_BITS and before.tokens + first.num_tokens >= CODEBOOK_TOKENS
-        if self.codec_choice(first.dim).axis is not None and not is_enough:
+        if before.documents and self.codec_choice(first.dim).axis is not None and not is_enough:
             return
 
-        def choose(stored: Callable[[], Sequence[TokenEmbeddings]]) -> CodecChoice:
-            return choose_codec(self.codec_choice(first.dim), self.nbits, first, before.tokens, stored)
+        def choose(known: CodecChoice, stored: Callable[[], Sequence[TokenEmbeddings]]) -> CodecChoice:
+            return choose_codec(known, self.nbits, first, before.tokens, stored)
 
         self._take(first.dim, choose)
 
     def codec_choice(self, dim: int) -> CodecChoice:
-        """Return what is chosen for documents of a dim."""
-        setting = self._storage.setting
-        return CodecChoice(setting(f"axis_{dim}"), setting(f"codebook_{dim}"))
+        """Return what is chosen for new documents of a dim."""
+        return read_choice(self._storage.setting, dim, self._coded_since()[-1])
 
     def stored_vectors(self) -> tuple[np.ndarray, TokenEmbeddings]:
         """Return the row ids and the vectors of all documents, or of their passages."""
@@ -334,10 +347,16 @@ class IVF(StoredIndex):
         if self.nbits in PLAIN_BITS:
             choice = choice._replace(codebook=None)
         if choice.axis is not None and self.codec_choice(dim) != choice:
-            self._take(dim, lambda _: choice)
+            self._take(dim, lambda *_: choice)
 
-    def _take(self, dim: int, choose: Callable[[Callable[[], Sequence[TokenEmbeddings]]], CodecChoice]) -> None:
-        """Store what is chosen for a dim; `choose` is called with what returns the vectors of all documents."""
+    def _take(
+        self, dim: int, choose: Callable[[CodecChoice, Callable[[], Sequence[TokenEmbeddings]]], CodecChoice]
+    ) -> None:
+        """Store what is chosen for a dim.
+
+        `choose` is called with what is known, nothing if all documents of an earlier choice were removed, and with what
+        returns the vectors of all documents.
+        """
         with self._storage.transaction() as transaction:
             if self._storage.snapshot().dim not in (None, dim):
                 return  # the insert of another dim will fail
@@ -347,13 +366,29 @@ class IVF(StoredIndex):
                     segments = transaction.segments()
                 except CorruptedIndexError:
                     return  # until it is repaired: all segments of an index are coded alike
-            choice = choose(lambda: [self._decode(part) for _, part in segments])
-            if choice.axis is not None:
-                choice = choice._replace(axis=transaction.set_missing(f"axis_{dim}", lambda: choice.axis))
-            if choice.codebook is None or choice.axis is None:
+            sinces = transaction.setting(_CODED_SINCE) or [0]
+            stored = read_choice(transaction.setting, dim, sinces[-1])
+            if transaction.is_empty and transaction.next_number > sinces[-1]:
+                known = CodecChoice(None, None)
+            else:
+                known = stored
+            choice = choose(known, lambda: [self._decode(part) for _, part in segments])
+            if stored.axis is not None and stored.axis != choice.axis:
+                if transaction.is_empty:
+                    for name in (name for since in sinces[:-1] for name in choice_names(dim, since)):
+                        transaction.set_setting(name, None)
+                    sinces = [sinces[-1], transaction.skip_number()]
+                    transaction.set_setting(_CODED_SINCE, sinces)
+                else:  # another writer may have chosen meanwhile
+                    choice = choice._replace(axis=stored.axis)
+            if choice.axis is None:
                 return
-            stored = transaction.set_missing(f"codebook_{dim}", lambda: choice.codebook)
-            final = Codec(self.nbits, dim, read_axis(choice.axis, dim), read_codebook(stored, dim))
+            of_axis, of_codebook = choice_names(dim, sinces[-1])
+            transaction.set_missing(of_axis, lambda: choice.axis)
+            if choice.codebook is None:
+                return
+            codebook = transaction.set_missing(of_codebook, lambda: choice.codebook)
+            final = Codec(self.nbits, dim, read_axis(choice.axis, dim), read_codebook(codebook, dim))
             for row, part in segments:
                 if CELLS not in part.segment.arrays:  # another writer may have chosen the codebook meanwhile
                     segment, positions = part

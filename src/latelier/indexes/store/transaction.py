@@ -174,13 +174,34 @@ class Transaction:
             self.written.append(row.name)
         catalog.write_ann_data(connection, row)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no documents after the changes so far."""
+        self._start()
+        return not self._rows
+
+    @property
+    def next_number(self) -> int:
+        """The row id of the next document."""
+        self._start()
+        return int(self._settings["next_number"])
+
+    def skip_number(self) -> int:
+        """Leave out a row id, so that no document has it; return the next one."""
+        self._settings["next_number"] = self.next_number + 1
+        return self.next_number
+
+    def setting(self, name: str) -> Any:
+        """Return one of the index's own settings; None if there is none of this name."""
+        return catalog.read_setting(self._start(), name)
+
     def set_setting(self, name: str, value: Any) -> None:
         """Set one of the index's own settings, a JSON value, in the same commit as all other changes."""
         catalog.write_settings(self._start(), **{name: value})
 
     def set_missing(self, name: str, make: Callable[[], Any]) -> Any:
         """Return one of the index's own settings; if there is none of this name, make it first."""
-        found = catalog.read_setting(self._start(), name)
+        found = self.setting(name)
         if found is None:
             found = make()
             self.set_setting(name, found)
