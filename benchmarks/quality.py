@@ -126,7 +126,7 @@ def by_bm25s(data: Encoded) -> Search:
     peer = bm25s.BM25(method="robertson", k1=1.2, b=0.75)
     peer.index([document_terms(text, "porter") for text in data.texts.values()], show_progress=False)
     asked = [query_terms(text, "porter") for text in data.collection.queries.values()]
-    known = [[term for term in terms if term in peer.vocab_dict] for terms in asked]
+    known = [[term for term in terms for _ in range(terms[term]) if term in peer.vocab_dict] for terms in asked]
 
     def search(positions: range) -> list[dict[str, float]]:
         found, scores = peer.retrieve([known[position] for position in positions], k=K, show_progress=False)

@@ -33,7 +33,7 @@ def bm25(index, query):
     documents = {r.id: re.findall(r"\w+", r.text) for r in index.get(index.ids()) if r.text is not None}
     average = sum(map(len, documents.values())) / len(documents)
     found = {}
-    for word in dict.fromkeys(query.split()):
+    for word in query.split():
         n = sum(word in words for words in documents.values())
         ratio = (len(documents) - n + 0.5) / (n + 0.5)
         idf = math.log(1 + ratio) if isinstance(index, indexes.Qdrant) else max(1e-6, math.log(ratio))

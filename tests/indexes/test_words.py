@@ -53,8 +53,8 @@ def test_other_words_have_other_terms(one, other):
 
 
 def test_endings_of_english_words_count_for_one_tokenizer():
-    assert query_terms("running runs", "porter") == ["run"]
-    assert query_terms("running runs", "standard") == ["running", "runs"]
+    assert query_terms("running runs", "porter") == {"run": 2}
+    assert list(query_terms("running runs", "standard")) == ["running", "runs"]
 
 
 UNSPACED = {
@@ -82,15 +82,15 @@ def test_words_within_sentences_without_spaces_are_found(text):
 
 
 def test_pairs_of_characters_are_terms_and_single_ones_of_documents_too():
-    assert query_terms("数据库", "porter") == ["数据", "据库"]
+    assert list(query_terms("数据库", "porter")) == ["数据", "据库"]
     assert document_terms("数据库", "porter") == ["数", "据", "库", "数据", "据库"]
-    assert query_terms("数", "porter") == document_terms("数", "porter") == ["数"]
+    assert list(query_terms("数", "porter")) == document_terms("数", "porter") == ["数"]
 
 
 def test_identifiers_are_also_indexed_by_their_parts():
     assert document_terms("parseHTTPHeader PDFs", "standard") == ["parsehttpheader", "parse", "http", "header", "pdfs"]
-    assert query_terms("parseHTTPHeader", "standard") == ["parsehttpheader"]
-    assert query_terms("parse_http_header", "standard") == ["parse", "http", "header"]
+    assert list(query_terms("parseHTTPHeader", "standard")) == ["parsehttpheader"]
+    assert list(query_terms("parse_http_header", "standard")) == ["parse", "http", "header"]
 
 
 @pytest.mark.parametrize("cut", ["inter-\nnational", "inter\u00ad\r\n  national", "Inter\u2010 \nnational"])
@@ -129,9 +129,9 @@ def test_words_of_a_query_are_told_as_they_are_spelled():
 
 def test_a_query_has_a_limit_of_terms():
     words = [f"w{i}" for i in range(MAX_TERMS)]
-    assert query_terms(" ".join([*words, "more"]), "porter") == words
-    assert query_terms(" ".join([*words[1:], *words[1:], "more"]), "standard") == [*words[1:], "more"]
-    assert query_terms("x" * 1_000_000, "porter") == document_terms("x" * 300_000, "porter")
+    assert list(query_terms(" ".join([*words, "more"]), "porter")) == words
+    assert list(query_terms(" ".join([*words[1:], *words[1:], "more"]), "standard")) == [*words[1:], "more"]
+    assert list(query_terms("x" * 1_000_000, "porter")) == document_terms("x" * 300_000, "porter")
 
 
 @given(st.text(max_size=80))

@@ -258,8 +258,8 @@ class Index(NotCopied, ABC):
             Maximum number of hits per query; there are fewer hits if fewer documents can be searched.
         texts
             The text of each query, or one text for one query; every mode needs them except ``"vectors"``. They are
-            plain text: a document is found if it has at least one of the first 256 distinct words. A query without a
-            word finds nothing by keywords.
+            plain text: a document is found if it has at least one of the first 256 distinct words, and a word counts as
+            often as the query has it. A query without a word finds nothing by keywords.
         mode
             ``"vectors"`` (the default): MaxSim. ``"keywords"``: BM25 of the words of `texts`. ``"hybrid"``: both,
             fused. ``"rerank"``: the best `depth` documents by keywords, ordered by MaxSim.

@@ -52,14 +52,14 @@ def document_terms(text: str, tokenizer: str) -> list[str]:
     return terms + [term.term for term in _cut_words(text, tokenizer)]
 
 
-def query_terms(text: str, tokenizer: str) -> list[str]:
-    """Return the distinct terms of a query, the first `MAX_TERMS` of them."""
-    terms: dict[str, None] = {}
+def query_terms(text: str, tokenizer: str) -> dict[str, int]:
+    """Return the distinct terms of a query, the first `MAX_TERMS` of them, and how often it has each until then."""
+    terms: dict[str, int] = {}
     for term in _terms_of(text, tokenizer, is_query=True):
-        terms[term.term] = None
+        terms[term.term] = terms.get(term.term, 0) + 1
         if len(terms) == MAX_TERMS:
             break
-    return list(terms)
+    return terms
 
 
 def query_words(text: str) -> list[str]:

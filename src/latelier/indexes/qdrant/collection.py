@@ -828,7 +828,7 @@ _B = 0.75
 
 def query_vector(text: str, tokenizer: str) -> models.SparseVector | None:
     """Return the sparse vector of a query; None if it has no word."""
-    return _sparse_vector(dict.fromkeys(query_terms(text, tokenizer), 1.0))
+    return _sparse_vector({term: float(times) for term, times in query_terms(text, tokenizer).items()})
 
 
 def _document_vector(counts: Mapping[str, int], average: float) -> models.SparseVector | None:

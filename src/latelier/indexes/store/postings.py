@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
@@ -247,14 +247,15 @@ class WordSearch:
         """Return how many live rows hold each of some words."""
         return self._counts(self._find(words)).tolist() if self._segments else [0] * len(words)
 
-    def highest(self, words: Sequence[str]) -> float:
-        """Return a score that no row exceeds for some distinct words; those that no row holds count as rare ones."""
-        return max(_MIN_IDF, float(self._weights(np.array(self.counts(words), dtype="int64")).sum()))
+    def highest(self, words: Mapping[str, int]) -> float:
+        """Return a score that no row exceeds for words as in `rank`; those that no row holds count as rare ones."""
+        counts = np.array(self.counts(list(words)), dtype="int64")
+        return max(_MIN_IDF, float(self._weights(words, counts).sum()))
 
-    def _weights(self, counts: np.ndarray) -> np.ndarray:
-        """Return what each word adds to a score at most, by the number of rows that hold it."""
+    def _weights(self, words: Mapping[str, int], counts: np.ndarray) -> np.ndarray:
+        """Return what each word of a query adds to a score at most, by the number of rows that hold it."""
         idf = np.log(np.maximum(self.texts - counts + 0.5, 1e-300) / (counts + 0.5))
-        return np.maximum(_MIN_IDF, idf) * (_K1 + 1)
+        return np.maximum(_MIN_IDF, idf) * (_K1 + 1) * np.array(list(words.values()), dtype="float64")
 
     def row_of(self, word: str) -> int | None:
         """Return the row id of a live row that holds a word; None if there is none."""
@@ -279,19 +280,20 @@ class WordSearch:
                 counts += np.array([np.count_nonzero(each.alive[own]) for own in rows], dtype="int64")
         return counts
 
-    def rank(self, words: Sequence[str], k: int, allowed: Sequence[Any] | None = None) -> Ranking:
-        """Return the `k` best documents that hold at least one of some distinct words, by BM25 (k1 = 1.2, b = 0.75).
+    def rank(self, words: Mapping[str, int], k: int, allowed: Sequence[Any] | None = None) -> Ranking:
+        """Return the `k` best documents that hold at least one word of a query, by BM25 (k1 = 1.2, b = 0.75).
 
-        `allowed`: the rows that may be found, as parts of segments; None for all live ones. Of a document, its best row
-        counts. The score is the sum over its words of ``idf * (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average
-        length))`` with ``idf = max(1e-6, log((N - n + 0.5) / (n + 0.5)))``, for ``N`` live rows with a text, of which
-        ``n`` hold the word.
+        `words`: the distinct words, and how often the query has each. `allowed`: the rows that may be found, as parts
+        of segments; None for all live ones. Of a document, its best row counts. The score is the sum over its words of
+        ``times * idf * (k1 + 1) * tf / (tf + k1 * (1 - b + b * length / average length))`` with ``idf = max(1e-6,
+        log((N - n + 0.5) / (n + 0.5)))``, for ``N`` live rows with a text, of which ``n`` hold the word.
         """
-        found = self._find(words)
+        found = self._find(list(words))
         counts = self._counts(found)
-        order = np.argsort(counts, kind="stable")
+        weights = self._weights(words, counts) if found else np.zeros(0)
+        order = np.argsort(-weights, kind="stable")
         order = order[counts[order] > 0]
-        weights = self._weights(counts[order])
+        weights = weights[order]
         best = BestRows(k)
         norm = (_K1 * (1 - _B), _K1 * _B / self._average)
         chosen = None if allowed is None else {id(part.segment): part.positions for part in allowed}
