@@ -341,6 +341,9 @@ def set_max_lengths(model: MultiVectorEncoder, query: int | None, document: int 
         default = DEFAULT_DOCUMENT_LENGTH
     encoder.document_length = resolve_length("max_length_document", document, default, limit)
     _set_query_length(encoder, query, limit, recipe)
+    if isinstance(encoder, Transformer) and set(encoder.modalities) == {"text"}:
+        longest = max(max_length(model, "query"), max_length(model, "document"))
+        encoder.max_seq_length = max(encoder.max_seq_length or 0, longest)  # of the tokenizer, by which nothing is cut
 
 
 def lower_max_lengths(model: MultiVectorEncoder, most: int) -> None:

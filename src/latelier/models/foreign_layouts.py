@@ -12,7 +12,6 @@ import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -69,10 +68,9 @@ class SavedHead(NamedTuple):
 
 def read_head(checkpoint: Checkpoint, file: str) -> SavedHead | None:
     """Return the head in a file of its own, of which nothing but tensors is read."""
-    path = checkpoint.path(file)
-    if path is None:
+    if checkpoint.path(file) is None:
         return None
-    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    tensors = checkpoint.pickled(file)
     others = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name not in ("weight", "bias")}
     refuse_unused(checkpoint.name, others, f"in {file}, which are not those of a linear layer")
     if "weight" not in tensors:

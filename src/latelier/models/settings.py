@@ -6,16 +6,19 @@ left out. So the table of this module says what each setting may be, before anyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
+import transformers
+from sentence_transformers import __version__ as st_version
+from sentence_transformers.util.misc import import_from_string
 
 from latelier.errors import ModelLoadError
 from latelier.models.checkpoint import Checkpoint
 from latelier.models.location import HEAD_FILES
 from latelier.utils.batching import SHORTEST_LENGTH
-from latelier.utils.checks import is_count
+from latelier.utils.checks import is_count, short
 from latelier.utils.misc import warn_caller
 
 # Settings that only PyLate writes; a file with any of them has its markers and lengths, unless it names others.
@@ -72,12 +75,31 @@ _EXPANSION = Kind(
 _TASKS = Kind(
     lambda value: _is_list_of(value, lambda each: each in ("query", "document")), 'a list of "query" and "document"'
 )
+_NAMES = Kind(lambda value: _is_list_of(value, _is_text), "a list of names")
+_CODE = Kind(lambda value: isinstance(value, dict), "an object of classes")
 _IDS = Kind(lambda value: _is_list_of(value, lambda each: is_count(each, 0)), "a list of token ids")
 
+_SPACE = _one_of("token_embeddings", "sentence_embedding")
 _MODEL_FILE = "config_sentence_transformers.json"
-# By file: the settings that this library, or a loader that it uses, takes from it.
-_OF_FILES: dict[str, dict[str, Kind]] = {
-    _MODEL_FILE: {
+_ENCODER_FILE = "sentence_bert_config.json"
+_TASK_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+class Settings(NamedTuple):
+    """The settings of a file.
+
+    `read`: those that this library, or a loader that it uses, takes from the file. `others`: what becomes of the rest:
+    it is ``"refused"``, ``"named"``, or ``"left"`` to transformers. `harmless`: those of the rest that say nothing
+    about vectors.
+    """
+
+    read: dict[str, Kind]
+    others: Literal["refused", "named", "left"]
+    harmless: Collection[str] = ()
+
+
+_OF_MODEL = Settings(
+    {
         "query_length": _LENGTH,
         "document_length": _LENGTH,
         "query_expansion": _EXPANSION,
@@ -91,14 +113,36 @@ _OF_FILES: dict[str, dict[str, Kind]] = {
         "default_prompt_name": _TEXT,
         "skiplist_words": _WORDS,
     },
-    "sentence_bert_config.json": {
+    "named",
+    ("__version__", "model_type", "similarity_fn_name", "requirements"),
+)
+_ARGUMENTS = ("model", "tokenizer", "processor", "config")
+_OF_ENCODER = Settings(
+    {
         "max_seq_length": _SIZE,
         "query_length": _LENGTH,
         "document_length": _LENGTH,
         "query_expansion": _EXPANSION,
         "do_lower_case": _FLAG,
+        "family": _TEXT,  # of a `PageEncoder`
     },
-    "artifact.metadata": {
+    "refused",
+    (
+        *("transformer_task", "modality_config", "module_output_name", "processing_kwargs", "unpad_inputs"),
+        *(f"{name}_{kind}" for name in _ARGUMENTS for kind in ("args", "kwargs")),
+    ),
+)
+# Of ColBERT's runs, resources, training, indexes and searches; and of trainers that others have made of it.
+_RUNS = """
+accumsteps amp avoid_fork_if_possible bsize centroid_score_threshold checkpoint collection distillation_alpha
+doc_token experiment gpus highest_quant_level ib_loss_weight ignore_scores index_bsize index_name index_path
+index_root kldiv_loss kldiv_weight kmeans_niters load_index_with_mmap lowest_quant_level lr marginmse_loss
+marginmse_weight maxsteps meta model_name name nbits ncells ndocs normalise_training_scores normalization_method
+nranks num_partitions_max nway overwrite quant_aware queries query_token rank reranker resume root save_every
+schedule_free schedule_free_wd total_visible_gpus triples use_ib_negatives warmup warmup_bert
+"""
+_OF_STANFORD = Settings(
+    {
         "query_maxlen": _LENGTH,
         "doc_maxlen": _LENGTH,
         "dim": _SIZE,
@@ -108,62 +152,156 @@ _OF_FILES: dict[str, dict[str, Kind]] = {
         "doc_token_id": _TEXT,
         "similarity": _one_of("cosine"),
         "interaction": _one_of("colbert"),
+        "relu": Kind(lambda value: value is False, "false"),
     },
-}
-_OF_NEURAL_CHERCHE: dict[str, Kind] = {
-    "max_length_query": _LENGTH,
-    "max_length_document": _LENGTH,
-    "query_prefix": _TEXT,
-    "document_prefix": _TEXT,
-    "add_special_tokens": Kind(lambda value: value is True, "true"),
-}
-_OF_MODULES: dict[str, dict[str, Kind]] = {
-    "Dense": {
-        "in_features": _SIZE,
-        "out_features": _SIZE,
-        "bias": _FLAG,
-        "activation_function": _TEXT,
-        "use_residual": _FLAG,
-        "module_input_name": _TEXT,
-        "module_output_name": _TEXT,
+    "named",
+    _RUNS.split(),
+)
+_OF_NEURAL_CHERCHE = Settings(
+    {
+        "max_length_query": _LENGTH,
+        "max_length_document": _LENGTH,
+        "query_prefix": _TEXT,
+        "document_prefix": _TEXT,
+        "add_special_tokens": Kind(lambda value: value is True, "true"),
     },
-    "MultiVectorMask": {"skiplist_words": _WORDS, "skiplist_tasks": _TASKS, "keep_only_token_ids": _IDS},
+    "named",
+)
+_OF_MODULES = {
+    "Dense": Settings(
+        {
+            "in_features": _SIZE,
+            "out_features": _SIZE,
+            "bias": _FLAG,
+            "activation_function": _TEXT,
+            "use_residual": _FLAG,
+            "module_input_name": _TEXT,
+            "module_output_name": _TEXT,
+        },
+        "refused",
+        ("__version__",),
+    ),
+    "MultiVectorMask": Settings(
+        {"skiplist_words": _WORDS, "skiplist_tasks": _TASKS, "keep_only_token_ids": _IDS}, "refused", ("__version__",)
+    ),
+    "Normalize": Settings({"module_input_name": _SPACE, "module_output_name": _SPACE}, "refused", ("__version__",)),
 }
+_OF_TRANSFORMERS = Settings({"architectures": _NAMES, "auto_map": _CODE}, "left")
 _BEHIND_AN_ENCODER = ("Dense", "MultiVectorMask", "Normalize", "Pooling")
-# Of token vectors. "cosine" and "dot" are what both are for normalised vectors, in early files of PyLate.
-_SIMILARITIES = ("maxsim", "meanmaxsim", "MaxSim", "cosine", "dot")
-# Those that say nothing about vectors.
-_DESCRIPTIONS = ("__version__", "model_type", "similarity_fn_name", "requirements", "truncate_dim")
+# Of token vectors. "cosine" and "dot" are what both are for normalised vectors, in files of PyLate before it named the
+# type of a model.
+_SIMILARITIES = ("maxsim", "meanmaxsim", "MaxSim")
+_EARLY_SIMILARITIES = (*_SIMILARITIES, "cosine", "dot")
 
 
 def check_settings(checkpoint: Checkpoint) -> None:
     """Raise an error for a setting that cannot be meant, and name the settings that are not read."""
-    for file, kinds in _OF_FILES.items():
-        _check(checkpoint, file, checkpoint.read(file), kinds)
-    if checkpoint.path(HEAD_FILES[0]) is not None:
-        _check(checkpoint, "metadata.json", checkpoint.read("metadata.json"), _OF_NEURAL_CHERCHE)
     settings = checkpoint.read(_MODEL_FILE)
+    files = {_MODEL_FILE: _OF_MODEL, _ENCODER_FILE: _OF_ENCODER, "artifact.metadata": _OF_STANFORD}
+    if checkpoint.path(HEAD_FILES[0]) is not None:
+        files["metadata.json"] = _OF_NEURAL_CHERCHE
+    for file, known in files.items():
+        _check(checkpoint, file, checkpoint.read(file), known)
+    is_late = settings.get("model_type") != "SentenceTransformer" and _names_late_interaction(settings)
+    if is_late and "similarity_fn_name" in settings:
+        known_similarities = _SIMILARITIES if "model_type" in settings else _EARLY_SIMILARITIES
+        _check_one(checkpoint, _MODEL_FILE, settings, "similarity_fn_name", _one_of(*known_similarities))
+    _check_prompts(checkpoint, settings, is_late=is_late)
+    _check_modules(checkpoint)
+    _check_encoder(checkpoint)
+    _check_limits(checkpoint, files)
+
+
+def _check_limits(checkpoint: Checkpoint, files: Mapping[str, Settings]) -> None:
+    """Name a limit of the tokenizer below the lengths of queries or documents.
+
+    The lengths count, as in ColBERT, PyLate and sentence-transformers. PyLate leaves the length of its last call in the
+    limits, which is no fault.
+    """
+    found = [(checkpoint.read(file), known) for file, known in files.items()]
+    lengths = [settings[key] for settings, known in found for key in settings if known.read.get(key) is _LENGTH]
+    limits = {
+        f"{_ENCODER_FILE} has max_seq_length": checkpoint.read(_ENCODER_FILE).get("max_seq_length"),
+        "tokenizer_config.json has model_max_length": checkpoint.read(
+            "tokenizer_config.json", checkpoint.encoder_folder()
+        ).get("model_max_length"),
+    }
+    for place, limit in limits.items():
+        left = [length - marker for length in lengths for marker in (0, 1)]
+        if isinstance(limit, int) and limit < max(lengths, default=0) and limit not in left:
+            _name(checkpoint, f"{place} = {limit}, below a length of {max(lengths)} tokens, which counts")
+
+
+def _check_prompts(checkpoint: Checkpoint, settings: Mapping[str, Any], *, is_late: bool) -> None:
+    """Refuse a default prompt that there is not; name what no task takes where a task has no prompt of its own."""
+    prompts = {name: text for name, text in settings.get("prompts", {}).items() if text}
     default = settings.get("default_prompt_name")
     if default is not None and default not in {"query", "document", *settings.get("prompts", {})}:
         raise _refusal(checkpoint, f"{_MODEL_FILE} has default_prompt_name = {default!r:.60}, and no such prompt")
-    if settings.get("model_type") != "SentenceTransformer" and _names_late_interaction(settings):
-        _check(checkpoint, _MODEL_FILE, settings, {"similarity_fn_name": _one_of(*_SIMILARITIES)})
-        unread = sorted(set(settings) - set(_OF_FILES[_MODEL_FILE]) - set(_DESCRIPTIONS))
-        if unread:
-            warn_caller(f"{checkpoint.name}: {_MODEL_FILE} has {', '.join(unread)}, which are not read.")
-    _check_modules(checkpoint)
+    names = {task: (task,) if is_late else every for task, every in _TASK_PROMPTS.items()}
+    left = sorted(set(prompts).difference(*names.values()))
+    bare = [task for task, every in names.items() if not any(name in prompts for name in every)]
+    if default is not None and default not in names:
+        _name(checkpoint, f"{_MODEL_FILE} has default_prompt_name = {default!r:.60}, which no task takes")
+    elif left and bare:
+        kinds = {"query": "queries", "document": "documents"}
+        without = " and ".join(kinds[task] for task in bare)
+        _name(
+            checkpoint, f"{without} get no prompt: {_MODEL_FILE} has those of {', '.join(left)}, for prompt_name alone"
+        )
+
+
+def _check_encoder(checkpoint: Checkpoint) -> None:
+    """Check that the files of transformers say the same of an encoder, and name code that is not run."""
+    folder = checkpoint.encoder_folder()
+    config = checkpoint.read("config.json", folder)
+    _check(checkpoint, "config.json", config, _OF_TRANSFORMERS)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        return
+    for architecture in known_architectures(config.get("architectures", [])):
+        own = getattr(architecture.config_class, "model_type", kind)
+        if own != kind:
+            raise _refusal(
+                checkpoint, f"config.json has model_type = {kind!r}, and the {architecture.__name__} of {own!r}"
+            )
+    positions = config.get("position_embedding_type", "absolute")
+    if positions != "absolute" and not hasattr(transformers.CONFIG_MAPPING[kind], "position_embedding_type"):
+        raise _refusal(
+            checkpoint,
+            f"config.json has position_embedding_type = {positions!r:.60}, and transformers {transformers.__version__} "
+            f"computes {kind!r} with 'absolute' ones alone",
+        )
+    if checkpoint.options.get("trust_remote_code"):
+        return
+    for file in ("config.json", "tokenizer_config.json", "adapter_config.json"):
+        code = checkpoint.read(file, folder).get("auto_map")
+        if code:
+            _name(
+                checkpoint,
+                f"{file} names code of its own, {short(code)}, which is not run: transformers' {kind!r} takes its "
+                "place. To run it: trust_remote_code=True, or --trust-remote-code beside --model",
+            )
+
+
+def known_architectures(names: Sequence[str]) -> Iterator[type[transformers.PreTrainedModel]]:
+    """Yield the classes of transformers among the names in config.json."""
+    for name in names:
+        known = getattr(transformers, name, None)
+        if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
+            yield known
 
 
 def _check_modules(checkpoint: Checkpoint) -> None:
-    """Check the list of modules: an order that is meant, each folder once, and the settings of each."""
+    """Check the list of modules: classes that there are, an order that is meant, each folder once, their settings."""
     modules = checkpoint.modules()
-    if not all(isinstance(module, dict) for module in modules):
-        raise _refusal(checkpoint, "modules.json is not a list of modules")
     numbers = [module["idx"] for module in modules if "idx" in module]
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
     folders = [str(module.get("path") or "") for module in modules]
     own = [folder for folder, kind in zip(folders, kinds, strict=True) if kind in ("Transformer", *_OF_MODULES)]
     again = next((folder for folder in own if own.count(folder) > 1), None)
+    for module in modules:
+        _check_class(checkpoint, module["type"])
     if numbers != sorted(numbers):
         raise _refusal(checkpoint, f"modules.json lists its modules in the order {numbers}")
     if again is not None:
@@ -179,6 +317,24 @@ def _check_modules(checkpoint: Checkpoint) -> None:
             _check(checkpoint, f"{folder}/config.json", settings, known)
             if kind == "Dense":
                 _check_dense(checkpoint, folder, settings)
+            if kind == "Normalize" and "MultiVectorMask" in kinds:
+                _check_one(
+                    checkpoint, f"{folder}/config.json", settings, "module_input_name", _one_of("token_embeddings")
+                )
+
+
+def _check_class(checkpoint: Checkpoint, name: str) -> None:
+    """Raise an error for a class of sentence-transformers that its installed version does not have."""
+    if not name.startswith("sentence_transformers."):
+        return  # of this library, of PyLate, or code of the checkpoint's own
+    try:
+        import_from_string(name)
+    except ImportError as error:
+        raise ModelLoadError(
+            checkpoint.name,
+            ValueError(f"modules.json lists {name!r:.100}, which sentence-transformers {st_version} does not have."),
+            cure="Correct the file, or install the version that it was saved with.",
+        ) from error
 
 
 def _last_place(kinds: Sequence[str], kind: str) -> int:
@@ -187,12 +343,10 @@ def _last_place(kinds: Sequence[str], kind: str) -> int:
 
 
 def _check_dense(checkpoint: Checkpoint, folder: str, settings: Mapping[str, Any]) -> None:
-    unread = sorted(set(settings) - set(_OF_MODULES["Dense"]) - {"__version__"})
     missing = [name for name in ("in_features", "out_features", "activation_function") if name not in settings]
     named = str(settings.get("activation_function"))
-    if unread or missing:
-        reason = f"has {', '.join(unread)}, which no Dense reads" if unread else f"does not say {', '.join(missing)}"
-        raise _refusal(checkpoint, f"{folder}/config.json {reason}")
+    if missing:
+        raise _refusal(checkpoint, f"{folder}/config.json does not say {', '.join(missing)}")
     if not named.startswith("torch.") and not checkpoint.options.get("trust_remote_code"):
         raise ModelLoadError(
             checkpoint.name,
@@ -212,10 +366,26 @@ def _is_layer_of_torch(name: str) -> bool:
     return isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
-def _check(checkpoint: Checkpoint, place: str, settings: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
-    for key, kind in kinds.items():
-        if key in settings and not kind.accepts(settings[key]):
-            raise _refusal(checkpoint, f"{place} has {key} = {settings[key]!r:.100}, which is not {kind.expected}")
+def _check(checkpoint: Checkpoint, place: str, settings: Mapping[str, Any], known: Settings) -> None:
+    """Raise an error for a setting that is not what it may be; refuse or name those that are not known."""
+    for key in set(settings) & set(known.read):
+        _check_one(checkpoint, place, settings, key, known.read[key])
+    others = sorted(set(settings) - set(known.read) - set(known.harmless))
+    if others and known.others != "left":
+        reason = f"{place} has {', '.join(others)}, which {'is' if len(others) == 1 else 'are'} not read"
+        if known.others == "refused":
+            raise _refusal(checkpoint, reason)
+        _name(checkpoint, reason)
+
+
+def _check_one(checkpoint: Checkpoint, place: str, settings: Mapping[str, Any], key: str, kind: Kind) -> None:
+    value = settings.get(key)
+    if not kind.accepts(value):
+        raise _refusal(checkpoint, f"{place} has {key} = {value!r:.100}, which is not {kind.expected}")
+
+
+def _name(checkpoint: Checkpoint, reason: str) -> None:
+    warn_caller(f"{checkpoint.name}: {reason}.")
 
 
 def _refusal(checkpoint: Checkpoint, reason: str) -> ModelLoadError:

@@ -27,7 +27,7 @@ from transformers.utils import is_accelerate_available
 from latelier.errors import InvalidArgumentError, LatelierError, ModelLoadError
 from latelier.models.checkpoint import ADAPTER, WEIGHTS, Checkpoint
 from latelier.models.location import without_weight_bars
-from latelier.models.settings import dense_folders, dense_shapes
+from latelier.models.settings import dense_folders, dense_shapes, known_architectures
 from latelier.models.text_encoder import TextEncoder
 from latelier.utils.batching import move_features
 from latelier.utils.files import json_items, parse_json
@@ -176,11 +176,9 @@ def _without_reports() -> Iterator[None]:
 def behind_the_vectors(names: Collection[str], encoder: Any) -> set[str]:
     """Return those names that are of other tasks: of pretraining, or of the class that config.json names."""
     tops = set(_PRETRAINING)
-    for architecture in encoder.config.architectures or []:
-        known = getattr(transformers, architecture, None)
-        if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
-            with suppress(Exception), torch.device("meta"):  # an encoder's part of a configuration may lack the rest
-                tops |= {name for name, _ in known(encoder.config).named_children()}
+    for known in known_architectures(encoder.config.architectures or []):
+        with suppress(Exception), torch.device("meta"):  # an encoder's part of a configuration may lack the rest
+            tops |= {name for name, _ in known(encoder.config).named_children()}
     tops -= {encoder.base_model_prefix, *(name for name, _ in encoder.named_children())}
     return {name for name in names if name.partition(".")[0] in tops}
 
@@ -248,11 +246,17 @@ def refuse_missing(name: str, missing: Sequence[str]) -> None:
 def check_files(checkpoint: Checkpoint) -> None:
     """Raise an error for weights without their scale, and for linear layers of the list whose tensors are others.
 
-    It reads the names and the sizes of tensors only, before anything is loaded.
+    Files of weights beside those that are read are named. It reads the names and the sizes of tensors only, before
+    anything is loaded.
     """
-    config = checkpoint.read("config.json")
+    encoder = checkpoint.encoder_folder()
+    config = checkpoint.read("config.json", encoder)
     heads = dict(dense_folders(checkpoint))
-    for folder in ("", *(heads if not checkpoint.options.get("quantization_config") else ())):
+    for folder in dict.fromkeys((encoder, *heads)):
+        read, unread = checkpoint.weights_in(folder)
+        if unread:
+            warn_caller(f"{checkpoint.name}: {', '.join(unread)} beside {', '.join(read) or 'no weights'} is not read.")
+    for folder in (encoder, *(heads if not checkpoint.options.get("quantization_config") else ())):
         for files in (WEIGHTS, ADAPTER):
             headers = checkpoint.headers(folder, files)
             unscaled = {
@@ -334,8 +338,11 @@ def damage_errors(checkpoint: Checkpoint) -> Iterator[None]:
     options = checkpoint.options
     try:
         yield
-    except (LatelierError, OSError, ImportError, MemoryError):
+    except (LatelierError, OSError, MemoryError):
         raise
+    except ImportError as error:
+        needed = ImportError(" ".join(str(error).split()))  # sentence-transformers names packages in lines of their own
+        raise ModelLoadError(name, needed, cure="Install it, or take a checkpoint that does not need it.") from error
     except (JSONDecodeError, UnicodeDecodeError, SafetensorError, UnpicklingError) as error:
         raise ModelLoadError(name, error) from error
     except Exception as error:

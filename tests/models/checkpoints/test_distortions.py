@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ CHERCHE = "neural-cherche"
 MODEL_FILE = "config_sentence_transformers.json"
 ENCODER_FILE = "sentence_bert_config.json"
 DENSE = "1_Dense/config.json"
+NORMALIZE = "3_Normalize/config.json"
 MASK = "2_MultiVectorMask/config.json"
 LONG = "pears and figs grow on trees " * 80
 
@@ -73,12 +75,20 @@ SETTINGS = [
     (NATIVE, MASK, {"keep_only_token_ids": [100_000]}, "keeps the token 100000, of"),
     (CHERCHE, "metadata.json", {"add_special_tokens": False}, "add_special_tokens = False, which is not true"),
     (CHERCHE, "metadata.json", {"max_length_document": 0}, "max_length_document = 0"),
-    (PYLATE, DENSE, {"scale": 2.0}, "has scale, which no Dense reads"),
+    (PYLATE, DENSE, {"scale": 2.0}, "has scale, which is not read"),
     (PYLATE, DENSE, {"use_residual": "false"}, "use_residual = 'false'"),
     (PYLATE, DENSE, {"activation_function": ABSENT}, "does not say activation_function"),
     (PYLATE, DENSE, {"activation_function": "torch.nn.modules.activation.Nope"}, "Nope', which torch"),
     (PYLATE, DENSE, {"out_features": 8}, r"hold linear\.weight \(16 x 32\), and its config\.json is of .*\(8 x 32\)"),
     (NATIVE, DENSE, {"module_input_name": "sentence_embedding"}, "KeyError: 'sentence_embedding'"),
+    (PYLATE, "config.json", {"model_type": "roberta"}, "model_type = 'roberta', and the BertModel of 'bert'"),
+    (PYLATE, "config.json", {"position_embedding_type": "relative_key"}, "'relative_key', and transformers"),
+    (PYLATE, MODEL_FILE, {"similarity_fn_name": "cosine"}, "similarity_fn_name = 'cosine'"),
+    (NATIVE, MODEL_FILE, {"similarity_fn_name": "cosine"}, "similarity_fn_name = 'cosine'"),
+    (STANFORD, "artifact.metadata", {"relu": True}, "relu = True, which is not false"),
+    (PYLATE, ENCODER_FILE, {"pooling": "mean"}, "has pooling, which is not read"),
+    (NATIVE, MASK, {"extra": 1}, "has extra, which is not read"),
+    (NATIVE, NORMALIZE, {"module_input_name": "sentence_embedding"}, "is not 'token_embeddings'"),
     (PYLATE, "config.json", {"vocab_size": 300}, r"word_embeddings\.weight \(\d+ x 32\), and its .*\(300 x 32\)"),
 ]
 
@@ -200,10 +210,113 @@ def test_token_ids_stay_below_the_vocabulary(name, change, message, tmp_path):
         ColBERT(tmp_path / "model", device="cpu")
 
 
-def test_settings_that_are_not_read_are_named(tmp_path):
+def second_pickle(folder):
+    torch.save({"linear.weight": random(1, 16, 32)}, folder / "pytorch_model.bin")
+
+
+def stray_shard(folder):
+    save_file({"linear.weight": random(1, 16, 32)}, folder / "model-00001-of-00002.safetensors")
+
+
+def setting(file, **changes):
+    return lambda folder: edit_json(folder / file, **changes)
+
+
+CODE = {"AutoModel": "modeling_mine.MyBert"}
+NAMED = [
+    (PYLATE, setting(MODEL_FILE, attend_to_expantion_tokens=True), "has attend_to_expantion_tokens, which is not read"),
+    (STANFORD, setting("artifact.metadata", query_norm="l1"), "has query_norm, which is not read"),
+    (PYLATE, setting("config.json", auto_map=CODE), r"names code of its own, .*MyBert'}, which is not run"),
+    (PYLATE, setting("tokenizer_config.json", auto_map=CODE), "tokenizer_config.json names code of its own"),
+    (PYLATE, setting(MODEL_FILE, prompts={"other": "p: "}), "queries and documents get no prompt: .*those of other"),
+    (PYLATE, setting(MODEL_FILE, prompts={"other": "p: "}, default_prompt_name="other"), "which no task takes"),
+    (PYLATE, second_pickle, r"pytorch_model\.bin beside model\.safetensors is not read"),
+    (PYLATE, lambda folder: second_pickle(folder / "1_Dense"), r"pytorch_model\.bin beside model\.safetensors"),
+    (STANFORD, stray_shard, r"model-00001-of-00002\.safetensors beside model\.safetensors is not read"),
+    (PYLATE, setting("tokenizer_config.json", model_max_length=10), "model_max_length = 10, below a length of 24"),
+    (STANFORD, setting("tokenizer_config.json", model_max_length=10), "model_max_length = 10, below a length of 24"),
+    (PYLATE, setting(ENCODER_FILE, max_seq_length=10), "max_seq_length = 10, below a length of 24"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), NAMED)
+def test_what_is_not_used_is_named_and_changes_no_vector(name, change, message, tmp_path):
+    checkpoint = written(name, tmp_path / "model")
+    change(tmp_path / "model")
+    with pytest.warns(UserWarning, match=message):
+        model = ColBERT(tmp_path / "model", device="cpu")
+    expected = checkpoint.by_hand(LONG, "document")
+    torch.testing.assert_close(model.encode_document(LONG), expected, rtol=0, atol=2e-6)
+    assert (model.max_length_query, model.max_length_document) == checkpoint.layout.lengths
+    assert model.max_seq_length >= model.max_length_document
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("left", [11, 12, 23, 24])  # with or without the marker
+def test_the_length_of_pylates_last_call_is_no_limit(left, tmp_path):
+    checkpoint = written(PYLATE, tmp_path / "model")
+    edit_json(tmp_path / "model" / ENCODER_FILE, max_seq_length=left)
+    model = ColBERT(tmp_path / "model", device="cpu")
+    expected = checkpoint.by_hand(LONG, "document")
+    torch.testing.assert_close(model.encode_document(LONG), expected, rtol=0, atol=2e-6)
+    model.save(tmp_path / "saved")
+    again = ColBERT(tmp_path / "saved", device="cpu")
+    assert (again.max_seq_length, again.max_length_document) == (24, 24)
+
+
+def lists(file):
+    return lambda folder: (folder / file).write_text("[1]")
+
+
+def tensor_alone(file):
+    def change(folder):
+        if file != "linear.pt":
+            (folder / file).with_name("model.safetensors").unlink()
+        torch.save(random(1, 16, 32), folder / file)
+
+    return change
+
+
+def eight_bits(folder):
+    edit_json(folder / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+
+
+def list_module(kind):
+    def change(folder):
+        modules = json.loads((folder / "modules.json").read_text())
+        (folder / "modules.json").write_text(json.dumps([*modules, {"idx": 9, "name": "9", "path": "9", "type": kind}]))
+
+    return change
+
+
+HOLDS_A_LIST = r"holds \[1\] \(list\), and not an object of settings"
+CONTENTS = [
+    *((PYLATE, lists(file), HOLDS_A_LIST) for file in (MODEL_FILE, ENCODER_FILE, DENSE, "config.json")),
+    *((PYLATE, lists(file), HOLDS_A_LIST) for file in ("tokenizer_config.json", "adapter_config.json")),
+    (STANFORD, lists("artifact.metadata"), HOLDS_A_LIST),
+    (CHERCHE, lists("metadata.json"), HOLDS_A_LIST),
+    (PYLATE, lists("modules.json"), "and not a list of modules"),
+    (PYLATE, list_module(5), "and not a list of modules, each with its type"),
+    (PYLATE, list_module("sentence_transformers.models.Nope"), r"models\.Nope', which sentence-transformers \d"),
+    (CHERCHE, tensor_alone("linear.pt"), r"linear\.pt holds .* \(Tensor\), and not tensors by their names"),
+    (PYLATE, tensor_alone("1_Dense/pytorch_model.bin"), r"1_Dense/pytorch_model\.bin holds .* \(Tensor\)"),
+    (PYLATE, tensor_alone("pytorch_model.bin"), r"pytorch_model\.bin holds .* \(Tensor\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), CONTENTS)
+def test_files_with_other_contents_are_refused(name, change, message, tmp_path):
+    written(name, tmp_path / "model")
+    change(tmp_path / "model")
+    with pytest.raises(ModelLoadError, match=message):
+        ColBERT(tmp_path / "model", device="cpu")
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_a_package_that_a_checkpoint_needs_is_named(tmp_path):
     written(PYLATE, tmp_path / "model")
-    edit_json(tmp_path / "model" / MODEL_FILE, attend_to_expantion_tokens=True)
-    with pytest.warns(UserWarning, match="has attend_to_expantion_tokens, which are not read"):
+    eight_bits(tmp_path / "model")
+    with pytest.raises(ModelLoadError, match=r"8-bit quantization requires bitsandbytes.*Install it"):
         ColBERT(tmp_path / "model", device="cpu")
 
 
