@@ -6,7 +6,9 @@ left out. So the table of this module says what each setting may be, before anyt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from sentence_transformers.util.misc import import_from_string
 from latelier.errors import ModelLoadError
 from latelier.models.checkpoint import Checkpoint
 from latelier.models.location import HEAD_FILES
-from latelier.utils.batching import SHORTEST_LENGTH
+from latelier.utils.batching import SHORTEST_LENGTH, encoder_limit
 from latelier.utils.checks import is_count, short
 from latelier.utils.misc import warn_caller
 
@@ -213,23 +215,34 @@ def check_settings(checkpoint: Checkpoint) -> None:
 
 
 def _check_limits(checkpoint: Checkpoint, files: Mapping[str, Settings]) -> None:
-    """Name a limit of the tokenizer below the lengths of queries or documents.
+    """Name the lengths above the encoder's positions, which count, and limits of the tokenizer below the lengths.
 
-    The lengths count, as in ColBERT, PyLate and sentence-transformers. PyLate leaves the length of its last call in the
-    limits, which is no fault.
+    Lengths count above those limits, as in ColBERT, PyLate and sentence-transformers. PyLate leaves the length of its
+    last call in the limits, which is no fault.
     """
-    found = [(checkpoint.read(file), known) for file, known in files.items()]
-    lengths = [settings[key] for settings, known in found for key in settings if known.read.get(key) is _LENGTH]
+    folder = checkpoint.encoder_folder()
+    lengths = {
+        f"{file} has {key}": settings[key]
+        for file, known in files.items()
+        for settings in [checkpoint.read(file)]
+        for key in settings
+        if known.read.get(key) is _LENGTH
+    }
     limits = {
         f"{_ENCODER_FILE} has max_seq_length": checkpoint.read(_ENCODER_FILE).get("max_seq_length"),
-        "tokenizer_config.json has model_max_length": checkpoint.read(
-            "tokenizer_config.json", checkpoint.encoder_folder()
-        ).get("model_max_length"),
+        "tokenizer_config.json has model_max_length": checkpoint.read("tokenizer_config.json", folder).get(
+            "model_max_length"
+        ),
     }
+    positions = encoder_limit(SimpleNamespace(**checkpoint.read("config.json", folder))) or math.inf
+    for place, length in lengths.items():
+        if length > positions:
+            _name(checkpoint, f"{place} = {length}, above the {positions} tokens that its positions allow")
+    longest = min(positions, max(lengths.values(), default=0))
+    left = [length - marker for length in lengths.values() for marker in (0, 1)]
     for place, limit in limits.items():
-        left = [length - marker for length in lengths for marker in (0, 1)]
-        if isinstance(limit, int) and limit < max(lengths, default=0) and limit not in left:
-            _name(checkpoint, f"{place} = {limit}, below a length of {max(lengths)} tokens, which counts")
+        if isinstance(limit, int) and limit < longest and limit not in left:
+            _name(checkpoint, f"{place} = {limit}, below a length of {longest} tokens, which counts")
 
 
 def _check_prompts(checkpoint: Checkpoint, settings: Mapping[str, Any], *, is_late: bool) -> None:

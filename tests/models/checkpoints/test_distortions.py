@@ -251,6 +251,13 @@ def test_what_is_not_used_is_named_and_changes_no_vector(name, change, message, 
     assert model.max_seq_length >= model.max_length_document
 
 
+def test_lengths_above_the_positions_are_named(tmp_path):
+    written(STANFORD, tmp_path / "model")
+    edit_json(tmp_path / "model" / "artifact.metadata", doc_maxlen=8192)
+    with pytest.warns(UserWarning, match="doc_maxlen = 8192, above the 520 tokens that its positions"):
+        assert ColBERT(tmp_path / "model", device="cpu").max_length_document == 520
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("left", [11, 12, 23, 24])  # with or without the marker
 def test_the_length_of_pylates_last_call_is_no_limit(left, tmp_path):
