@@ -36,7 +36,7 @@ from latelier.utils.misc import needs_extra
 from latelier.utils.values import INT64
 
 with needs_extra("Searching from Haystack", "haystack"):
-    from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack import Document, component, default_to_dict
     from haystack.core.errors import SerializationError
     from haystack.document_stores.types import FilterPolicy, apply_filter_policy
     from haystack.errors import FilterError
@@ -142,23 +142,6 @@ class HaystackRetriever:
             filter_policy=self.filter_policy.value,
             search_options=self.search_options,
         )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> HaystackRetriever:
-        """Return the component that `to_dict` describes; nothing is opened before `warm_up`.
-
-        Parameters
-        ----------
-        data
-            What `to_dict` has returned.
-
-        Returns
-        -------
-        HaystackRetriever
-            A component with the same arguments.
-        """
-        made: HaystackRetriever = default_from_dict(cls, data)
-        return made
 
     @component.output_types(documents=list[Document])
     def run(
@@ -297,23 +280,6 @@ class HaystackRanker:
             name = fspath(self._model)
         options = {"device": self._device, "model_options": self._model_options, "top_k": self.top_k}
         return default_to_dict(self, model=name, **options)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> HaystackRanker:
-        """Return the component that `to_dict` describes; no model is loaded before `warm_up`.
-
-        Parameters
-        ----------
-        data
-            What `to_dict` has returned.
-
-        Returns
-        -------
-        HaystackRanker
-            A component with the same arguments.
-        """
-        made: HaystackRanker = default_from_dict(cls, data)
-        return made
 
     @component.output_types(documents=list[Document])
     def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, list[Document]]:

@@ -57,28 +57,14 @@ def rank_postings(
     ids, and the numbers of their documents. A row scores the sum of ``weight * count / (count + norm[0] + norm[1] *
     length)``. Of equal scores, the first row is the better one.
     """
-    if instruction_set() == NUMPY:
-        _rank_plainly(postings, ranges, weights, lengths, allowed, row_ids, numbers, norm, best)
+    if instruction_set() != NUMPY:
+        words = len(weights)
+        best.count = _rank_postings(
+            *(postings[0], postings[1], maxima[0], maxima[1], ranges[0].copy(), ranges[1], weights, words),
+            *(lengths, len(lengths), allowed, row_ids, numbers, *norm, np.empty(words)),
+            *(best.scores, best.rows, best.numbers, best.most, best.count),
+        )
         return
-    words = len(weights)
-    best.count = _rank_postings(
-        *(postings[0], postings[1], maxima[0], maxima[1], ranges[0].copy(), ranges[1], weights, words),
-        *(lengths, len(lengths), allowed, row_ids, numbers, *norm, np.empty(words)),
-        *(best.scores, best.rows, best.numbers, best.most, best.count),
-    )
-
-
-def _rank_plainly(
-    postings: np.ndarray,
-    ranges: np.ndarray,
-    weights: np.ndarray,
-    lengths: np.ndarray,
-    allowed: np.ndarray | None,
-    row_ids: np.ndarray,
-    numbers: np.ndarray,
-    norm: tuple[float, float],
-    best: BestRows,
-) -> None:
     sums = np.zeros(len(lengths))
     norms = norm[0] + norm[1] * lengths
     for begin, end, weight in zip(*ranges.tolist(), weights.tolist(), strict=True):

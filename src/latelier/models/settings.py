@@ -7,7 +7,7 @@ left out. So the table of this module says what each setting may be, before anyt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -87,108 +87,87 @@ _ENCODER_FILE = "sentence_bert_config.json"
 _TASK_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-class Settings(NamedTuple):
+class Settings:
     """The settings of a file.
 
-    `read`: those that this library, or a loader that it uses, takes from the file. `others`: what becomes of the rest:
-    it is ``"refused"``, ``"named"``, or ``"left"`` to transformers. `harmless`: those of the rest that say nothing
-    about vectors.
+    `read`: the names of those that this library, or a loader that it uses, takes from the file, by their kind.
+    `others`: what becomes of the rest: it is ``"refused"``, ``"named"``, or ``"left"`` to transformers. `harmless`:
+    those of the rest that say nothing about vectors.
     """
 
-    read: dict[str, Kind]
-    others: Literal["refused", "named", "left"]
-    harmless: Collection[str] = ()
+    def __init__(
+        self, read: Mapping[Kind, str], others: Literal["refused", "named", "left"], harmless: str = "__version__"
+    ) -> None:
+        self.kinds = {name: kind for kind, names in read.items() for name in names.split()}
+        self.others = others
+        self.harmless = harmless.split()
 
 
 _OF_MODEL = Settings(
     {
-        "query_length": _LENGTH,
-        "document_length": _LENGTH,
-        "query_expansion": _EXPANSION,
-        "do_query_expansion": _FLAG,
-        "attend_to_expansion_tokens": _FLAG,
-        "attend_to_mask_tokens": _FLAG,
-        BEHIND_FIRST: _FLAG,
-        "query_prefix": _TEXT,
-        "document_prefix": _TEXT,
-        "prompts": _PROMPTS,
-        "default_prompt_name": _TEXT,
-        "skiplist_words": _WORDS,
+        _LENGTH: "query_length document_length",
+        _EXPANSION: "query_expansion",
+        _FLAG: f"do_query_expansion attend_to_expansion_tokens attend_to_mask_tokens {BEHIND_FIRST}",
+        _TEXT: "query_prefix document_prefix default_prompt_name",
+        _PROMPTS: "prompts",
+        _WORDS: "skiplist_words",
     },
     "named",
-    ("__version__", "model_type", "similarity_fn_name", "requirements"),
+    "__version__ model_type similarity_fn_name requirements",
 )
-_ARGUMENTS = ("model", "tokenizer", "processor", "config")
 _OF_ENCODER = Settings(
     {
-        "max_seq_length": _SIZE,
-        "query_length": _LENGTH,
-        "document_length": _LENGTH,
-        "query_expansion": _EXPANSION,
-        "do_lower_case": _FLAG,
-        "family": _TEXT,  # of a `PageEncoder`
+        _SIZE: "max_seq_length",
+        _LENGTH: "query_length document_length",
+        _EXPANSION: "query_expansion",
+        _FLAG: "do_lower_case",
     },
     "refused",
-    (
-        *("transformer_task", "modality_config", "module_output_name", "processing_kwargs", "unpad_inputs"),
-        *(f"{name}_{kind}" for name in _ARGUMENTS for kind in ("args", "kwargs")),
-    ),
+    "transformer_task modality_config module_output_name processing_kwargs unpad_inputs family model_args model_kwargs "
+    "tokenizer_args processor_kwargs config_args config_kwargs",
 )
-# Of ColBERT's runs, resources, training, indexes and searches; and of trainers that others have made of it.
-_RUNS = """
-accumsteps amp avoid_fork_if_possible bsize centroid_score_threshold checkpoint collection distillation_alpha
-doc_token experiment gpus highest_quant_level ib_loss_weight ignore_scores index_bsize index_name index_path
-index_root kldiv_loss kldiv_weight kmeans_niters load_index_with_mmap lowest_quant_level lr marginmse_loss
-marginmse_weight maxsteps meta model_name name nbits ncells ndocs normalise_training_scores normalization_method
-nranks num_partitions_max nway overwrite quant_aware queries query_token rank reranker resume root save_every
-schedule_free schedule_free_wd total_visible_gpus triples use_ib_negatives warmup warmup_bert
-"""
 _OF_STANFORD = Settings(
     {
-        "query_maxlen": _LENGTH,
-        "doc_maxlen": _LENGTH,
-        "dim": _SIZE,
-        "mask_punctuation": _FLAG,
-        "attend_to_mask_tokens": _FLAG,
-        "query_token_id": _TEXT,
-        "doc_token_id": _TEXT,
-        "similarity": _one_of("cosine"),
-        "interaction": _one_of("colbert"),
-        "relu": Kind(lambda value: value is False, "false"),
+        _LENGTH: "query_maxlen doc_maxlen",
+        _SIZE: "dim",
+        _FLAG: "mask_punctuation attend_to_mask_tokens",
+        _TEXT: "query_token_id doc_token_id",
+        _one_of("cosine"): "similarity",
+        _one_of("colbert"): "interaction",
+        Kind(lambda value: value is False, "false"): "relu",
     },
     "named",
-    _RUNS.split(),
+    # Of ColBERT's runs, resources, training, indexes and searches; and of trainers that others have made of it.
+    "accumsteps amp avoid_fork_if_possible bsize centroid_score_threshold checkpoint collection distillation_alpha "
+    "doc_token experiment gpus highest_quant_level ib_loss_weight ignore_scores index_bsize index_name index_path "
+    "index_root kldiv_loss kldiv_weight kmeans_niters load_index_with_mmap lowest_quant_level lr marginmse_loss "
+    "marginmse_weight maxsteps meta model_name name nbits ncells ndocs normalise_training_scores normalization_method "
+    "nranks num_partitions_max nway overwrite quant_aware queries query_token rank reranker resume root save_every "
+    "schedule_free schedule_free_wd total_visible_gpus triples use_ib_negatives warmup warmup_bert",
 )
 _OF_NEURAL_CHERCHE = Settings(
     {
-        "max_length_query": _LENGTH,
-        "max_length_document": _LENGTH,
-        "query_prefix": _TEXT,
-        "document_prefix": _TEXT,
-        "add_special_tokens": Kind(lambda value: value is True, "true"),
+        _LENGTH: "max_length_query max_length_document",
+        _TEXT: "query_prefix document_prefix",
+        Kind(lambda value: value is True, "true"): "add_special_tokens",
     },
     "named",
 )
 _OF_MODULES = {
     "Dense": Settings(
         {
-            "in_features": _SIZE,
-            "out_features": _SIZE,
-            "bias": _FLAG,
-            "activation_function": _TEXT,
-            "use_residual": _FLAG,
-            "module_input_name": _TEXT,
-            "module_output_name": _TEXT,
+            _SIZE: "in_features out_features",
+            _FLAG: "bias use_residual",
+            _TEXT: "activation_function module_input_name module_output_name",
         },
         "refused",
-        ("__version__",),
     ),
     "MultiVectorMask": Settings(
-        {"skiplist_words": _WORDS, "skiplist_tasks": _TASKS, "keep_only_token_ids": _IDS}, "refused", ("__version__",)
+        {_WORDS: "skiplist_words", _TASKS: "skiplist_tasks", _IDS: "keep_only_token_ids"}, "refused"
     ),
-    "Normalize": Settings({"module_input_name": _SPACE, "module_output_name": _SPACE}, "refused", ("__version__",)),
+    "Normalize": Settings({_SPACE: "module_input_name module_output_name"}, "refused"),
 }
-_OF_TRANSFORMERS = Settings({"architectures": _NAMES, "auto_map": _CODE}, "left")
+_OF_TRANSFORMERS = Settings({_NAMES: "architectures", _CODE: "auto_map"}, "left")
 _BEHIND_AN_ENCODER = ("Dense", "MultiVectorMask", "Normalize", "Pooling")
 # Of token vectors. "cosine" and "dot" are what both are for normalised vectors, in files of PyLate before it named the
 # type of a model.
@@ -226,7 +205,7 @@ def _check_limits(checkpoint: Checkpoint, files: Mapping[str, Settings]) -> None
         for file, known in files.items()
         for settings in [checkpoint.read(file)]
         for key in settings
-        if known.read.get(key) is _LENGTH
+        if known.kinds.get(key) is _LENGTH
     }
     limits = {
         f"{_ENCODER_FILE} has max_seq_length": checkpoint.read(_ENCODER_FILE).get("max_seq_length"),
@@ -381,9 +360,10 @@ def _is_layer_of_torch(name: str) -> bool:
 
 def _check(checkpoint: Checkpoint, place: str, settings: Mapping[str, Any], known: Settings) -> None:
     """Raise an error for a setting that is not what it may be; refuse or name those that are not known."""
-    for key in set(settings) & set(known.read):
-        _check_one(checkpoint, place, settings, key, known.read[key])
-    others = sorted(set(settings) - set(known.read) - set(known.harmless))
+    for key, kind in known.kinds.items():
+        if key in settings:
+            _check_one(checkpoint, place, settings, key, kind)
+    others = sorted(set(settings) - set(known.kinds) - set(known.harmless))
     if others and known.others != "left":
         reason = f"{place} has {', '.join(others)}, which {'is' if len(others) == 1 else 'are'} not read"
         if known.others == "refused":
