@@ -251,6 +251,17 @@ def test_what_is_not_used_is_named_and_changes_no_vector(name, change, message, 
     assert model.max_seq_length >= model.max_length_document
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_early_files_of_pylate_name_the_similarity_of_normalised_vectors(similarity, tmp_path):
+    checkpoint = written(PYLATE, tmp_path / "model")
+    edit_json(tmp_path / "model" / MODEL_FILE, similarity_fn_name=similarity, model_type=ABSENT)
+    model = ColBERT(tmp_path / "model", device="cpu")
+    assert model.similarity_fn_name == "maxsim"
+    expected = checkpoint.by_hand(LONG, "document")
+    torch.testing.assert_close(model.encode_document(LONG), expected, rtol=0, atol=2e-6)
+
+
 def test_lengths_above_the_positions_are_named(tmp_path):
     written(STANFORD, tmp_path / "model")
     edit_json(tmp_path / "model" / "artifact.metadata", doc_maxlen=8192)
@@ -273,6 +284,11 @@ def test_the_length_of_pylates_last_call_is_no_limit(left, tmp_path):
 
 def lists(file):
     return lambda folder: (folder / file).write_text("[1]")
+
+
+def shards_without_names(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a.safetensors"]}')
 
 
 def tensor_alone(file):
@@ -302,6 +318,7 @@ CONTENTS = [
     *((PYLATE, lists(file), HOLDS_A_LIST) for file in ("tokenizer_config.json", "adapter_config.json")),
     (STANFORD, lists("artifact.metadata"), HOLDS_A_LIST),
     (CHERCHE, lists("metadata.json"), HOLDS_A_LIST),
+    (STANFORD, shards_without_names, r"index\.json holds \['a\.safetensors'\] \(list\), and not the files of tensors"),
     (PYLATE, lists("modules.json"), "and not a list of modules"),
     (PYLATE, list_module(5), "and not a list of modules, each with its type"),
     (PYLATE, list_module("sentence_transformers.models.Nope"), r"models\.Nope', which sentence-transformers \d"),
