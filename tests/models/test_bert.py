@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
+from latelier.errors import ModelLoadError
 from latelier.models import ColBERT, ExportedEncoder
 from latelier.models.bert_export import export_int8, write_graph
 from latelier.models.exported_encoder import OnnxEncoder, read_description
+from latelier.retrieve import Retriever
 
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
@@ -90,6 +93,40 @@ def test_a_model_with_a_linear_layer_or_an_adapter_is_left_to_torch(minilm, tmp_
     shutil.copytree(minilm, tmp_path / "adapted")
     (tmp_path / "adapted" / "adapter_config.json").write_text("{}")
     assert export_int8(tmp_path / "adapted", {}) is None
+
+
+def set_tensor(name, tensor):
+    def change(folder):
+        weights = load_file(folder / "model.safetensors")
+        weights.pop(name, None)
+        if tensor is not None:
+            weights[name] = tensor
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+INNER = "encoder.layer.1.output.dense.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_tensor(INNER, None), "lack encoder"),
+        (set_tensor(INNER, torch.full([48], torch.nan)), "not finite"),
+        (set_tensor("encoder.layer.2.output.dense.bias", torch.ones(48)), "hold encoder"),
+        (lambda folder: torch.save(torch.ones(2, 2), folder / "colbert_linear.pt"), r"colbert_linear\.pt holds"),
+        (
+            lambda folder: (folder / "config_sentence_transformers.json").write_text('{"default_prompt_name": "q"}'),
+            "no such prompt",
+        ),
+    ],
+)
+def test_a_faulty_checkpoint_is_an_error_in_int8_too(tiny, change, message, tmp_path):
+    folder = shutil.copytree(tiny, tmp_path / "changed")
+    change(Path(folder))
+    with pytest.raises(ModelLoadError, match=message):
+        Retriever(folder, index=tmp_path / "index", model_options={"compute_dtype": "int8"}).add(["A pear."])
 
 
 FILL = """

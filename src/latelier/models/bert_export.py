@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from latelier.errors import InvalidArgumentError
 from latelier.models.arguments import DEFAULT_DOCUMENT_LENGTH
 from latelier.models.exported_encoder import (
     GRAPH_FILE,
@@ -26,6 +27,7 @@ from latelier.models.exported_encoder import (
     quantize_int8,
     write_folder,
 )
+from latelier.models.location import HEAD_FILES
 from latelier.utils import resolve_length
 from latelier.utils.files import cache_folder, parse_json
 
@@ -47,6 +49,13 @@ _ARCHITECTURE = {
     "quantization_config": (None,),
     "auto_map": (None,),
 }
+# Of each layer, with a weight and a bias.
+_PARTS = (
+    *("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
+    *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+)
+# Of config_sentence_transformers.json: none says anything about vectors, if there are no prompts.
+_OF_MODEL = {"__version__", "prompts", "default_prompt_name", "similarity_fn_name", "model_type"}
 _LENGTHS = ("max_length_query", "max_length_document")
 
 logger = logging.getLogger(__name__)
@@ -87,11 +96,12 @@ def _read_settings(checkpoint: Path) -> dict[str, Any] | None:
     """Return the settings of a checkpoint by the names of their files; None if there is one that is not known here."""
     if not all((checkpoint / name).is_file() for name in (*_FILES, TOKENIZER_FILE, _WEIGHTS)):
         return None
-    if (checkpoint / "adapter_config.json").exists():
+    if any((checkpoint / name).exists() for name in ("adapter_config.json", *HEAD_FILES)):
         return None
     settings = {name: parse_json((checkpoint / name).read_text(encoding="utf-8")) for name in _FILES}
-    prompts = checkpoint / "config_sentence_transformers.json"
-    if prompts.is_file() and any((parse_json(prompts.read_text(encoding="utf-8")).get("prompts") or {}).values()):
+    of_model = checkpoint / "config_sentence_transformers.json"
+    named = parse_json(of_model.read_text(encoding="utf-8")) if of_model.is_file() else {}
+    if not set(named) <= _OF_MODEL or named.get("default_prompt_name") or any((named.get("prompts") or {}).values()):
         return None
     modules = settings["modules.json"]
     config = settings["config.json"]
@@ -99,6 +109,7 @@ def _read_settings(checkpoint: Path) -> dict[str, Any] | None:
         [str(module["type"]).rpartition(".")[2] for module in modules] in _MODULES
         and modules[0]["path"] == ""
         and all(config.get(name) in values for name, values in _ARCHITECTURE.items())
+        and _holds_tensors(checkpoint / _WEIGHTS, config["num_hidden_layers"])
         and set(settings["sentence_bert_config.json"]) <= {"max_seq_length", "do_lower_case"}
         and not settings["sentence_bert_config.json"].get("do_lower_case")
         and settings["tokenizer_config.json"].get("tokenizer_class") in ("BertTokenizer", "BertTokenizerFast")
@@ -106,6 +117,18 @@ def _read_settings(checkpoint: Path) -> dict[str, Any] | None:
         and settings["tokenizer_config.json"].get("padding_side", "right") == "right"
     )
     return settings if is_known else None
+
+
+def _holds_tensors(path: Path, layers: int) -> bool:
+    """Whether a file holds what the graph takes, and beside it the pooler and the positions' numbers alone."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        held = {name.removeprefix("bert.") for name in file.keys()}  # noqa: SIM118 (no mapping)
+    held -= {"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"}
+    inner = {f"encoder.layer.{i}.{part}" for i in range(layers) for part in _PARTS}
+    ends = {f"{part}.{end}" for part in (*inner, "embeddings.LayerNorm") for end in ("weight", "bias")}
+    return held == ends | {f"embeddings.{each}_embeddings.weight" for each in ("word", "position", "token_type")}
 
 
 def _describe(settings: Mapping[str, Any], lengths: Mapping[str, int | None]) -> dict[str, Any]:
@@ -144,6 +167,8 @@ def write_graph(checkpoint: Path, config: Mapping[str, Any], folder: Path) -> No
 
     stored = load_file(str(checkpoint / _WEIGHTS))
     weights = {name.removeprefix("bert."): np.float32(each) for name, each in stored.items()}
+    if not all(np.isfinite(each).all() for each in weights.values()):
+        raise InvalidArgumentError("the weights hold numbers that are not finite.")
     graph = _Graph(weights, config["layer_norm_eps"])
     words = graph.add("Gather", graph.weight("embeddings.word_embeddings.weight"), "input_ids")
     types = graph.add("Gather", graph.weight("embeddings.token_type_embeddings.weight"), "token_type_ids")
