@@ -130,8 +130,11 @@ class Checkpoint:
 
     def weights_in(self, folder: str = "") -> tuple[list[str], list[str]]:
         """Return the files of weights in a folder that are read, and those on this machine that stand beside them."""
-        paths = [path for files in (WEIGHTS, ADAPTER) for path in self._files_of_weights(folder, files)]
-        read = sorted({Path(path).name for path in paths})
+        if self.path("adapter_config.json", folder) is not None:  # which names the weights that it adapts
+            files = ADAPTER
+        else:
+            files = WEIGHTS
+        read = sorted(Path(path).name for path in self._files_of_weights(folder, files))
         found = sorted(path.name for path in Path(self.name, folder).glob("*"))
         return read, [name for name in found if _ANY_WEIGHTS.fullmatch(name) and name not in read]
 

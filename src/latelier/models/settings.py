@@ -233,8 +233,11 @@ def _check_prompts(checkpoint: Checkpoint, settings: Mapping[str, Any], *, is_la
     names = {task: (task,) if is_late else every for task, every in _TASK_PROMPTS.items()}
     left = sorted(set(prompts).difference(*names.values()))
     bare = [task for task, every in names.items() if not any(name in prompts for name in every)]
-    if default is not None and default not in names:
-        _name(checkpoint, f"{_MODEL_FILE} has default_prompt_name = {default!r:.60}, which no task takes")
+    if default is not None:
+        _name(
+            checkpoint,
+            f"{_MODEL_FILE} has default_prompt_name = {default!r:.60}; each task takes the prompt of its name",
+        )
     elif left and bare:
         kinds = {"query": "queries", "document": "documents"}
         without = " and ".join(kinds[task] for task in bare)

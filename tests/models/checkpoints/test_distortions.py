@@ -214,8 +214,8 @@ def second_pickle(folder):
     torch.save({"linear.weight": random(1, 16, 32)}, folder / "pytorch_model.bin")
 
 
-def stray_shard(folder):
-    save_file({"linear.weight": random(1, 16, 32)}, folder / "model-00001-of-00002.safetensors")
+def stray(file):
+    return lambda folder: save_file({"linear.weight": random(1, 16, 32)}, folder / file)
 
 
 def setting(file, **changes):
@@ -229,10 +229,16 @@ NAMED = [
     (PYLATE, setting("config.json", auto_map=CODE), r"names code of its own, .*MyBert'}, which is not run"),
     (PYLATE, setting("tokenizer_config.json", auto_map=CODE), "tokenizer_config.json names code of its own"),
     (PYLATE, setting(MODEL_FILE, prompts={"other": "p: "}), "queries and documents get no prompt: .*those of other"),
-    (PYLATE, setting(MODEL_FILE, prompts={"other": "p: "}, default_prompt_name="other"), "which no task takes"),
+    (PYLATE, setting(MODEL_FILE, prompts={"other": "p: "}, default_prompt_name="other"), "takes the prompt of its"),
+    (PYLATE, setting(MODEL_FILE, default_prompt_name="query"), "default_prompt_name = 'query'; each task takes"),
     (PYLATE, second_pickle, r"pytorch_model\.bin beside model\.safetensors is not read"),
     (PYLATE, lambda folder: second_pickle(folder / "1_Dense"), r"pytorch_model\.bin beside model\.safetensors"),
-    (STANFORD, stray_shard, r"model-00001-of-00002\.safetensors beside model\.safetensors is not read"),
+    (PYLATE, stray("adapter_model.safetensors"), r"adapter_model\.safetensors beside model\.safetensors is not"),
+    (
+        STANFORD,
+        stray("model-00001-of-00002.safetensors"),
+        r"model-00001-of-00002\.safetensors beside model\.safetensors is not read",
+    ),
     (PYLATE, setting("tokenizer_config.json", model_max_length=10), "model_max_length = 10, below a length of 24"),
     (STANFORD, setting("tokenizer_config.json", model_max_length=10), "model_max_length = 10, below a length of 24"),
     (PYLATE, setting(ENCODER_FILE, max_seq_length=10), "max_seq_length = 10, below a length of 24"),
@@ -405,6 +411,12 @@ def test_an_adapter_is_used_and_its_tensors_are_all_there(adapted):
     torch.testing.assert_close(
         ColBERT(folder, device="cpu").encode_document(LONG), checkpoint.by_hand(LONG, "document"), rtol=0, atol=2e-6
     )
+    stray("model.safetensors")(folder)
+    with pytest.warns(UserWarning, match=r"model\.safetensors beside adapter_model\.safetensors is not read"):
+        model = ColBERT(folder, device="cpu")
+    expected = checkpoint.by_hand(LONG, "document")
+    torch.testing.assert_close(model.encode_document(LONG), expected, rtol=0, atol=2e-6)
+    (folder / "model.safetensors").unlink()
     file = "adapter_model.safetensors"
     layer = "base_model.model.encoder.layer"
     edits = [
