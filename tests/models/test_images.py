@@ -10,7 +10,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from image_models import IMAGE_MODELS, pictures, save_image_model
 from latelier import indexes
-from latelier.errors import LatelierError
+from latelier.errors import InvalidArgumentError, LatelierError
 from latelier.models import ColBERT
 from latelier.retrieve import Retriever
 
@@ -108,3 +108,9 @@ def test_an_encoder_with_a_head_that_keeps_patches_alone_fills_an_index(tmp_path
     retriever.add([{"id": i, "image": each} for i, each in enumerate(pictures())])
     found = {hit.id: hit.score for hit in retriever.search(QUERIES[0])}
     assert [found[0], found[1]] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert retriever.search(QUERIES[0]).mode == "vectors"
+    retriever.index.add("text", np.ones((1, 16)), "A table of profits")
+    assert (retriever.search(QUERIES[0]).mode, retriever.search(pictures()[0]).mode) == ("hybrid", "vectors")
+    assert retriever.search(pictures()[0], min_score=-99)
+    with pytest.raises(InvalidArgumentError, match="texts"):
+        retriever.search(pictures()[0], weights=(0.5, 0.5))

@@ -165,14 +165,14 @@ def test_two_bits_with_a_codebook_are_explained_by_the_vectors_that_the_search_s
         retriever.add(list(enumerate(texts)), passages=False)
         assert retriever.index.statistics().tokens > 1 << 15  # from which on an index has a codebook
         query = "a pear by the river"
-        first, *_, last = retriever.search(query, k=5, min_mean_score=-1)
+        first, *_, last = retriever.search(query, k=5, mode="vectors", min_mean_score=-1)
         for result in (first, last):
             explanation = retriever.explain(query, result.id)
             assert explanation.score == pytest.approx(result.score, abs=1e-3)
             assert sum(match.contribution for match in explanation.words()) == pytest.approx(result.score, abs=1e-3)
-        missing = retriever.why_not(query, retriever.search(query, k=6)[-1].id, k=5)
+        missing = retriever.why_not(query, retriever.search(query, k=6, mode="vectors")[-1].id, k=5, mode="vectors")
         assert (missing.rank, missing.exact_rank) == (None, 6)
-        kept = retriever.search(query, k=5, min_mean_score=last.mean_score - 1e-4)
+        kept = retriever.search(query, k=5, mode="vectors", min_mean_score=last.mean_score - 1e-4)
         assert [result.id for result in kept][-1] == last.id
-        fewer = retriever.search(query, k=5, min_mean_score=last.mean_score + 1e-3)
+        fewer = retriever.search(query, k=5, mode="vectors", min_mean_score=last.mean_score + 1e-3)
         assert last.id not in [result.id for result in fewer]

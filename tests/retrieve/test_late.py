@@ -58,7 +58,7 @@ def test_passages_of_several_windows_have_the_rows_of_their_own_tokens(minilm):
         similarity = (rows * own).sum(axis=1)  # of the same token in other surroundings
         assert similarity.mean() > 0.7
     assert any(not np.allclose(rows, alone[id][1], atol=1e-3) for id, (_, rows) in found.items())
-    [result] = late.search("figs dry on the roof", k=1)
+    [result] = late.search("figs dry on the roof", k=1, mode="vectors")
     explanation = late.explain("figs dry on the roof", result.id)
     assert explanation.score == pytest.approx(result.score, abs=1e-3)
     assert explanation.text == result.text

@@ -48,6 +48,22 @@ def test_one_query_gives_one_list_and_several_a_list_each(shared_retriever, smal
     )
 
 
+def test_texts_are_searched_by_vectors_and_words_unless_none_are_stored(retriever, model):
+    query = "healthy capital"
+    by_default = retriever.search(query)
+    assert by_default == retriever.search(query, mode="hybrid") != retriever.search(query, mode="vectors")
+    assert (by_default.mode, retriever.search([query], mode="rerank")[0].mode) == ("hybrid", "rerank")
+    run = retriever.run({"q": query})
+    assert run == {"q": {result.id: result.score for result in by_default}}
+    assert run.settings["mode"] == "hybrid"
+    for index in (indexes.Flat(keywords=False), indexes.Flat()):
+        index.add("bare", model.encode_document("Bananas are healthy."))
+        bare = Retriever(model, index)
+        assert bare.search(query) == bare.search(query, mode="vectors")
+        assert (bare.search(query).mode, bare.run({"q": query}).settings["mode"]) == ("vectors", "vectors")
+        assert bare.search(query, min_score=1.0) != bare.search(query, min_score=99.0)
+
+
 def test_filters_see_the_metadata(retriever):
     assert [r.id for r in retriever.search("fruit", filter="year >= ?", parameters=(2023,))] == ["sum", "berlin"]
     assert [r.id for r in retriever.search("fruit", filter="lang = :lang", parameters={"lang": "de"})] == ["berlin"]

@@ -46,7 +46,7 @@ def naive_groups(retriever, query, k):
 @pytest.mark.parametrize("k", [2, 10])
 def test_results_are_those_of_grouping_all_passages(filled, k):
     for query in ("figs on the roof", "the moon", "Short."):
-        found = filled.search(query, k=k)
+        found = filled.search(query, k=k, mode="vectors")
         expected = naive_groups(filled, query, k)
         assert [result.id for result in found] == [id for id, _ in expected]
         assert [result.score for result in found] == pytest.approx([score for _, score in expected], abs=1e-4)
@@ -54,7 +54,7 @@ def test_results_are_those_of_grouping_all_passages(filled, k):
             assert TEXTS[result.id][result.start : result.end] == result.text
             assert type(result.id) in (int, str)
         known = [(id, score) for id, score in expected if id != 1]  # the ids of a run are str, and "1" is another
-        run = filled.run({"q": query}, k=k, filter="id IS NOT 1")["q"]
+        run = filled.run({"q": query}, k=k, mode="vectors", filter="id IS NOT 1")["q"]
         assert list(run.items())[: len(known)] == [(id, pytest.approx(score, abs=1e-4)) for id, score in known]
 
 
@@ -208,7 +208,7 @@ def test_pooled_documents(small):
 
 
 def test_an_explanation_is_of_the_best_passage(filled):
-    for result in filled.search("figs on the roof", k=3):
+    for result in filled.search("figs on the roof", k=3, mode="vectors"):
         explanation = filled.explain("figs on the roof", result.id)
         assert (explanation.id, explanation.text) == (result.id, result.text)
         assert explanation.score == pytest.approx(result.score, abs=1e-3)

@@ -20,7 +20,8 @@ def test_results_equal_those_of_an_exact_index(shallow):
         retriever.update([{"id": "sum", "text": "Adds up numbers, from left to right.", "length": 36}], passages=32)
         retriever.remove("zip")
         for arguments in ({}, {"filter": "length < ?", "parameters": [200]}, {"mode": "rerank"}):
-            rows = retriever.search(["write to a file", "add numbers", "the largest item"], k=5, **arguments)
+            chosen = {"mode": "vectors", **arguments}
+            rows = retriever.search(["write to a file", "add numbers", "the largest item"], k=5, **chosen)
             found.append([(hit.id, hit.text, hit.metadata, hit.start) for hits in rows for hit in hits])
     assert found[:3] == found[3:]
 
@@ -29,6 +30,7 @@ def test_open_takes_a_collection_with_the_model_that_its_settings_name(tiny, tmp
     with Retriever(tiny, indexes.Qdrant(tmp_path / "q"), device="cpu") as retriever:
         retriever.add([("a", "Pears."), ("b", "The moon.")])
         expected = retriever.search("plums")
+        assert expected.mode == "hybrid"
     with Retriever.open(indexes.Qdrant(tmp_path / "q"), device="cpu") as again:
         assert again.model_name == str(tiny)
         found = again.search("plums")

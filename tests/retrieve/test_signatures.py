@@ -19,7 +19,7 @@ def defaults(function):
 @pytest.mark.parametrize("function", [Retriever.search, Retriever.run, Retriever.why_not, Flat.search, Flat.why_not])
 def test_a_search_shows_its_options(function):
     shown = defaults(function)
-    assert (shown["mode"], shown["weights"], shown["filter_timeout"]) == ("vectors", (0.85, 0.15), 10.0)
+    assert (shown["mode"], shown["weights"], shown["filter_timeout"]) == (None, (0.85, 0.15), 10.0)
     assert "options" not in inspect.signature(function).parameters
 
 

@@ -33,19 +33,31 @@ def test_the_mean_is_that_of_the_own_tokens_in_every_mode(retriever, mode):
     assert retriever.search("healthy fruit", mode=mode)[0].mean_score is None
 
 
+def test_a_mean_score_needs_no_mode_and_a_score_does(retriever):
+    every = retriever.search("healthy fruit", min_mean_score=-1)
+    least = sorted(result.mean_score for result in every)[2]
+    found = retriever.search("healthy fruit", min_mean_score=least - 1e-6)
+    assert found == [result for result in every if result.mean_score >= least]
+    assert (found.mode, len(found)) == ("hybrid", 2)
+    for search in (retriever.search, lambda query, **options: retriever.run({"q": query}, **options)):
+        with pytest.raises(InvalidArgumentError, match=r"min_score=0\.5.*mode"):
+            search("healthy fruit", min_score=0.5)
+
+
 @pytest.mark.parametrize("name", ["score", "mean_score"])
 @pytest.mark.parametrize("passages", [None, 16])
 def test_what_is_below_a_threshold_is_left_out(retriever, name, passages):
     retriever = Retriever(retriever.model)
     retriever.add(list(zip("abcd", TEXTS, strict=True)), passages=passages)
-    every = retriever.search("healthy fruit", min_mean_score=-1)
+    mode = {"mode": "vectors"}
+    every = retriever.search("healthy fruit", min_mean_score=-1, **mode)
     least = sorted(getattr(result, name) for result in every)[2]
-    option = {f"min_{name}": least - 1e-6}
+    option = {f"min_{name}": least - 1e-6, **mode}
     wanted = [result.id for result in every if getattr(result, name) >= least]
     assert len(wanted) == 2
     assert [result.id for result in retriever.search("healthy fruit", **option)] == wanted
     assert list(retriever.run({"q": "healthy fruit"}, **option)["q"]) == wanted
-    assert retriever.search("healthy fruit", **{f"min_{name}": 99.0}) == []
+    assert retriever.search("healthy fruit", **{f"min_{name}": 99.0}, **mode) == []
     missed = retriever.why_not("healthy fruit", "d", **option)
     assert [cause.kind for cause in missed.causes] == ["below_threshold"]
     assert missed.changes[0].arguments == {f"min_{name}": None}
@@ -87,7 +99,7 @@ def test_an_estimated_threshold_lets_the_wanted_share_of_unanswered_pieces_throu
         best = [
             chosen(
                 max(hit.mean_score for hit in hits if hit.id != i)
-                for hits in retriever.search(each, k=2, min_mean_score=-1)
+                for hits in retriever.search(each, k=2, mode="vectors", min_mean_score=-1)
             )
             for i, each in enumerate(pieces)
         ]

@@ -19,6 +19,7 @@ def kinds(report):
 
 
 def check_changes(retriever, report, query, **arguments):
+    """The changes find the document in a search of these arguments."""
     changes = [change for change in report.changes if change.target == "search"]
     assert changes
     for change in changes:
@@ -44,8 +45,13 @@ def test_documents_that_are_found_missing_or_filtered(shared_retriever):
 
 
 def test_a_lower_score_by_query_tokens(shared_retriever):
-    report = shared_retriever.why_not("unhealthy fruit", "moon", k=1)
+    report = shared_retriever.why_not("unhealthy fruit", "moon", k=1, mode="vectors")
     assert kinds(report) == ["scored_lower"]
+    by_default = shared_retriever.why_not("unhealthy fruit", "moon", k=1)
+    assert (by_default.mode, kinds(by_default)) == ("hybrid", ["no_query_word", "vector_rank"])
+    assert by_default.differences == report.differences
+    assert "by query token" in str(by_default)
+    check_changes(shared_retriever, by_default, "unhealthy fruit")
     assert [each.token for each in report.differences] == shared_retriever.model.tokens("unhealthy fruit")
     explained = [shared_retriever.explain("unhealthy fruit", id) for id in ("moon", "fruit")]
     for each, mine, other in zip(report.differences, explained[0].tokens, explained[1].tokens, strict=True):
@@ -53,7 +59,7 @@ def test_a_lower_score_by_query_tokens(shared_retriever):
         assert each.other == pytest.approx(other.similarity, abs=1e-5)
     worst = min(report.differences, key=lambda each: each.difference)
     assert f"{worst.token} {worst.difference:+.3f}" in str(report)
-    check_changes(shared_retriever, report, "unhealthy fruit")
+    check_changes(shared_retriever, report, "unhealthy fruit", mode="vectors")
 
 
 @pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
@@ -61,8 +67,13 @@ def test_a_text_of_which_the_end_was_not_encoded(short_model, minilm, kind):
     others = [("fruit", "Apples and pears are eaten raw."), ("sea", "Water is salty."), ("sky", "The sky is blue.")]
     with Retriever(short_model, kind()) as retriever:
         retriever.add([*others, ("long", TRUNCATED)], passages=False)
-        report = retriever.why_not(QUERY, "long", k=1)
+        report = retriever.why_not(QUERY, "long", k=1, mode="vectors")
         assert kinds(report) == ["scored_lower", "truncated"]
+        by_default = retriever.why_not(QUERY, "long", k=1)
+        assert (by_default.mode, kinds(by_default)) == ("hybrid", ["vector_rank", "truncated"])
+        assert by_default.causes[1] == report.causes[1]
+        assert {change.target for change in by_default.changes} == {"search"}
+        check_changes(retriever, by_default, QUERY)
         details = report.causes[1].details
         start, end = details["left_out"]
         assert end == len(TRUNCATED)
@@ -71,11 +82,11 @@ def test_a_text_of_which_the_end_was_not_encoded(short_model, minilm, kind):
         assert "healthy fruit" in TRUNCATED[slice(*details["best_passage"])]
         targets = {change.target: change.arguments for change in report.changes}
         assert targets.keys() == {"search", "model", "passages"}
-        check_changes(retriever, report, QUERY)
+        check_changes(retriever, report, QUERY, mode="vectors")
         retriever.add([("passage", TRUNCATED[targets["passages"]["start"] : targets["passages"]["end"]])])
         assert retriever.search(QUERY, k=1)[0].id == "passage"
         retriever.add([("elsewhere", "Apples are eaten raw. " + 8 * MOON)])  # whose end scores lower
-        assert kinds(retriever.why_not(QUERY, "elsewhere", k=1)) == ["scored_lower"]
+        assert kinds(retriever.why_not(QUERY, "elsewhere", k=1, mode="vectors")) == ["scored_lower"]
     with Retriever(load(minilm, device="cpu", **targets["model"]), kind()) as longer:
         longer.add([*others, ("long", TRUNCATED)])
         assert longer.search(QUERY, k=1)[0].id == "long"
@@ -85,9 +96,10 @@ def test_texts_that_cannot_be_examined(retriever, model):
     retriever.index.add(["bare"], model.encode_document(["The weather."], packed=True))
     retriever.index.add(["pooled"], [model.encode_document(MOON)[::2]], [MOON])
     for id, reason in (("bare", "its text was not stored"), ("pooled", "it has .* vectors, but its text has")):
-        report = retriever.why_not("unhealthy fruit", id, k=1)
+        report = retriever.why_not("unhealthy fruit", id, k=1, mode="vectors")
         assert kinds(report) == ["scored_lower"]
-        assert re.search(f"not examined: truncation: {reason}", str(report))
+        for each in (report, retriever.why_not("unhealthy fruit", id, k=1)):
+            assert re.search(f"not examined: truncation: {reason}", str(each))
 
 
 @pytest.mark.parametrize("kind", [indexes.Flat, indexes.IVF])
@@ -95,17 +107,18 @@ def test_documents_that_are_stored_as_passages(model, kind):
     texts = {"fruit": 5 * (PEAR + " "), "moon": 5 * MOON, "sea": "Water is salty. " * 9, 7: "The sky is blue."}
     with Retriever(model, kind()) as retriever:
         retriever.add([{"id": id, "text": text, "year": 2020} for id, text in texts.items()], passages=24)
-        ranking = [result.id for result in retriever.search(QUERY, k=4)]
+        by_vectors = {"mode": "vectors"}
+        ranking = [result.id for result in retriever.search(QUERY, k=4, **by_vectors)]
         for rank, id in enumerate(ranking, start=1):
             for k in (1, 2, 3, 4):
-                report = retriever.why_not(QUERY, id, k)
+                report = retriever.why_not(QUERY, id, k, **by_vectors)
                 assert (report.id, report.rank) == (id, rank if rank <= k else None)
                 if rank > k:
                     assert kinds(report)[0] == "scored_lower"
                     assert report.last_id == ranking[k - 1]
                     assert report.changes[0].arguments == {"k": rank}
                     assert "stored as passages" in report.unexamined[-1]
-                    check_changes(retriever, report, QUERY)
+                    check_changes(retriever, report, QUERY, **by_vectors)
         filtered = retriever.why_not(QUERY, "fruit", k=1, filter="year > 2021")
         assert filtered.causes[0].details == {"expressions": ["year > 2021"], "values": {"year": 2020}}
         assert filtered.changes[0].arguments == {"filter": None, "parameters": ()}
@@ -135,7 +148,7 @@ def test_reports_of_modes_agree_with_searches(model, kind, passages):
     retriever = make(model, kind, passages)
     sides = {
         "keyword_rank": [result.id for result in retriever.search(WORDS, 9, mode="keywords")],
-        "vector_rank": [result.id for result in retriever.search(WORDS, 9)],
+        "vector_rank": [result.id for result in retriever.search(WORDS, 9, mode="vectors")],
     }
     seen = set()
     for mode in ("keywords", "hybrid", "rerank"):

@@ -29,6 +29,7 @@ from latelier.cli.output import print_json, printable, quiet_loading
 from latelier.errors import LatelierError
 from latelier.evaluation.checks import OnProblem, check_same_documents
 from latelier.evaluation.files import check_run_file
+from latelier.indexes.options import default_mode
 from latelier.utils.files import parse_json
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ def _search(
         with _retriever(searched, index) as retriever:
             if searched.name is None:
                 retriever.add(collection.texts().items(), show_progress=True)
+                search = {"mode": default_mode(search, can_be_hybrid=False), **search}  # the model is measured
             found = retriever.run(collection.queries, k, excluded=excluded, **search)
             _check_found(found, len(retriever), found.settings["mode"])
     return found, documents

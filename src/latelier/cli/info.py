@@ -131,6 +131,7 @@ def index_facts(index: Index, location: Path | str) -> dict[str, Any]:
     per_text = held.bytes_per_text_byte
     facts["bytes_per_text_byte"] = round(per_text, 1) if per_text else None
     facts |= {"texts": held.has_texts, "metadata": held.has_metadata, "keywords": index.tokenizer}
+    facts["searches"] = "words and vectors" if index.has_words else "vectors"
     return {
         **facts,
         "model": model and model.name,

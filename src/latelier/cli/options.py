@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 import typer
 
 from latelier.errors import InvalidArgumentError, UnknownIdError
-from latelier.indexes.options import SEARCH_OPTIONS, SearchOption, SearchOptions
+from latelier.indexes.options import SEARCH_DEFAULTS, SEARCH_OPTIONS, SearchOption, SearchOptions
 from latelier.utils.checks import is_count, short
 from latelier.utils.files import number_or_text, parse_json
 
@@ -109,7 +109,7 @@ def takes_search_options(*names: str) -> Callable[[Callable[..., None]], Callabl
                 if name == "parameters":
                     default = None
                 else:
-                    default = getattr(SearchOptions, name)
+                    default = SEARCH_DEFAULTS[name]
                 parameters.append(
                     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
                 )
@@ -129,7 +129,7 @@ def _search_keywords(context: typer.Context, typed: dict[str, Any]) -> SearchKey
     mode = typed["mode"]
     for name in typed:
         modes = SEARCH_OPTIONS[name].modes
-        if mode not in modes:
+        if mode is not None and mode not in modes:
             refuse_unused(context, [name], f"has no effect on --mode {mode}, only on {', '.join(modes)}")
     if not typed.get("filter"):
         refuse_unused(context, ("parameters", "filter_timeout"), "has no effect without --filter")

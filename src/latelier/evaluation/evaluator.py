@@ -199,7 +199,7 @@ class RetrievalEvaluator(BaseEvaluator):
             begin = time.perf_counter()
             run = search_index(index, queries, encode, self.k, self.search_options)
             seconds = round(time.perf_counter() - begin, 3)
-            chosen = index.checked_options(self.search_options)
+            chosen = index.checked_options(self.search_options, is_text=False)
             given = None if chosen.mode == "keywords" else QueryModel.of(model)
             settings = search_settings(given, index, list(queries.values()), self.k, chosen)
             self.run = SearchRun(run, settings | {"seconds": seconds})

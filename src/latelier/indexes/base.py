@@ -30,6 +30,7 @@ from latelier.indexes.options import (
     SearchOptions,
     Tokenizer,
     check_texts,
+    default_mode,
 )
 from latelier.indexes.packing import GivenDocuments, prepare_queries
 from latelier.indexes.ranking import exact_scores
@@ -323,15 +324,18 @@ class Index(NotCopied, ABC):
         LatelierError
             If the mode needs keywords, and the index has no keyword index or no texts.
         """
-        chosen = self.checked_options(options)
+        chosen = self.checked_options(options, is_text=texts is not None)
         if chosen.whole_query:
             raise InvalidArgumentError(
                 "received whole_query=True for vectors; it is for texts, which a Retriever encodes."
             )
         return self.find(queries, check_count("k", k), check_texts(texts, chosen.mode), chosen)
 
-    def checked_options(self, keywords: Mapping[str, Any]) -> SearchOptions:
-        """Return the options of a search, checked, as this index accepts them."""
+    def checked_options(self, keywords: Mapping[str, Any], *, is_text: bool) -> SearchOptions:
+        """Return the options of a search, checked, as this index accepts them, with their mode.
+
+        `is_text`: whether the query is given as a text.
+        """
         known = [name for name, option in SEARCH_OPTIONS.items() if not option.of_some_indexes]
         known += self.search_options
         for name, value in keywords.items():
@@ -342,7 +346,10 @@ class Index(NotCopied, ABC):
                     f"a search of {type(self).__name__} has no option {short(name)}; its options are "
                     f"{', '.join(known)}.{meant}"
                 )
-        return SearchOptions(**keywords)
+        mode = keywords.get("mode")
+        if mode is None:
+            mode = default_mode(keywords, can_be_hybrid=is_text and self.has_words)
+        return SearchOptions(**{**keywords, "mode": mode})
 
     def find(self, queries: Any, k: int, texts: list[str], options: SearchOptions) -> list[list[Hit]]:
         """Search with checked options; see `search`, which calls it. `texts`: empty for ``mode="vectors"``."""
@@ -483,6 +490,29 @@ class Index(NotCopied, ABC):
         """Tokenizer of the keyword index; None if the index has none."""
 
     @property
+    def has_words(self) -> bool:
+        """Whether a search for a text is hybrid by default.
+
+        It is if there is a keyword index and a document has a text with a word, or there is no document yet.
+
+        Examples
+        --------
+        >>> from latelier import indexes
+        >>> index = indexes.Flat()
+        >>> index.add("a", np.eye(2))
+        >>> before = index.has_words
+        >>> index.add("b", np.eye(2), "Bananas are healthy.")
+        >>> before, index.has_words
+        (False, True)
+        """
+        # An empty index is one with words, so that its first documents do not change what a search means.
+        return self._holds_words() or (self.tokenizer is not None and not len(self))
+
+    @abstractmethod
+    def _holds_words(self) -> bool:
+        """Whether there is a keyword index, and a document has a text with a word."""
+
+    @property
     def memory(self) -> MemoryReport:
         """What the index takes in memory of this machine, and what it reads from its files; prints as a table.
 
@@ -544,7 +574,7 @@ class Index(NotCopied, ABC):
         >>> [(each.value, each.documents) for each in index.field_values()[0].values]
         [(2024, 1), (2026, 1)]
         """
-        options = SearchOptions(filter=filter, parameters=parameters)
+        options = SearchOptions(mode="vectors", filter=filter, parameters=parameters)
         return self._field_values(field, options, most=most, prefix=prefix)
 
     def _field_values(self, field: str | None, options: SearchOptions, **chosen: Any) -> list[FieldValues]:
@@ -649,7 +679,7 @@ class Index(NotCopied, ABC):
         EmbeddingsError, InvalidArgumentError, FilterTimeoutError
             As `search` does; also if `query` holds several queries, or no document can have the id.
         """
-        chosen = self.checked_options(options)
+        chosen = self.checked_options(options, is_text=False)
         if chosen.mode != "vectors":
             raise InvalidArgumentError(
                 f"received mode={chosen.mode!r}; why_not of an index examines mode='vectors', and that of a Retriever "
@@ -803,10 +833,10 @@ def _measure_recall(index: Index, k: int, queries: int) -> CheckReport:
         return np.array(found)
 
     if "effort" not in index.search_options:
-        own = recalls(SearchOptions())
+        own = recalls(SearchOptions(mode="vectors"))
         advice = ""
     else:
-        by_effort = {effort: recalls(SearchOptions(effort=effort)) for effort in _EFFORTS}
+        by_effort = {effort: recalls(SearchOptions(mode="vectors", effort=effort)) for effort in _EFFORTS}
         own = by_effort[1.0]
         advice = _advise({effort: float(each.mean()) for effort, each in by_effort.items()})
     return CheckReport(k, float(own.mean()), float(own.min()), len(sample), len(ids), advice)

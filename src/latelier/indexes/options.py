@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
@@ -57,7 +57,7 @@ def _option(help: str, **more: Any) -> dict[str, SearchOption]:
 class SearchKeywords(TypedDict, total=False):
     """The keywords of `Index.search`: the fields of `SearchOptions`."""
 
-    mode: Mode
+    mode: Mode | None
     fusion: Fusion
     weights: Sequence[float]
     depth: int | None
@@ -74,11 +74,17 @@ class SearchKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search, checked, see `Index.search`: the one table of their defaults, modes, ranges and help."""
+    """The options of a search, checked, see `Index.search`: the one table of their defaults, modes, ranges and help.
+
+    `mode` has no default of its own: without one, it is `default_mode`, which depends on the index and the query.
+    """
 
     mode: Mode = field(
-        default="vectors",
-        metadata=_option("vectors (MaxSim), keywords (BM25, no model), hybrid (both), rerank (keywords, then MaxSim)."),
+        metadata=_option(
+            "vectors (MaxSim), keywords (BM25, no model), hybrid (both), rerank (keywords, then MaxSim). Default: "
+            "hybrid where texts are stored, else vectors.",
+            shell_type=Mode | None,
+        ),
     )
     fusion: Fusion = field(
         default="relative",
@@ -214,7 +220,31 @@ class SearchOptions:
 
 SEARCH_OPTIONS: dict[str, SearchOption] = {each.name: each.metadata["option"] for each in fields(SearchOptions)}
 """What there is to know of each option of a search, by its name."""
-SEARCH_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(SearchOptions)}
+SEARCH_DEFAULTS: dict[str, Any] = {
+    each.name: None if each.default is MISSING else each.default for each in fields(SearchOptions)
+}
+
+
+def default_mode(given: Mapping[str, Any], *, can_be_hybrid: bool) -> Mode:
+    """Return the mode of a search that names none.
+
+    `given`: its options; one that vectors do not have asks for hybrid. `can_be_hybrid`: whether the query is a text,
+    and the index has words.
+    """
+    of_words = [name for name, option in SEARCH_OPTIONS.items() if "vectors" not in option.modes]
+    if any(given.get(name) is not None for name in of_words):
+        mode: Mode = "hybrid"
+    elif can_be_hybrid:
+        mode = "hybrid"
+    else:
+        mode = "vectors"
+    if mode == "hybrid" and given.get("min_score") is not None:
+        raise InvalidArgumentError(
+            f"received min_score={short(given['min_score'])} without a mode, which is 'hybrid' here. Scores depend on "
+            "the mode: those of 'hybrid' are from 0 to 1 whatever is found, those of 'vectors' are sums over the "
+            "tokens of a query. Say which it is for, such as mode='vectors'; min_mean_score needs no mode."
+        )
+    return mode
 
 
 def effort_factor(effort: object) -> float:

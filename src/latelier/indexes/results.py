@@ -591,8 +591,8 @@ class WhyNotReport:
     changes
         What would find it, tested: each is enough alone. Those of the search come first.
     differences
-        One per query token, in order, if the document scores lower than the last hit; they sum to the difference of
-        the scores.
+        One per query token, in order, if the document scores lower than the last hit by vectors, or in hybrid has a
+        rank by them that is too low; they sum to the difference of the scores by vectors.
     unexamined
         What could not be examined, and why.
     query
@@ -641,7 +641,7 @@ class WhyNotReport:
         lines = [self._headline()]
         for cause in self.causes:
             lines.append(f"  {cause}")
-            if cause.kind == "scored_lower" and self.differences:
+            if cause.kind in ("scored_lower", "vector_rank") and self.differences:
                 largest = sorted(self.differences, key=lambda each: each.difference)[:_SHOWN_TOKENS]
                 shown = ", ".join(f"{each.token or each.position} {each.difference:+.3f}" for each in largest)
                 lines.append(f"    by query token: {shown}")

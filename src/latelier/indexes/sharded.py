@@ -542,6 +542,9 @@ class Sharded(Index):
         """Tokenizer of the keyword index; None if the index has none."""
         return self._read("tokenizer")[0]
 
+    def _holds_words(self) -> bool:
+        return any(self._read("_holds_words"))
+
     @property
     def memory(self) -> MemoryReport:
         """What all shards take in memory together; see `MemoryReport`."""

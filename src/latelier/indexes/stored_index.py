@@ -225,6 +225,9 @@ class StoredIndex(Index):
         """See `Index.tokenizer`."""
         return self._storage.snapshot().tokenizer
 
+    def _holds_words(self) -> bool:
+        return self._storage.snapshot().has_words
+
     @property
     def settings(self) -> UserSettings:
         """See `Index.settings`."""

@@ -185,7 +185,7 @@ def _selects(condition: _Condition, index: _Index, query: Any, id: Id, options: 
     else:
         filter = [expression, "id = ?"]
         parameters = (*parameters, id)
-    alone = SearchOptions(filter=filter, parameters=parameters, filter_timeout=options.filter_timeout)
+    alone = SearchOptions(mode="vectors", filter=filter, parameters=parameters, filter_timeout=options.filter_timeout)
     return bool(index.find(query, 1, [], alone)[0])
 
 
@@ -243,11 +243,16 @@ def _by_scores(
         text = f"{higher} documents score higher, and {details['equal']} that were added earlier score the same"
         return replace(report, causes=(Cause("tied", text, details),), changes=raise_k())
     text = f"{higher:,} document{'s score' if higher > 1 else ' scores'} higher"
-    pair = (ranking[-1], hits[-1])
-    mine, other = index.get_embeddings([hit.id for hit in pair], [(hit.start, hit.end) for hit in pair])
-    pairs = zip(align(query[0], mine).similarities, align(query[0], other).similarities, strict=True)
-    differences = tuple(TokenDifference(i, float(a), float(b)) for i, (a, b) in enumerate(pairs))
+    differences = token_differences(index, query[0], ranking[-1], hits[-1])
     return replace(report, causes=(Cause("scored_lower", text, details),), changes=raise_k(), differences=differences)
+
+
+def token_differences(index: _Index, query: Any, mine: Hit, other: Hit) -> tuple[TokenDifference, ...]:
+    """Return what each token of a query adds to the scores of two hits by vectors."""
+    pair = (mine, other)
+    matrices = index.get_embeddings([hit.id for hit in pair], [(hit.start, hit.end) for hit in pair])
+    pairs = zip(*(align(query, matrix).similarities for matrix in matrices), strict=True)
+    return tuple(TokenDifference(i, float(a), float(b)) for i, (a, b) in enumerate(pairs))
 
 
 def _wider_searches(index: _Index, options: SearchOptions) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from latelier.errors import LatelierError
 from latelier.indexes import Hit, Id, Index, Record
+from latelier.indexes.options import Mode
 from latelier.indexes.words import DEFAULT_TOKENIZER, matched_ranges
 from latelier.reading.files import is_code, is_subtitle, keeps_lines
 from latelier.reading.images import place as picture_place
@@ -77,7 +78,8 @@ def asked_if_meant(word: str, near: str) -> str:
 class Results(list[Result]):
     """The hits of one query, best first: a list that a notebook shows as a table, with the words that matched marked.
 
-    `query` is the query as it was read; None for a list that no search has returned. `unread` is the number of tokens
+    `query` is the query as it was read, and `mode` that of the search; None for a list that no search has returned.
+    `unread` is the number of tokens
     at the end of the query that the model did not read, which is 0 but for long queries;
     ``search(..., whole_query=True)`` reads them. `did_you_mean` names, in a search that uses keywords, what each word
     of the query that no document has is nearly spelled as.
@@ -90,6 +92,7 @@ class Results(list[Result]):
     """
 
     query: Query | None = None
+    mode: Mode | None = None
     unread: int = 0
     did_you_mean: Mapping[str, str] = MappingProxyType({})
     _source: Source | None = None

@@ -647,7 +647,7 @@ class Retriever(NotCopied):
         is_picture = hasattr(texts, "getbands")  # of PIL
         queries = [] if is_picture else checked_queries(texts)
         k = check_count("k", k)
-        chosen = self.index.checked_options(options)
+        chosen = self.index.checked_options(options, is_text=not is_picture)
         if not (queries or is_picture):
             return []
         if is_picture:
@@ -660,6 +660,8 @@ class Retriever(NotCopied):
             results = read_results(
                 self.source(with_model=encoded.vectors is not None), asked, find(self.index, encoded, k, chosen)
             )
+            for result in results:
+                result.mode = chosen.mode
             if chosen.mode != "vectors":
                 for result, query in zip(results, queries, strict=False):
                     result.did_you_mean = self.index.near_words(query)
@@ -726,7 +728,7 @@ class Retriever(NotCopied):
         """
         begin = time.perf_counter()
         texts = checked_queries(queries.values())
-        chosen = self.index.checked_options(options)
+        chosen = self.index.checked_options(options, is_text=True)
         k = check_count("k", k)
         if not texts:
             return SearchRun({}, {})
@@ -1039,8 +1041,7 @@ def search_settings(
 ) -> dict[str, Any]:
     """Return what the results of queries depend on, as JSON values; `model`: None if it is not used."""
     documents = DocumentSettings.stored_in(index)
-    default = SearchOptions()
-    given = {name: value for name, value in vars(options).items() if value != getattr(default, name)}
+    given = {name: value for name, value in vars(options).items() if value != SEARCH_DEFAULTS[name]}
     if "effort" in index.search_options:
         given["effort"] = options.effort or "balanced"
     if documents.passages is not None:

@@ -70,7 +70,7 @@ def estimate(model: QueryModel, index: Index, share: float, queries: int) -> Thr
     """Estimate the `mean_score` that a share of pieces of the documents reaches in another document."""
     with index.snapshot():
         pieces = _pieces(index, queries)
-        options = SearchOptions(min_mean_score=-math.inf)  # with means
+        options = SearchOptions(mode="vectors", min_mean_score=-math.inf)  # with means
         texts = [text for _, text in pieces]
         encoded = model.encode_for_search(texts, whole=False, with_own=True)
         best_two = find(index, encoded, 2, options)

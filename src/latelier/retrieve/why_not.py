@@ -17,7 +17,7 @@ from latelier.errors import LatelierError
 from latelier.indexes import IVF, Cause, Change, Flat, Hit, Id, Index, WhyNotReport
 from latelier.indexes.options import Mode, SearchKeywords, SearchOptions
 from latelier.indexes.ranking import exact_scores
-from latelier.indexes.why_not import Tester, beside_thresholds, examine, why_not_by_vectors
+from latelier.indexes.why_not import Tester, beside_thresholds, examine, token_differences, why_not_by_vectors
 from latelier.indexes.words import query_words
 from latelier.retrieve.queries import EncodedQueries, find
 from latelier.retrieve.query_model import QueryModel, checked_queries
@@ -32,7 +32,7 @@ def explain_miss(
     model: QueryModel, index: Index, query: str, id: Id, k: int, **options: Unpack[SearchKeywords]
 ) -> WhyNotReport:
     """Return why a search does not find a document; see `latelier.retrieve.Retriever.why_not`."""
-    chosen = index.checked_options(options)
+    chosen = index.checked_options(options, is_text=True)
     k = check_count("k", k)
     id = as_id(id)
     model = model.reading(query, whole=chosen.whole_query)
@@ -57,22 +57,23 @@ def _explain(
             return report
         if index.get([id])[0].passages:
             return replace(report, unexamined=("truncation: the document is stored as passages",))
-        return _examine_text(model, index, vectors, report)
+        return _examine_text(_Asked(index, query, vectors, model), report, report.score or 0.0, with_changes=True)
 
     def search(k: int = k, **changes: Any) -> list[Hit]:
         return [each.hit for each in find(index, queries, k, replace(chosen, **changes))[0]]
 
-    asked = _Asked(index, query, vectors)
+    asked = _Asked(index, query, vectors, model)
     report = examine(index, vectors, Tester(search, id, k, chosen), partial(_by_mode, asked))
-    return replace(report, query=query)
+    return _with_tokens(report, model, query)
 
 
 class _Asked(NamedTuple):
-    """The index that is searched, and the one query, with its vectors in every mode."""
+    """The index that is searched, and the one query, with its vectors in every mode, and the model."""
 
     documents: Index
     query: str
     vectors: TokenEmbeddings
+    model: QueryModel
 
 
 def _with_tokens(report: WhyNotReport, model: QueryModel, query: str) -> WhyNotReport:
@@ -89,12 +90,13 @@ def _with_tokens(report: WhyNotReport, model: QueryModel, query: str) -> WhyNotR
 
 
 class _Side(NamedTuple):
-    """A document in a ranking by keywords or by vectors: its rank, 0 if it is missing, and its score."""
+    """A document in a ranking by keywords or by vectors: its rank, 0 if it is missing, its score, and its hit."""
 
     mode: Mode
     rank: int
     score: float
     documents: int
+    hit: Hit | None = None
 
 
 # Words of the query that a cause lists.
@@ -107,6 +109,7 @@ def _by_mode(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit
     k = tester.k
     depth = options.depth_for(k)
     most = len(asked.documents)
+    by_vectors: _Side | None = None  # of hybrid, if its rank is among the causes
     keywords = _side(asked, tester, "keywords", most)
     if options.mode == "keywords":
         causes = [_side_cause(asked, tester, keywords)]
@@ -116,20 +119,30 @@ def _by_mode(asked: _Asked, tester: Tester, report: WhyNotReport, hits: list[Hit
         among = f" among the best {depth:,} by keywords"
         causes = [_side_cause(asked, tester, _side(asked, tester, "rerank", depth), among)]
     else:
-        by_vectors, by_keywords = options.weights
-        sides = [keywords] * (by_keywords > 0)
-        sides += [_side(asked, tester, "vectors", most)] * (by_vectors > 0)
+        for_vectors, for_keywords = options.weights
+        sides = [keywords] * (for_keywords > 0)
+        sides += [_side(asked, tester, "vectors", most)] * (for_vectors > 0)
         low = sorted((side for side in sides if not side.rank or side.rank > k), key=lambda side: -side.rank or -np.inf)
         causes = [_side_cause(asked, tester, side) for side in low or sides]
+        by_vectors = next((side for side in low or sides if side.mode == "vectors" and side.hit), None)
     found: list[dict[str, Any]] = []
     if (more := tester.smallest("k", k, most)) is not None:
         found.append({"k": more})
     if options.mode != "keywords" and (deeper := tester.smallest("depth", depth, most)) is not None:
         found.append({"depth": deeper})
+    if "effort" in asked.documents.search_options and options.mode == "hybrid" and options.effort != "exact":
+        found += [{"effort": "exact"}] * (tester.rank(effort="exact") is not None)
     found += [{"mode": mode} for mode in get_args(Mode) if mode != options.mode and tester.rank(mode=mode) is not None]
     if not found and (more := tester.smallest("k", k, most, mode="vectors")) is not None:
         found.append({"mode": "vectors", "k": more})
-    return replace(report, causes=tuple(causes), changes=tuple(map(Change, found)))
+    report = replace(report, causes=tuple(causes), changes=tuple(map(Change, found)))
+    if by_vectors is None or by_vectors.hit is None:
+        return report
+    differences = token_differences(asked.documents, asked.vectors[0], by_vectors.hit, hits[-1]) if hits else ()
+    if asked.documents.get([tester.id])[0].passages:
+        return replace(report, differences=differences)
+    # What would find it is not said: that takes the fused score that it would have.
+    return _examine_text(asked, replace(report, differences=differences), by_vectors.score, with_changes=False)
 
 
 def _side(asked: _Asked, tester: Tester, mode: Mode, most: int) -> _Side:
@@ -140,7 +153,7 @@ def _side(asked: _Asked, tester: Tester, mode: Mode, most: int) -> _Side:
     [hits] = asked.documents.find(asked.vectors, max(1, most), [] if mode == "vectors" else [asked.query], options)
     for rank, hit in enumerate(hits, start=1):
         if hit.id == tester.id:
-            return _Side(mode, rank, hit.score, len(hits))
+            return _Side(mode, rank, hit.score, len(hits), hit)
     return _Side(mode, 0, 0.0, len(hits))
 
 
@@ -163,8 +176,9 @@ def _side_cause(asked: _Asked, tester: Tester, side: _Side, more: str = "") -> C
     return Cause("no_query_word", text, {"words": words})
 
 
-def _examine_text(model: QueryModel, index: Index, query: TokenEmbeddings, report: WhyNotReport) -> WhyNotReport:
+def _examine_text(asked: _Asked, report: WhyNotReport, score: float, *, with_changes: bool) -> WhyNotReport:
     """Add the cause that a part of the text, which was not encoded, scores higher; or say why that is unknown."""
+    index, _, query, model = asked
     text = index.get([report.id])[0].text
     if text is None:
         return replace(report, unexamined=("truncation: its text was not stored",))
@@ -175,10 +189,12 @@ def _examine_text(model: QueryModel, index: Index, query: TokenEmbeddings, repor
             reason = f"it has {stored} vectors, but its text has {tokens} tokens for this model: they were pooled or "
             return replace(report, unexamined=(f"truncation: {reason}changed",))
         passages = _left_out_passages(model, text)
-        cause = passages and _truncation(model, index, query, text, report.score or 0.0, passages)
+        cause = passages and _truncation(model, index, query, text, score, passages)
         if not cause:
             return report
-        changes = _truncation_changes(model, index, query, text, cause, report.last_score)
+        changes: list[Change] = []
+        if with_changes:
+            changes = _truncation_changes(model, index, query, text, cause, report.last_score)
     except LatelierError as error:
         return replace(report, unexamined=(f"truncation: {error}",))
     return replace(report, causes=(*report.causes, cause), changes=(*report.changes, *changes))

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from latelier.errors import Advice, InvalidArgumentError, LatelierError
-from latelier.indexes.options import Mode, SearchOptions
+from latelier.indexes.options import Mode
 from latelier.reading.images import refuse_named
 from latelier.retrieve import Excerpt, Result, Retriever
 from latelier.serve.limits import Limits
@@ -309,12 +309,12 @@ class _Tools:
         ] = 0,
         filter: Filter = None,
         mode: Annotated[
-            Mode,
+            Mode | None,
             Field(
                 description="What is compared: meaning (vectors), words (keywords), both (hybrid), or the meaning of "
-                "the documents that have words of the query (rerank)."
+                "the documents that have words of the query (rerank). Without it, both where texts are stored."
             ),
-        ] = SearchOptions.mode,
+        ] = None,
         min_mean_score: Annotated[
             float | None, Field(description="The least mean_score of a document; without it, none is computed.")
         ] = None,

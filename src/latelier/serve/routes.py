@@ -517,6 +517,7 @@ def _describe(
             model=retriever.model_name,
             document_model=retriever.document_model_name,
             fields=index.fields,
+            has_words=index.has_words,
             query_length=retriever.query_model.limits("query")[1],
             longest_query=retriever.query_model.queries.longest_query,
             **details,
@@ -545,7 +546,9 @@ def search_response(
             row["excerpt"] = excerpt
     timing = ", ".join(f"{stage};dur={time}" for stage, time in milliseconds.items())
     unread = [getattr(found, "unread", 0) for found in results]
-    return _json({"results": rows, "unread": unread, "milliseconds": milliseconds}, {"server-timing": timing})
+    mode = getattr(results[0], "mode", None) if results else None
+    body = {"mode": mode, "results": rows, "unread": unread, "milliseconds": milliseconds}
+    return _json(body, {"server-timing": timing})
 
 
 def _json(value: object, headers: dict[str, str] | None = None) -> Response:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, c
 from latelier.errors import InvalidArgumentError
 from latelier.indexes import Cause, Change, FieldValues, ValueCount
 from latelier.indexes.filters import read_filter
-from latelier.indexes.options import SEARCH_OPTIONS, EffortName, SearchKeywords, SearchOptions
+from latelier.indexes.options import SEARCH_DEFAULTS, SEARCH_OPTIONS, EffortName, Mode, SearchKeywords, SearchOptions
 from latelier.reading.records import id_field
 from latelier.retrieve import Explanation, PageMap, Retriever
 from latelier.retrieve.explanation import word_maps
@@ -99,9 +99,6 @@ class ErrorResponse(_Body):
     error: ErrorBody
 
 
-_DEFAULT = SearchOptions()
-
-
 def _is_filter(given: Any) -> Any:
     """Refuse what is no filter with the message that Python has for it."""
     if given is not None and not isinstance(given, (str, list)):
@@ -129,12 +126,13 @@ _TYPES: dict[Any, Any] = {
     float | None: Number | None,
     str | Sequence[str] | None: Annotated[Name | Many[Name] | None, BeforeValidator(_is_filter)],
     Sequence[Any] | Mapping[str, Any]: Annotated[Many[Value] | Named[Value], BeforeValidator(_are_parameters)],
+    Mode: Mode | None,
     EffortName | float | None: EffortName | Annotated[Number, Field(gt=0)] | None,
 }
 _CHOSEN = {name: kind for name, kind in get_type_hints(SearchOptions).items() if SEARCH_OPTIONS[name].for_clients}
 _FIELDS: dict[str, Any] = {"k": (Count, Field(10, description="Maximum number of documents per query."))}
 _FIELDS |= {
-    name: (_TYPES.get(kind, kind), Field(getattr(_DEFAULT, name), description=SEARCH_OPTIONS[name].help))
+    name: (_TYPES.get(kind, kind), Field(SEARCH_DEFAULTS[name], description=SEARCH_OPTIONS[name].help))
     for name, kind in _CHOSEN.items()
 }
 _Chosen: Any = create_model("_Chosen", __base__=_Body, **_FIELDS)
@@ -146,15 +144,15 @@ class _Options(_Chosen):
         for name in _CHOSEN:
             modes = SEARCH_OPTIONS[name].modes
             # Generated clients send the defaults as well; an effort or a longer reading is one more without effect.
-            is_wrong = "vectors" not in modes and self.mode not in modes
-            if is_wrong and getattr(self, name) != getattr(_DEFAULT, name):
+            is_wrong = self.mode is not None and "vectors" not in modes and self.mode not in modes
+            if is_wrong and getattr(self, name) != SEARCH_DEFAULTS[name]:
                 listed = " and ".join(map(repr, modes))
                 raise ValueError(f"{name} has no effect on mode {self.mode!r}, only on {listed}; leave it out")
         return self
 
     def options(self) -> SearchKeywords:
         """Return those keywords of `Retriever.search` that are not the default."""
-        given = {name: getattr(self, name) for name in _CHOSEN if getattr(self, name) != getattr(_DEFAULT, name)}
+        given = {name: getattr(self, name) for name in _CHOSEN if getattr(self, name) != SEARCH_DEFAULTS[name]}
         return cast("SearchKeywords", given)
 
 
@@ -174,7 +172,7 @@ class SearchRequest(_Options):
     def _one_kind_of_query(self) -> Self:
         if (self.query is None) == (self.vectors is None):
             raise ValueError("expected either query or vectors")
-        is_for_texts = self.mode != "vectors" or self.whole_query
+        is_for_texts = self.mode not in (None, "vectors") or self.whole_query
         if self.vectors is not None and (is_for_texts or "excerpt" in self.include):
             if "excerpt" in self.include:
                 what = "an excerpt"
@@ -259,6 +257,8 @@ class ResultResponse(_Body):
 class SearchResponse(_Body):
     """Best documents first, one list per query."""
 
+    mode: Mode | None
+    """The mode of the search, which its scores are of; null without a query."""
     results: list[list[ResultResponse]]
     unread: list[int]
     """For each query, how many tokens at its end the model did not read, as it is longer than the model reads; with
@@ -496,6 +496,8 @@ class IndexResponse(_Body):
     model: str | None
     fields: list[str]
     """Keys of the metadata, which filters can name."""
+    has_words: bool = False
+    """Whether a search for a text is by words too, unless it names a mode."""
     document_model: str | None = None
     """The model that filled it, if `model` is another one, which was made for the same vectors and encodes queries."""
     query_length: int | None = None

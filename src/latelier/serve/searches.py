@@ -98,6 +98,8 @@ def search_batch(
     for asked in found:
         own = list(islice(results, len(asked.search.queries)))
         answers[asked.place] = own
+        for each in own:
+            each.mode = asked.options.mode
         if asked.needs_encoding and not asked.options.whole_query:
             unread = retriever.query_model.unread(asked.search.texts, "query")
             for each, tokens in zip(own, unread, strict=True):
@@ -107,7 +109,7 @@ def search_batch(
 
 def _checked(retriever: Retriever, search: Search) -> SearchOptions:
     check_count("k", search.k)
-    options = retriever.index.checked_options(search.options)
+    options = retriever.index.checked_options(search.options, is_text=bool(search.texts))
     check_texts(search.texts or None, options.mode)
     if options.whole_query and options.mode != "keywords":
         for text in search.texts:

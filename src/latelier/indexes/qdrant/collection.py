@@ -93,7 +93,7 @@ _NOT_IN_NAMES = frozenset('<>:"/\\|?*\0\x1f')
 
 @dataclass(frozen=True)
 class CollectionConfiguration:
-    """The configuration of an index; `average_length`, for BM25, is None until a text is written."""
+    """The configuration of an index; `average_length`, for BM25, is None until a word is written."""
 
     dtype: str
     first_stage: SingleVectors

@@ -379,6 +379,12 @@ class Qdrant(Index):
         """See `Index.tokenizer`."""
         return self._collection.configuration.tokenizer
 
+    def _holds_words(self) -> bool:
+        """Whether a document has, or has had, a word: Qdrant would have to count the texts at each search."""
+        if self.tokenizer is not None and self._collection.configuration.average_length is None:
+            self._collection.read()  # others may have written the first word
+        return self.tokenizer is not None and self._collection.configuration.average_length is not None
+
     @property
     def exists(self) -> bool:
         """Whether the collection existed when the index last looked; the first write or setting makes it."""
@@ -431,7 +437,8 @@ class Qdrant(Index):
             filter=None if options.filter is None else str(options.filter),
         )
         found = search.hits(vectors, k, texts, options)
-        if options.mode != "vectors" and not any(found) and self._points.count() and not self._points.count_texts():
+        may_lack_texts = options.mode != "vectors" and not (any(found) and self._holds_words())
+        if may_lack_texts and self._points.count() and not self._points.count_texts():
             raise LatelierError(
                 "no document of this index has a text to search for words in; add documents with texts=..., or search "
                 "with mode='vectors'."
@@ -503,7 +510,7 @@ class Qdrant(Index):
             for some in self._points.texts(_TEXTS):
                 words += _count([text for _, text in some], chosen)
                 texts += len(some)
-            average = max(1.0, words / texts) if texts else None
+            average = max(1.0, words / texts) if words else None
             # Searches by keywords meanwhile compare old vectors with new ones.
             self._collection.write_configuration(tokenizer=chosen, average_length=average)
             self._points.drop_keywords()
@@ -661,8 +668,9 @@ class Qdrant(Index):
         configuration = self._collection.configuration
         texts = [document.text for document in batch.documents if document.text is not None][: 10 * _TEXTS]
         if configuration.tokenizer is not None and configuration.average_length is None and texts:
-            average = max(1.0, _count(texts, configuration.tokenizer) / len(texts))
-            self._collection.write_configuration(average_length=average)
+            words = _count(texts, configuration.tokenizer)
+            if words:
+                self._collection.write_configuration(average_length=max(1.0, words / len(texts)))
 
     def _check_queries(self, queries: Any, texts: list[str], mode: str) -> TokenEmbeddings | None:
         try:

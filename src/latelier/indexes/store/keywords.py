@@ -68,5 +68,6 @@ def without_texts() -> LatelierError:
 def keyword_damage(reason: str) -> CorruptedIndexError:
     """Return the error for a damaged keyword index."""
     return CorruptedIndexError(
-        f"the keyword index is damaged: {reason}. No document is affected: compact(keywords=True) makes it again."
+        f"the keyword index is damaged: {reason}. No document is affected: compact(keywords=True) makes it again, "
+        "and a search with mode='vectors' does not need it."
     )

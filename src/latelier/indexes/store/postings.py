@@ -230,6 +230,7 @@ class WordSearch:
             lengths = lengths[lengths != _NO_TEXT]
             self.texts += len(lengths)
             total += int(lengths.sum(dtype="int64"))
+        self.has_words = total > 0
         self._average = max(1e-9, total / max(1, self.texts))
 
     @cached_property

@@ -588,6 +588,14 @@ class Snapshot:
         return frozenset(names)
 
     @cached_property
+    def has_words(self) -> bool:
+        """Whether there is a keyword index, and a live row has a word; damage counts as one, and `words` raises it."""
+        if self.tokenizer is None:
+            return False
+        read = [each for state in self.segments for each in (state.part, state.words)]
+        return any(isinstance(each, CorruptedIndexError) for each in read) or self.words.has_words
+
+    @cached_property
     def words(self) -> WordSearch:
         """Search for words; raises an error if there is no keyword index, or if it cannot be read."""
         if self.tokenizer is None:
