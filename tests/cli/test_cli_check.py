@@ -38,6 +38,12 @@ def test_why_not_prints_the_cause_and_what_would_find_it(run, folder):
     result = run("why-not", folder, "unhealthy fruit", "moon", "-k", 1, "--device", "cpu")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
+    assert lines[0].startswith("'moon' is not found for 'unhealthy fruit' with k=1 and mode='hybrid'; ")
+    assert [line.split(":")[0].strip() for line in lines[1:3]] == ["no_query_word", "vector_rank"]
+    assert lines[-2] == "It is found if you"
+    assert lines[-1].startswith("  search with k=")
+    result = run("why-not", folder, "unhealthy fruit", "moon", "-k", 1, "--mode", "vectors", "--device", "cpu")
+    lines = result.stdout.splitlines()
     assert lines[0].startswith("'moon' is not found for 'unhealthy fruit' with k=1: rank ")
     assert lines[1].startswith("  scored_lower: ")
     assert lines[-2:] == ["It is found if you", f"  search with k={json.loads(lines[-1].partition('=')[2])}"]

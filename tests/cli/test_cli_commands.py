@@ -25,12 +25,24 @@ def test_search_prints_what_matched(run, folder):
     assert result.stderr == ""
 
 
+def test_a_search_is_hybrid_unless_it_names_a_mode(run, folder):
+    modes = ((), ("--mode", "hybrid"), ("--weights", 0.85, 0.15), ("--mode", "vectors"))
+    options = ("search", folder, "healthy moon", "--device", "cpu", "--json")
+    by_default, by_both, weighted, by_vectors = (json.loads(run(*options, *mode).stdout) for mode in modes)
+    assert by_default == by_both == weighted
+    assert (by_default["mode"], by_vectors["mode"]) == ("hybrid", "vectors")
+    assert by_default["results"] != by_vectors["results"]
+    refused = run(*options, "--min-score", 0.5)
+    assert (refused.exit_code, "min_score=0.5" in refused.stderr) == (1, True)
+    assert json.loads(run("info", folder, "--json").stdout)["searches"] == "words and vectors"
+
+
 def test_a_word_that_no_document_has_is_asked_about(run, folder):
     result = run("search", folder, "banannas healthy", "--mode", "keywords")
     assert result.stdout.split()[2] == "fruit"
     assert result.stderr == "no document has the word banannas; did you mean bananas?\n"
     found = json.loads(run("search", folder, "banannas", "--mode", "keywords", "--json").stdout)
-    assert found == {"query": "banannas", "did_you_mean": {"banannas": "bananas"}, "results": []}
+    assert found == {"query": "banannas", "mode": "keywords", "did_you_mean": {"banannas": "bananas"}, "results": []}
     with Retriever.open(folder, device="cpu") as retriever:
         results = retriever.search("banannas", mode="keywords")
         assert (results, results.did_you_mean) == ([], {"banannas": "bananas"})
@@ -52,7 +64,7 @@ def test_search_as_json_with_filter_and_explanation(run, folder):
     arguments = ("--filter", "year >= ? AND lang = ?", "--parameter", 2020, "--parameter", "en", "--explain", "--json")
     result = run("search", folder, "a fruit", *arguments, "--device", "cpu")
     answer = json.loads(result.stdout)
-    assert answer["query"] == "a fruit"
+    assert (answer["query"], answer["mode"]) == ("a fruit", "hybrid")
     (found,) = answer["results"]
     assert found["id"] == "moon"
     assert found["rank"] == 1

@@ -46,6 +46,7 @@ def test_evaluate_encodes_the_collection_and_removes_its_index(beir, run, tmp_pa
     used = facts["settings"]
     assert (used["documents"], used["queries"], used["queries_cut"], used["documents_cut"]) == (4, 3, 0.0, 0.0)
     assert (used["index"], used["bits"], used["query_length"], used["dtype"]) == ("Flat", 32, 512, "float32")
+    assert used["mode"] == "vectors"  # the model is measured
     assert used["model"].endswith("all-MiniLM-L6-v2")
     assert used["seconds"] > 0
     assert expected["RR@10"] > 0.5
@@ -58,7 +59,9 @@ def test_evaluate_searches_an_index(beir, run, tmp_path, run_file):
     indexing = run("index", records, tmp_path / "index", "--device", "cpu")
     assert indexing.exit_code == 0, indexing.output
     options = ("--device", "cpu", "--measure", "nDCG@10", "--measure", "IPrec@0.1", "--output", tmp_path / "run.jsonl")
-    result = run("evaluate", beir, "--index", tmp_path / "index", *options)
+    by_default = run("evaluate", beir, "--index", tmp_path / "index", *options)
+    assert ", mode hybrid, effort balanced" in by_default.stdout  # as searches are
+    result = run("evaluate", beir, "--index", tmp_path / "index", "--mode", "vectors", *options)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["nDCG@10", "IPrec@0.1", "(mean", "model"]

@@ -8,7 +8,8 @@ from latelier.retrieve import Retriever
 
 
 def test_prints_what_the_search_scored(run, folder):
-    found = json.loads(run("search", folder, "unhealthy fruit", "-k", 1, "--device", "cpu", "--json").stdout)
+    searched = run("search", folder, "unhealthy fruit", "-k", 1, "--mode", "vectors", "--device", "cpu", "--json")
+    found = json.loads(searched.stdout)
     result = run("explain", folder, "unhealthy fruit", "fruit", "--device", "cpu")
     assert (result.exit_code, result.stderr) == (0, "")
     title, first, *_ = result.stdout.splitlines()

@@ -77,10 +77,11 @@ def test_commands_search_a_collection_with_the_model_that_filled_it(run, folder,
 
 
 def test_other_commands_read_a_collection(run, folder, collection, tmp_path):
-    report = json.loads(run("why-not", collection, "fruit", "moon", "-k", 1, "--device", "cpu", "--json").stdout)
+    options = ("-k", 1, "--mode", "vectors", "--device", "cpu", "--json")
+    report = json.loads(run("why-not", collection, "fruit", "moon", *options).stdout)
     assert report["causes"][0]["kind"] == "scored_lower"
     found, other = (json.loads(run("info", each, "--json").stdout) for each in (collection, folder))
-    same = ("documents", "tokens", "removed", "texts", "metadata", "keywords", "model", "dim")
+    same = ("documents", "tokens", "removed", "texts", "metadata", "keywords", "searches", "model", "dim")
     assert {name: found[name] for name in same} == {name: other[name] for name in same}
     assert (found["kind"], found["bytes_per_token"]) == ("Qdrant", round(found["bytes"] / found["tokens"]))
     facts = json.loads(run("check", collection, "-k", 2, "--json").stdout)

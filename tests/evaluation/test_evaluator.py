@@ -42,7 +42,7 @@ def test_numbers_are_those_of_a_retriever_over_the_same_index(model, tmp_path, m
     assert list(tmp_path.iterdir()) == []
     with Retriever(model, index(tmp_path / "own")) as retriever:
         retriever.add(COLLECTION.texts().items())
-        run = retriever.run({q: COLLECTION.queries[q] for q in COLLECTION.qrels})
+        run = retriever.run({q: COLLECTION.queries[q] for q in COLLECTION.qrels}, mode="vectors")
     expected = evaluate(run, COLLECTION.qrels, MEASURES)
     assert metrics == {f"toy_{name}": value for name, value in expected.items()}
     assert evaluator.evaluation.per_query == expected.per_query

@@ -50,6 +50,7 @@ def test_documents_are_the_results(fruit, searcher):
     assert [document.page_content for document in documents] == [result.text for result in results]
     assert [document.metadata["latelier_score"] for document in documents] == [result.score for result in results]
     assert documents[0].id == "fruit"
+    assert results == searcher.search("which fruit is good for me?", k=2, mode="hybrid")
     own = {"year": 2019, "lang": "en", "score": 4.5}  # metadata named like what the retriever adds
     assert documents[0].metadata == own | {"latelier_id": "fruit", "latelier_score": results[0].score}
 

@@ -62,9 +62,23 @@ def test_several_queries_filters_and_fields(client):
 def test_queries_as_vectors(client, retriever):
     vectors = [retriever.model.encode_query(["apples"])[0].tolist()]
     by_vectors = post(client, "/search", {"vectors": vectors, "k": 1})["results"][0][0]
-    by_text = post(client, "/search", {"query": "apples", "k": 1})["results"][0][0]
+    by_text = post(client, "/search", {"query": "apples", "k": 1, "mode": "vectors"})["results"][0][0]
     assert by_vectors["id"] == by_text["id"]
     assert by_vectors["score"] == pytest.approx(by_text["score"], rel=1e-5)
+
+
+def test_the_default_is_hybrid_for_texts_and_vectors_for_vectors(client, retriever):
+    by_default = post(client, "/search", {"query": "far apples"})
+    by_both = post(client, "/search", {"query": "far apples", "mode": "hybrid"})
+    by_vectors = post(client, "/search", {"query": "far apples", "mode": "vectors"})
+    assert by_default["results"] == by_both["results"] != by_vectors["results"]
+    assert [each["mode"] for each in (by_default, by_both, by_vectors)] == ["hybrid", "hybrid", "vectors"]
+    vectors = [retriever.model.encode_query(["apples"])[0].tolist()]
+    assert post(client, "/search", {"vectors": vectors})["mode"] == "vectors"
+    assert post(client, "/search", {"query": "apples", "fusion": "rrf"})["mode"] == "hybrid"
+    refused = error(client.post(f"{INDEX}/search", json={"query": "apples", "min_score": 0.5}), 422)
+    assert "min_score=0.5" in refused["message"]
+    assert client.get(INDEX).json()["has_words"] is True
 
 
 def test_a_response_says_how_long_each_stage_took(client):
@@ -76,7 +90,12 @@ def test_a_response_says_how_long_each_stage_took(client):
     assert {stage: float(time) for stage, time in timing} == milliseconds
     keywords = post(client, "/search", {"query": "apples", "mode": "keywords"})
     assert "encode" not in keywords["milliseconds"]
-    assert post(client, "/search", {"query": []}) == {"results": [], "unread": [], "milliseconds": {}}
+    assert post(client, "/search", {"query": []}) == {
+        "mode": None,
+        "results": [],
+        "unread": [],
+        "milliseconds": {},
+    }
     metrics = client.get("/metrics").text
     assert 'latelier_stage_seconds_count{index="records",stage="read"} 2.0' in metrics
     assert 'latelier_stage_seconds_count{index="records",stage="encode"} 1.0' in metrics
@@ -250,7 +269,7 @@ def test_the_passage_that_a_search_found_is_explained_and_its_snippet_holds_what
     with Retriever(shallow, device="cpu") as retriever:
         retriever.add([("a", f"{filler}Bananas are healthy. {filler}")], passages=64)
         with TestClient(create_app({"records": retriever}), base_url="http://localhost") as client:
-            asked = {"query": "healthy fruit", "k": 1, "include": ["text", "excerpt"]}
+            asked = {"query": "healthy fruit", "k": 1, "mode": "vectors", "include": ["text", "excerpt"]}
             (found,) = post(client, "/search", asked)["results"][0]
             body = {"query": "healthy fruit", "ids": ["a", "a"], "starts": [found["start"], 0]}
             best, first = post(client, "/explain", body)

@@ -91,8 +91,10 @@ def search(
     with opened as retriever:
         results = retriever.search(text, k, **search)
         if json_output:
-            meant = {"did_you_mean": results.did_you_mean} if results.did_you_mean else {}
-            print_json({"query": text, **meant, "results": results_json(results, explain=explain)})
+            told: dict[str, Any] = {"query": text, "mode": results.mode}
+            if results.did_you_mean:
+                told["did_you_mean"] = results.did_you_mean
+            print_json({**told, "results": results_json(results, explain=explain)})
         elif results:
             typer.echo("\n".join(result_lines(results, explain=explain)))
     if not results and not json_output:

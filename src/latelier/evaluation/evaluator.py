@@ -89,7 +89,8 @@ class RetrievalEvaluator(BaseEvaluator):
         Makes the index in a folder: `latelier.indexes.Flat` (exact), `latelier.indexes.IVF`,
         ``functools.partial(IVF, nbits=2)``, ...
     search_options
-        Further arguments of the index's `search`, such as ``{"effort": "fast"}``; default: none.
+        Further arguments of the index's `search`, such as ``{"effort": "fast"}``; default: none. Vectors alone are
+        searched: the model is measured.
     k
         Documents to find for each query: at least the largest cutoff of the measures.
     name

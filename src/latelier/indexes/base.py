@@ -258,12 +258,15 @@ class Index(NotCopied, ABC):
         k
             Maximum number of hits per query; there are fewer hits if fewer documents can be searched.
         texts
-            The text of each query, or one text for one query; every mode needs them except ``"vectors"``. They are
-            plain text: a document is found if it has at least one of the first 256 distinct words, and a word counts as
-            often as the query has it. A query without a word finds nothing by keywords.
+            The text of each query, or one text for one query; every mode needs them except ``"vectors"``. Default:
+            none, so that only vectors are compared. They are plain text: a document is found if it has at least one of
+            the first 256 distinct words, and a word counts as often as the query has it. A query without a word finds
+            nothing by keywords.
         mode
-            ``"vectors"`` (the default): MaxSim. ``"keywords"``: BM25 of the words of `texts`. ``"hybrid"``: both,
-            fused. ``"rerank"``: the best `depth` documents by keywords, ordered by MaxSim.
+            ``"vectors"``: MaxSim. ``"keywords"``: BM25 of the words of `texts`. ``"hybrid"``: both, fused.
+            ``"rerank"``: the best `depth` documents by keywords, ordered by MaxSim. None (the default): ``"hybrid"`` if
+            `texts` are given and the index has words (`has_words`), or for `fusion`, `weights` or `depth`, which ask
+            for it; otherwise ``"vectors"``.
         fusion
             For ``"hybrid"``: ``"relative"`` (the default), the weighted sum of both scores, scaled to the range from 0
             to 1 (`latelier.indexes.ranking.fuse_scores`), or ``"rrf"``, reciprocal rank fusion
@@ -298,7 +301,8 @@ class Index(NotCopied, ABC):
             for k > 25, fewer than 128 dims, higher efforts or more than ten million tokens. Of `Qdrant`: number of
             documents that are scored by MaxSim for each query; by default ``max(200, 10 * k) * effort``.
         min_score
-            The least score, of the mode, of a hit; None for no limit.
+            The least score of a hit; None for no limit. Scores depend on the mode, so that it has to be named where it
+            is ``"hybrid"``.
         min_mean_score
             The least mean, over the vectors of the query, of their similarity with the best token of a hit, which is
             its MaxSim score by number of vectors, in every mode but ``"keywords"``. A `Retriever` takes the mean over

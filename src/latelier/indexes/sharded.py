@@ -936,8 +936,7 @@ def _checked_configuration(
 ) -> dict[str, Any]:
     """Check the arguments of users, and return the configuration of a new index."""
     count = check_count("shards", 2 if shards is None else shards, most=_MOST_SHARDS)
-    if kind is None:
-        kind = "ivf"
+    kind = "ivf" if kind is None else kind
     check_choice("kind", kind, KINDS)
     check_choice("nbits", nbits, BITS, optional=True)
     check_choice("dtype", dtype, ("float32", "float16"), optional=True)

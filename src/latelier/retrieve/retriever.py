@@ -604,7 +604,8 @@ class Retriever(NotCopied):
             Maximum number of documents per query.
         mode
             ``"vectors"``: MaxSim. ``"keywords"``: BM25, which needs no model. ``"hybrid"``: both, fused. ``"rerank"``:
-            the best `depth` documents by keywords, ordered by MaxSim.
+            the best `depth` documents by keywords, ordered by MaxSim. None (the default): ``"hybrid"`` for a text, if
+            the index stores texts and has a keyword index; otherwise ``"vectors"``. `Results.mode` is the one used.
         fusion, weights, depth
             How ``"hybrid"`` and ``"rerank"`` combine them, with the defaults of `Index.search`.
         filter, parameters, filter_timeout
@@ -614,7 +615,8 @@ class Retriever(NotCopied):
             How much an approximate index such as `latelier.indexes.IVF` searches, with the defaults of `Index.search`.
         min_score, min_mean_score
             The least score, and the least `mean_score` (see `Result`), of a document; ``docs/scores.md`` says how to
-            choose them. None for no limit. With `min_mean_score`, results have a `mean_score`.
+            choose them. None for no limit. A least score needs a `mode`, unless that is ``"vectors"`` anyway: those of
+            ``"hybrid"`` are from 0 to 1 whatever is found. With `min_mean_score`, results have a `mean_score`.
         whole_query
             Read queries beyond the model's query length, as far as its positions reach, 8,192 tokens at most: a longer
             one is an error. Without it, `Results.unread` says how many tokens were not read.

@@ -13,7 +13,7 @@ const PATIENCE_MS = 300; // then the page says that it searches
 const SETTLED_MS = 1000; // after such a pause a search is an entry of the history, and one of the recent ones
 const MOST_RESULTS = 1000; // as the server returns at once
 const choices = ["index", "mode", "effort", "k"];
-const defaults = { mode: "vectors", effort: "balanced", k: "10" };
+const defaults = { mode: "", effort: "balanced", k: "10" };
 
 let running = new AbortController();
 let timer = 0;
@@ -24,7 +24,7 @@ let wanted = 0; // results
 function options() {
   const { kind } = current();
   const effort = kind === "IVF" ? { effort: at("effort").value } : {};
-  return { k: Number(at("k").value), mode: at("mode").value, ...effort, ...reading(), ...filters() };
+  return { k: Number(at("k").value), mode: at("mode").value || null, ...effort, ...reading(), ...filters() };
 }
 
 function remember() {
@@ -66,7 +66,8 @@ function offers() {
   if (isOne && at("query").value.trim()) offer("All results", closeDocument);
   else if (isOne) offer("Back", closeDocument);
   else if (conditions().length) offer("Search without the filters", () => setConditions([]));
-  if (!isOne && at("mode").value !== "vectors") offer("Search by meaning", () => (at("mode").value = "vectors"));
+  const isOfWords = ["keywords", "rerank"].includes(at("mode").value); // the others find what is near in meaning, too
+  if (!isOne && isOfWords) offer("Search by meaning", () => (at("mode").value = "vectors"));
   return list;
 }
 
@@ -218,6 +219,7 @@ function describeIndex() {
   if (!index) return;
   const size = index.documents === 1 ? "1 document" : `${index.documents?.toLocaleString("en")} documents`;
   at("about").textContent = `${index.name}: ${index.error ?? size}`;
+  at("usual-mode").textContent = index.has_words ? "usual: meaning and words" : "usual: meaning";
   at("effort").parentElement.hidden = index.kind !== "IVF";
 }
 
