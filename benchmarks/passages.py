@@ -83,7 +83,7 @@ def main() -> None:
         begin = time.process_time()
         retriever.add(documents, passages=passages)
         seconds = time.process_time() - begin
-        found = retriever.search([query for query, _ in asked], k=K)
+        found = retriever.search([query for query, _ in asked], k=K, mode="vectors")
         values = np.array([measured(results, gold) for results, (_, gold) in zip(found, asked, strict=True)])
         first = values if first is None else first
         means = ", ".join(

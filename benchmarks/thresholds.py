@@ -41,7 +41,7 @@ def measure(folder: Path, documents: int, queries: int) -> list[dict[str, float 
     kept = [*(id for id in collection.documents if id in judged), *(others[i] for i in sorted(chosen))]
     retriever = Retriever("all-MiniLM-L6-v2", device="cpu")
     retriever.add([{"id": id, **collection.documents[id]} for id in kept])
-    found = retriever.search([collection.queries[query] for query in asked], k=DEEP, min_mean_score=-1)
+    found = retriever.search([collection.queries[query] for query in asked], k=DEEP, mode="vectors", min_mean_score=-1)
     pairs = [
         [(hit.id in relevant[query], hit.mean_score) for hit in hits] for query, hits in zip(asked, found, strict=True)
     ]
