@@ -149,7 +149,7 @@ def main() -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         port = int(process.stdout.readline().split()[1].rpartition(":")[2])
-        common: dict[str, Any] = {"k": options.k, "effort": options.effort}
+        common: dict[str, Any] = {"k": options.k, "mode": "vectors", "effort": options.effort}
         kinds = {
             "texts": [json.dumps({"query": query, **common}).encode() for query in queries],
             "vectors": [json.dumps({"vectors": [matrix], **common}).encode() for matrix in matrices],
