@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from latelier import indexes
@@ -170,3 +171,16 @@ def test_reports_of_modes_agree_with_searches(model, kind, passages):
             check_changes(retriever, report, WORDS, mode=mode)
     both = {(mode, kind) for mode in ("keywords", "hybrid") for kind in ("no_query_word", "keyword_rank")}
     assert both | {("hybrid", "vector_rank"), ("rerank", "no_query_word"), ("rerank", "vector_rank")} == seen
+
+
+def test_a_hybrid_search_that_gives_up_early_finds_more_with_a_higher_effort(tiny):
+    random = np.random.default_rng(0)
+    vectors = [random.standard_normal((8, 48)).astype("float32") for _ in range(2000)]
+    with Retriever(tiny, indexes.IVF(), device="cpu") as retriever:
+        retriever.index.add(range(2000), vectors, [f"Ship {n % 10}." for n in range(2000)])
+        quick, whole = (retriever.search("ship 7", 5, effort=effort) for effort in (0.05, "exact"))
+        [lost, *_] = {result.id for result in whole} - {result.id for result in quick}
+        report = retriever.why_not("ship 7", lost, 5, effort=0.05)
+        assert (report.mode, report.is_found) == ("hybrid", False)
+        assert {"effort": "exact"} in [change.arguments for change in report.changes]
+        check_changes(retriever, report, "ship 7", effort=0.05)

@@ -124,8 +124,9 @@ def test_damage_is_found_by_verify_and_cured_by_compact(folder, name, damage):
         before = contents(index)
         assert [hit.id for hit in index.search([np.eye(2)], 1)[0]] == [0]  # vectors are not affected
         if damage is not flip:
-            with pytest.raises(CorruptedIndexError, match="keyword index is damaged"):
-                found(index, "run")
+            for by_words in (lambda: found(index, "run"), lambda: index.search([np.eye(2)], texts="run")):
+                with pytest.raises(CorruptedIndexError, match=r"keyword index is damaged.*mode='vectors'"):
+                    by_words()
     with indexes.open(folder) as index:
         index.compact(keywords=True)
         assert index.verify().is_whole
