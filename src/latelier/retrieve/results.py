@@ -39,7 +39,9 @@ NOTHING_MATCHES = "nothing matches well"
 
 
 class Result(NamedTuple):
-    """One hit of a search: the document's id, its MaxSim score (higher is better), its text and its metadata.
+    """One hit of a search: the document's id, its score (higher is better), its text and its metadata.
+
+    The score is that of the mode, `Results.mode`: in hybrid search from 0 to 1 whatever is found, by vectors MaxSim.
 
     In an index of passages, the text is that of the document's best passage: `start` and `end` are its place in the
     text that the user gave, in characters, which is ``retriever.documents[id].text``. If the document has a title, the

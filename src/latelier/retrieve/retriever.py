@@ -870,7 +870,7 @@ class Retriever(NotCopied):
         >>> retriever.add([("a", "Bananas are healthy."), ("b", "The moon.")])
         >>> report = retriever.why_not("a planet and its moon", "a", k=1)
         >>> report.causes[0].kind, str(report.changes[0])
-        ('scored_lower', 'search with k=2')
+        ('no_query_word', 'search with k=2')
         """
         return explain_miss(self.query_model, self.index, query, id, k, **options)
 
