@@ -45,6 +45,7 @@ def test_documents_without_texts_are_searched_by_vectors(index):
 
 
 def test_an_index_without_keywords_is_searched_by_vectors(filled):
+    assert filled.has_words
     filled.compact(keywords=False)
     assert not filled.has_words
     assert found(filled) == found(filled, mode="vectors")
@@ -62,6 +63,7 @@ def test_an_empty_index_is_searched_as_it_will_be(index):
 
 
 def test_texts_that_were_removed_count_no_longer(filled):
+    assert filled.has_words
     filled.remove([0, 1, 3, 4])
     if isinstance(filled, indexes.Qdrant):
         assert filled.has_words  # it does not count them

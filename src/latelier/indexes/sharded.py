@@ -456,7 +456,7 @@ class Sharded(Index):
         new = _checked_configuration(**asked, nodes=nodes, tokenizer=check_options(keywords, tokenizer))
         self._storage = Storage(self.path, {"kind": self.kind, **new}, lambda dim, names: {}, read_only=read_only)
         self._workers: list[Any] = []
-        self._is_closed = False
+        self._is_closed = self._has_held_words = False
         try:
             stored = self._configuration = _stored_configuration(self._storage.configuration)
             held = {**stored, "kind": stored["index"]}
@@ -543,7 +543,8 @@ class Sharded(Index):
         return self._read("tokenizer")[0]
 
     def _holds_words(self) -> bool:
-        return any(self._read("_holds_words"))
+        self._has_held_words = self._has_held_words or any(self._read("_holds_words"))  # a call takes milliseconds
+        return self._has_held_words
 
     @property
     def memory(self) -> MemoryReport:
@@ -829,10 +830,7 @@ class Sharded(Index):
             return f"Sharded(closed or damaged, {str(self.path)!r})"
         if not found.documents:
             return f"Sharded(0 documents, {where})"
-        if self._is_ivf:
-            numbers = f"{self.nbits}-bit"
-        else:
-            numbers = self.dtype
+        numbers = f"{self.nbits}-bit" if self._is_ivf else self.dtype
         return f"Sharded({found.documents:,} documents, {found.tokens:,} tokens, dim={self.dim}, {numbers}, {where})"
 
     # Calls of the shards.
@@ -865,10 +863,7 @@ class Sharded(Index):
         self, group: str, method: str, arguments: tuple[Any, ...] | Mapping[int, tuple[Any, ...]] = ()
     ) -> list[Any]:
         """Call a method of `ShardWorker` in all shards; raise the first error, once all calls have ended."""
-        if isinstance(arguments, tuple):
-            given: Mapping[int, tuple[Any, ...]] = dict.fromkeys(range(self.shards), arguments)
-        else:
-            given = arguments
+        given = dict.fromkeys(range(self.shards), arguments) if isinstance(arguments, tuple) else arguments
         found, errors = self._gather(group, method, given)
         for error in errors.values():
             raise error
@@ -906,6 +901,7 @@ class Sharded(Index):
             if not (waiting and group == "read" and time.monotonic() < deadline):
                 break
             time.sleep(_PAUSE_SECONDS)
+        self._has_held_words = self._has_held_words and group == "read"
         if errors or waiting:
             self._check_open()
         for shard in waiting:
