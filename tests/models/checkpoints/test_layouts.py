@@ -82,7 +82,8 @@ def test_from_the_files_to_the_shell_and_back(name, tmp_path):
     options = ("--model", folder, "--passages", "none", "--exact")
     assert run("index", tmp_path / "records.jsonl", index, *options)["documents"] == 4
     tokens = len(queries[0]) if model.similarity_fn_name == "meanmaxsim" else 1
-    scores, hits = naive_matrix(queries[:1], documents)[0] / tokens, run("search", index, TEXTS[0])["results"]
+    scores = naive_matrix(queries[:1], documents)[0] / tokens
+    hits = run("search", index, TEXTS[0], "--mode", "vectors")["results"]
     assert len(hits) == 4
     largest["searched"] = max(abs(hit["score"] - scores[int(hit["id"])]) for hit in hits)
 
