@@ -121,7 +121,8 @@ def test_names_that_no_folder_may_have_everywhere_are_refused(retriever, name):
 
 @pytest.mark.parametrize("name", ["x" * 100, "console", "my-index_2.v1"])
 def test_names_of_100_letters_are_taken(retriever, name):
-    create_app({name: retriever})
+    with TestClient(create_app({name: retriever}), base_url="http://localhost") as client:
+        assert [each["name"] for each in client.get("/v1/indexes").json()] == [name]
 
 
 @pytest.mark.parametrize(
