@@ -291,11 +291,12 @@ class IVF(StoredIndex):
         """Return the codec of documents from a row id on, with the axis and the codebook that the index stores."""
         key = dim, since
         codec = self._codecs.get(key) or Codec(self.nbits if self.nbits in PLAIN_BITS else START_BITS, dim)
-        choice = None if self._is_final(codec) else read_choice(self._storage.setting, dim, since)
-        if choice is not None and choice.axis is not None:
-            codec = replace(codec, axis=read_axis(choice.axis, dim))
-        if choice is not None and choice.codebook is not None and codec.bits != self.nbits:
-            codec = replace(codec, bits=self.nbits, codebook=read_codebook(choice.codebook, dim))
+        if not self._is_final(codec):
+            choice = read_choice(self._storage.setting, dim, since)
+            if choice.axis is not None:
+                codec = replace(codec, axis=read_axis(choice.axis, dim))
+            if choice.codebook is not None and codec.bits != self.nbits:
+                codec = replace(codec, bits=self.nbits, codebook=read_codebook(choice.codebook, dim))
         self._codecs = {key: codec}
         return codec
 
@@ -375,8 +376,9 @@ class IVF(StoredIndex):
             choice = choose(known, lambda: [self._decode(part) for _, part in segments])
             if stored.axis is not None and stored.axis != choice.axis:
                 if transaction.is_empty:
-                    for name in (name for since in sinces[:-1] for name in choice_names(dim, since)):
-                        transaction.set_setting(name, None)
+                    for since in sinces[:-1]:
+                        for name in choice_names(dim, since):
+                            transaction.set_setting(name, None)
                     sinces = [sinces[-1], transaction.skip_number()]
                     transaction.set_setting(_CODED_SINCE, sinces)
                 else:  # another writer may have chosen meanwhile
